@@ -61,21 +61,19 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, int | float) else value
 
 
-def _network_name(name: str) -> str:
-    if name not in NETWORKS and not is_dotted_name(name):
-        msg = (
-            f"expected one of {', '.join(NETWORKS)}, or the dotted name of a class or function, "
-            "such as monai.networks.nets.UNet"
-        )
-        raise ValueError(msg)
-    return name
-
-
 def _dotted_name(name: str) -> str:
     if not is_dotted_name(name):
         msg = "expected the dotted name of a class or function, such as monai.losses.FocalLoss"
         raise ValueError(msg)
     return name
+
+
+def _network_name(name: str) -> str:
+    try:
+        return name if name in NETWORKS else _dotted_name(name)
+    except ValueError as error:
+        msg = f"expected one of {', '.join(NETWORKS)}, or {error}"
+        raise ValueError(msg) from None
 
 
 def is_dotted_name(name: str) -> bool:
@@ -325,26 +323,22 @@ class Config(Section):
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
-    def _whole_crops_have_many_sizes(self) -> Self:
-        if self.patch.size == "whole" and self.training.micro_batch > 1:
-            msg = (
-                f"training.micro_batch is {self.training.micro_batch} with patch.size 'whole': "
-                "brain crops differ in size, so expected a micro-batch of 1"
-            )
-            raise ValueError(msg)
-        return self
-
-    @model_validator(mode="after")
-    def _settings_suit_the_task(self) -> Self:
-        # a setting that the task does not use would otherwise be ignored without a message
-        if self.model.task == "reconstruction":
-            wrong = ["loss.batch_dice=false"] * self.loss.batch_dice
+    def _settings_fit_each_other(self) -> Self:
+        training, is_whole = self.training, self.patch.size == "whole"
+        is_autoencoder = self.model.task == "reconstruction"
+        is_dice = self.validation.watch == "val_dice"
+        rules = (
+            # brain crops differ in size
+            (is_whole and training.micro_batch > 1, "training.micro_batch=1 with patch.size=whole"),
+            # what the task does not use would otherwise be ignored without a message
+            (is_autoencoder and self.loss.batch_dice, "loss.batch_dice=false"),
+            (is_autoencoder and is_dice, "validation.watch=val_loss"),
             # the image is its target too: the autoencoder would learn to leave modalities out
-            wrong += ["training.modality_dropout=0"] * (self.training.modality_dropout > 0)
-            wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
-            if wrong:
-                msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
-                raise ValueError(msg)
+            (is_autoencoder and training.modality_dropout > 0, "training.modality_dropout=0"),
+        )
+        if wrong := [text for is_broken, text in rules if is_broken]:
+            msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
+            raise ValueError(msg)
         return self
 
     def to_yaml(self) -> str:

@@ -44,9 +44,8 @@ from brats_seg.inference.batch import (
     finish_batch,
     local_outcomes,
 )
-from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings

@@ -238,8 +238,7 @@ def _progress(check: str, path: Path, again: str) -> Iterator[Finding]:
         yield Finding(check=check, status="ok", found="another process trains or tunes it now")
         return
     if not last.exists():
-        found = "it was begun, and has no checkpoint yet"
-        yield Finding(check=check, status="warning", found=found, remedy=again)
+        yield Finding(check=check, status="warning", found="no checkpoint yet", remedy=again)
         return
     saved = read_state(last)
     n_done, n_epochs = saved.progress.epoch, saved.progress.n_epochs

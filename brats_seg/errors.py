@@ -2,7 +2,6 @@
 
 BratsError                1  something about the data is wrong
 |- CaseError              1  one case cannot be used
-|  |- UnusableCaseError   1  a case has problems that an index or a search has found
 |  `- LabelError          1  label values outside the convention
 |- CaseProblemsError      1  several cases cannot be used
 |- LayoutError            2  a folder holds no cases that can be read
@@ -43,6 +42,9 @@ class CaseError(BratsError):
         self.next_step = next_step
 
     def __str__(self) -> str:
+        if not self.expected:
+            # problems that a search has found, each of which is a whole message
+            return self.found
         return printable(
             f"case {self.case_id}, file {self.file}: found {self.found}; "
             f"expected {self.expected}. {self.next_step}"
@@ -65,18 +67,6 @@ class CaseProblemsError(BratsError):
                 f"Correct {whom}, or exclude {whom} with --skip-bad.",
             ]
         )
-
-
-class UnusableCaseError(CaseError):
-    """A case has problems that were found before its voxels were read; the message lists them."""
-
-    def __init__(self, case_id: str, problems: Sequence[str]) -> None:
-        super().__init__(case_id, "(all)", "; ".join(problems), "a case without problems", "")
-        # the arguments of this class, so that the error can be pickled
-        self.args = (case_id, tuple(problems))
-
-    def __str__(self) -> str:
-        return self.found
 
 
 class LabelError(CaseError):

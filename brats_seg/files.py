@@ -30,6 +30,8 @@ from brats_seg.errors import EnvironmentalError, UsageError
 log = logging.getLogger(__name__)
 
 _LEFTOVER = re.compile(r"\.\d+-.+")
+_SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
+"""Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 READING_NAME = ".reading.lock"
 """Lock of those who read a folder; who replaces what is in it takes it alone."""
@@ -224,6 +226,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def size_text(n_bytes: float) -> str:
+    """Return a number of bytes for a message, such as `1.5 GiB`."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
 def check_current_folder() -> None:
     """Raise `EnvironmentalError` if the current folder was removed, or its drive is gone.
 
@@ -245,7 +252,7 @@ def check_regular(path: Path) -> None:
     Opening a named pipe waits for a writer, and a device such as `/dev/zero` never ends.
     """
     if not stat.S_ISREG(path.stat().st_mode):
-        kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
+        kind = _SPECIAL_FILES.get(stat.filemode(path.stat().st_mode)[0], "a device")
         raise OSError(errno.EINVAL, f"it is {kind}", str(path))
 
 

@@ -17,7 +17,7 @@ from brats_seg.errors import CaseError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from brats_seg.inference.model import ForeignNetwork
+    from brats_seg.inference.model import Member
 
 Notes: TypeAlias = "Mapping[str, JsonValue]"
 """Entries of a model card that a wing writes and reads; the core only carries them."""
@@ -83,7 +83,7 @@ def judges() -> ModuleType | None:
 
 def dicom() -> ModuleType | None:
     """Return the functions that convert DICOM examinations and write segmentations."""
-    return _wing("dicom.exchange")
+    return _wing("dicom")
 
 
 def pages() -> ModuleType | None:
@@ -96,7 +96,7 @@ def interop() -> ModuleType | None:
     return _wing("interop")
 
 
-def foreign_reader(path: Path) -> "Callable[[Path], ForeignNetwork] | None":
+def foreign_reader(path: Path) -> "Callable[[Path], Member] | None":
     """Return the function that reads a model of another program; None if the path is no such model."""
     wing = interop()
     return None if wing is None else wing.reader_of(path)

@@ -15,7 +15,6 @@ from brats_seg.inference.model import Member, Model
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     NOT_FITTED,
     SCHEMA_VERSION,
@@ -23,6 +22,7 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelCard,
     ModelIdentity,
+    write_checkpoint,
 )
 from brats_seg.runtime.windows import Window
 from brats_seg.training.state import Progress
@@ -103,9 +103,10 @@ def make_model(
         Member(
             network=network.eval(),
             name=config.model.name,
-            patch=identity.patch,
+            identity=identity,
+            method=standard_method(identity.spacing_mm),
             window=window or Window(size=size, overlap=0.5),
-            channels=(0, 1, 2, 3),
+            decoding=decoding,
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
         )
@@ -113,9 +114,6 @@ def make_model(
     )
     return Model(
         members=members,
-        method=standard_method(identity.spacing_mm),
-        identity=identity,
-        decoding=decoding,
         fingerprint="model",
         device=CPU,
         settings=settings,

@@ -15,8 +15,7 @@ from brats_seg.config import Config, ModelConfig
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import ConfigError, UsageError
-from brats_seg.inference.model import load_model
+from brats_seg.errors import ConfigError
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
@@ -25,7 +24,6 @@ from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import task_of
 from tests.builders import write_case
-from tests.inference_builders import write_run
 from tests.training_builders import StopAtCheck, train, weights
 
 
@@ -57,16 +55,6 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
     assert reconstruction.isfinite().all()
 
 
-def test_the_vector_depends_on_the_image_and_a_case_is_stable(network: Autoencoder) -> None:
-    one, other = make_image(30, 40, 30), make_image(30, 40, 30, seed=1)
-
-    with torch.inference_mode():
-        first, again, second = map(network.eval().encode, (one, one.clone(), other))
-
-    assert torch.equal(first, again)
-    assert float((first - second).norm()) > 0.1 * float(first.norm())
-
-
 def test_nothing_but_the_vector_reaches_the_decoder(network: Autoencoder) -> None:
     """With a vector of zeros two images come back alike; with their own they do not."""
     one, other = make_image(20, 20, 20), make_image(20, 20, 20, seed=1)
@@ -80,6 +68,7 @@ def test_nothing_but_the_vector_reaches_the_decoder(network: Autoencoder) -> Non
         del network.encode
 
     assert torch.equal(*emptied)
+    assert torch.equal(network(one), own[0])
     assert not torch.allclose(*own, atol=1e-3)
 
 
@@ -106,16 +95,6 @@ def test_every_number_of_the_vector_is_used(network: Autoencoder) -> None:
     assert (latent.grad != 0).all()
 
 
-def test_patches_do_not_see_each_other(network: Autoencoder) -> None:
-    batch = torch.cat([make_image(16, 16, 16, seed=seed) for seed in range(2)])
-
-    with torch.inference_mode():
-        together = network(batch)
-        alone = torch.cat([network(image[None]) for image in batch])
-
-    assert torch.allclose(together, alone, atol=1e-4)
-
-
 def gradients(network: Autoencoder) -> list[Tensor]:
     network.zero_grad()
     network(make_image(20, 24, 20)).square().mean().backward()
@@ -135,14 +114,10 @@ def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
     assert all(map(torch.equal, before, after))
 
 
-@pytest.mark.parametrize("latent", [64, 128])
-def test_the_settings_say_how_many_numbers(latent: int) -> None:
-    network = build_model(ModelConfig(name="autoencoder", latent=latent), (9, 11, 13))
+def test_the_settings_say_how_many_numbers() -> None:
+    network = build_model(ModelConfig(name="autoencoder", latent=128), (9, 11, 13))
 
-    assert network.encode(torch.zeros(1, 4, 9, 11, 13)).shape == (1, latent)
-
-
-def test_a_vector_that_is_no_multiple_of_the_cells_is_refused() -> None:
+    assert network.encode(torch.zeros(1, 4, 9, 11, 13)).shape == (1, 128)
     with pytest.raises(ConfigError, match=r"model\.latent: .*multiple of 64 \(got 500\)"):
         load_config(assignments=["model.name=autoencoder", "model.latent=500"])
 
@@ -184,7 +159,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 def test_a_run_writes_what_one_of_segmentation_does_without_dice(
     data: FoldData, tmp_path: Path
 ) -> None:
-    outcome = train(data, tmp_path / "run", settings())
+    between = ["validation.every=2", "validation.patches_between=true"]
+    outcome = train(data, tmp_path / "run", settings(*between))
 
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
@@ -194,7 +170,8 @@ def test_a_run_writes_what_one_of_segmentation_does_without_dice(
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert not [column for column in history if "dice" in column or "jaccard" in column]
     assert history["step"].tolist() == [2, 4]
-    assert outcome.best == history["val_loss"].min()
+    assert outcome.best == history["val_loss"].iloc[-1]
+    assert np.isfinite(history["val_loss"]).all()
     assert history["val_rmse"].tolist() == pytest.approx(
         history[[f"val_rmse_{m}" for m in ("t1n", "t1c", "t2w", "t2f")]].mean(axis=1).tolist()
     )
@@ -253,15 +230,6 @@ def test_the_micro_batch_does_not_change_what_is_learnt(data: FoldData, tmp_path
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
 
 
-@pytest.mark.usefixtures("small_grid")
-def test_patches_in_between_go_with_it(data: FoldData, tmp_path: Path) -> None:
-    changes = ["validation.every=2", "validation.patches_between=true"]
-
-    outcome = train(data, tmp_path / "run", settings(*changes))
-
-    assert all(np.isfinite(row["val_loss"]) for row in outcome.history)
-
-
 def test_the_target_of_a_patch_is_the_patch(data: FoldData) -> None:
     target_of = task_of(settings()).target_of
 
@@ -269,27 +237,6 @@ def test_the_target_of_a_patch_is_the_patch(data: FoldData) -> None:
 
     assert torch.equal(sample.image, sample.target)
     assert sample.image.shape[0] == 4
-
-
-@pytest.mark.usefixtures("small_grid")
-def test_an_autoencoder_is_refused_where_a_segmentation_run_belongs(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", config=settings())
-
-    with pytest.raises(
-        UsageError,
-        match=r"run: found a reconstruction run, model\.name 'autoencoder'; expected a segmentation",
-    ):
-        load_model([run], CPU)
-
-
-def test_a_segmentation_run_is_refused_where_an_autoencoder_belongs(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-
-    with pytest.raises(
-        UsageError,
-        match=r"found a segmentation run, model\.name 'unet'; expected a reconstruction run\. Train",
-    ):
-        Reconstructor.load(run, CPU)
 
 
 def mean_image(data: FoldData, like: Tensor) -> Tensor:
@@ -306,7 +253,7 @@ def error(reconstruction: Tensor, image: Tensor) -> float:
 
 def check_beats_the_mean_image(data: FoldData, run_path: Path) -> None:
     """Also that the vectors of two cases differ, and that of a case is stable."""
-    network = Reconstructor.load(run_path, CPU).member.network
+    network = Reconstructor.load(run_path, CPU).model.members[0].network
     images = [whole_case(data.folder, case_id).image.float() for case_id in data.split.validation]
     for image in images:
         with torch.inference_mode():
@@ -325,23 +272,6 @@ def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path)
     """With the default settings, on phantoms: ten epochs of six cases."""
     write_phantom_cases(tmp_path / "scans", n_cases=9, seed=0)
     config = settings("model.latent=512", "training.n_epochs=10")
-    data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")
-
-    train(data, tmp_path / "run", config)
-
-    check_beats_the_mean_image(data, tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_it_does_so_on_real_cases(real_data: Path, tmp_path: Path) -> None:
-    """With the default settings: eight epochs of nine cases, some minutes."""
-    for release in ("BraTS2018", "BraTS2021"):
-        (tmp_path / "scans").mkdir(exist_ok=True)
-        (tmp_path / "scans" / release).symlink_to(real_data / release)
-    config = load_config(
-        assignments=["model.name=autoencoder", "folds.n_folds=4", "training.n_epochs=8"]
-    )
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")
 
     train(data, tmp_path / "run", config)

@@ -21,7 +21,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry
-from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
+from brats_seg.errors import CaseError, ConfigError, LabelError
 from brats_seg.labels import BRATS2024, MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import (
@@ -190,7 +190,7 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
 def test_a_case_with_problems_is_refused_with_all_of_them(tmp_path: Path) -> None:
     case = replace(written(tmp_path), problems=("no t2w", "two label maps"))
 
-    with pytest.raises(UnusableCaseError, match=r"^no t2w; two label maps$"):
+    with pytest.raises(CaseError, match=r"^no t2w; two label maps$"):
         load_case(case)
 
 
@@ -303,7 +303,7 @@ def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
     assert case.release == "brats2024-men-rt"
     [problem] = case.problems
     assert "one modality and another target" in problem
-    with pytest.raises(UnusableCaseError, match="not supported"):
+    with pytest.raises(CaseError, match="not supported"):
         load_case(case, modalities=("t1c",))
 
 

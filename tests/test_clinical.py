@@ -10,7 +10,6 @@ from brats_seg.cases.clinical import (
     mapping_files,
     read_clinical_files,
     read_clinical_tables,
-    read_records,
     with_clinical,
 )
 from brats_seg.errors import CaseError, UsageError
@@ -104,7 +103,7 @@ def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path, case_id
     row = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival).row(case_id)
 
     assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
-    assert row.person == "Brats17_TCIA_606_1"
+    assert row.ids[0] == "Brats17_TCIA_606_1"
 
 
 def test_patients_without_older_ids_stay_apart(tmp_path):
@@ -268,10 +267,10 @@ def write(path: Path, text: str) -> Path:
 def test_a_table_of_ones_own_may_call_the_ids_case_id(tmp_path):
     path = write(tmp_path / "mine.csv", "case_id,Age,Survival_days\nscan 7,61,NA\nscan 8,50,9\n")
 
-    first, second = read_records(path, tmp_path)
+    table = read_clinical_files([path])
 
-    assert (first.ids, first.age_years, first.survival_days) == (("scan 7",), 61, None)
-    assert second.survival_days == 9
+    assert table.row("scan 7").age_years == 61
+    assert table.row("scan 8").survival_days == 9
 
 
 def test_columns_may_come_with_signs_and_in_any_case(tmp_path):

@@ -24,9 +24,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from brats_seg.cli import _COMMANDS, _READ_SETTINGS, app, main
+from brats_seg.cli import COMMANDS, READ_SETTINGS, app, main
 from brats_seg.cli.json_output import OUTPUTS, json_text
-from brats_seg.cli.options import _OPTIONS
+from brats_seg.cli.options import ABOUT
 from brats_seg.figures.draw import FIGURES
 from brats_seg.labels import BRATS2023, MODALITY_SUBSETS
 from brats_seg.presets import KINDS, SHORT
@@ -232,7 +232,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("crossval -o file", 3, "cannot be written"),
         ("predict data --model runs/fold0 --t1n a.nii", 2, "give either INPUTS, or one case"),
         ("predict --model runs/fold0", 2, "give either INPUTS, or one case"),
-        ("predict data --model runs/fold0 --case me", 2, "--case needs one case"),
+        ("predict data --model runs/fold0 --case me", 2, "which --case names"),
         ("predict data --model nothing", 2, "nothing holds no model"),
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
@@ -498,45 +498,36 @@ def test_options_are_few_and_mean_the_same_everywhere() -> None:
     """Short forms of settings, `--json` and the options of settings count once."""
     shared = set(SHORT) | {"--preset", "--config", "--set", "--json"}
     own = 0
-    for command in (command for panel in _COMMANDS.values() for command in panel):
+    for command in (command for panel in COMMANDS.values() for command in panel):
         params = GROUP.commands[command.__name__].params
         flags = {param.opts[-1] for param in params if param.opts[0].startswith("-")}
-        own += len(flags - shared) if command in _READ_SETTINGS else len(flags - {"--json"})
-        assert (flags >= shared) == (command in _READ_SETTINGS)
+        own += len(flags - shared) if command in READ_SETTINGS else len(flags - {"--json"})
+        assert (flags >= shared) == (command in READ_SETTINGS)
 
     assert own + len(shared) <= 120
     assert tuple(FIGURES) == KINDS
 
 
-def help_texts(command: Any) -> list[str]:
-    """Return the help of every option of a command and of those below it."""
-    own = [getattr(option, "help", None) or "" for option in command.params]
-    below = getattr(command, "commands", {}).values()
-    return own + [text for inner in below for text in help_texts(inner)]
-
-
 def test_help_has_no_words_in_brackets_and_every_option_is_used() -> None:
     """Words in square or angle brackets are taken for markup, and left out."""
-    texts = help_texts(GROUP)
+    params = [param for command in GROUP.commands.values() for param in command.params]
+    texts = [param.help for param in params if getattr(param, "help", None)]
 
-    assert set(_OPTIONS.values()) <= set(texts)
-    assert not [text for text in texts if "[" in text or "<" in text]
+    assert ABOUT.keys() <= {param.name for param in params}
+    assert not [text for text in texts if "[" in text or "<" in text or "{values}" in text]
 
 
-def test_help_shows_no_type_beside_flags_and_an_example() -> None:
-    for name in GROUP.commands:
+def test_help_shows_no_type_beside_flags_and_examples_whose_options_exist() -> None:
+    for name, command in GROUP.commands.items():
         shown = CliRunner().invoke(app, [name, "--help"]).output
+        _, *examples = command.epilog.split("\n\n")
 
         assert "<bool>" not in shown
         assert f"brats-seg {name}" in shown
-
-
-def test_the_options_of_every_example_exist() -> None:
-    for commands in _COMMANDS.values():
-        for command, examples in commands.items():
-            name = command.__name__
-            for line in examples:
-                assert GROUP.commands[name].make_context(name, shlex.split(line)).params
+        for line in examples:
+            program, called, *arguments = shlex.split(line)
+            assert (program, called) == ("brats-seg", name)
+            assert command.make_context(name, arguments).params
 
 
 def test_a_label_map_of_one_case_by_its_files(work: Path, flow: dict[int, Done]) -> None:
@@ -681,7 +672,7 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    name = "inference.predict.entropy" if at_once else "cli.predict.print_outcome"
+    name = "inference.predict.entropy" if at_once else "cli.use.print_outcome"
     monkeypatch.setattr(f"brats_seg.{name}", interrupted)
     flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
 

@@ -161,7 +161,9 @@ def test_a_schedule_replaces_a_schedule():
 def test_whole_crops_take_a_micro_batch_of_one():
     load_config(assignments=["patch.size=whole"])
 
-    with pytest.raises(ConfigError, match=r"training\.micro_batch is 2 with patch\.size 'whole'"):
+    with pytest.raises(
+        ConfigError, match=r"expected training\.micro_batch=1 with patch\.size=whole"
+    ):
         load_config(assignments=["patch.size=whole", "training.micro_batch=2"])
 
 

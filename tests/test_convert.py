@@ -19,8 +19,8 @@ from brats_seg.dicom.convert import (
     cases_of_dicom,
     convert_studies,
     read_source,
-    unready_words,
 )
+from brats_seg.dicom.preprocess import unready_words
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import turn_of, turned
@@ -110,7 +110,7 @@ def test_what_is_converted_is_not_converted_again(
     assert only_case(tmp_path).usable
     source = read_source(tmp_path / "scans/dicom")
     assert source is not None
-    assert [Path(name) for name in source.series["t1n"].files] == series
+    assert [*source.series["t1n"].files] == series
 
 
 def test_a_folder_of_dicom_files_is_found_by_the_ordinary_search(tmp_path: Path) -> None:
@@ -237,5 +237,5 @@ def test_a_series_that_a_person_names_is_taken(tmp_path: Path) -> None:
         tmp_path / "dicom", tmp_path / "scans", DicomOptions(series={"t1c": "1", "t1n": "2"})
     )
 
-    numbers = {one.modality: one.series.number for one in done.series}
+    numbers = {one.modality: one.number for one in done.study.series}
     assert (numbers["t1c"], numbers["t1n"]) == (1, 2)

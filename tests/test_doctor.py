@@ -21,7 +21,7 @@ from brats_seg.doctor import (
 )
 from brats_seg.errors import Finding
 from brats_seg.files import locked
-from brats_seg.runtime.torch_files import write_checkpoint
+from brats_seg.runtime.weights import write_checkpoint
 from tests.builders import Run
 
 NUMPY = version("numpy")

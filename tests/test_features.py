@@ -9,27 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.clinical import (
-    ClinicalTable,
-    read_clinical_files,
-    read_clinical_tables,
-    with_clinical,
-)
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import ClinicalTable, read_clinical_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.cases.index import index_cases
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.labels import MODALITIES
 from brats_seg.models import autoencoder
-from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.survival.features import (
-    Extraction,
     Trained,
     encode,
-    extract_features,
     features_of_folder,
     load_networks,
     patient_ids,
@@ -61,14 +52,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def extract(
-    root: Path, *, autoencoder=None, segmentations=(), predicted: bool = False
-) -> Extraction:
-    clinical = read_clinical_tables(root)
-    index = index_cases(root)
-    index = CaseIndex(root=root, cases=with_clinical(index.cases, clinical))
-    networks = load_networks(autoencoder, segmentations, CPU, clinical, index.cases)
-    return extract_features(index, networks, predicted=predicted)
+def extract(root: Path, **options):
+    output = root.parent / "out" / "features.csv"
+    return features_of_folder(root, output, device="cpu", precision="fp32", **options)
 
 
 def numbers(row) -> list[float]:
@@ -82,15 +68,15 @@ def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=
     return path
 
 
-def test_a_reference_label_map_needs_no_network(root):
+def test_a_reference_label_map_needs_no_network(root, capsys):
     (root / "survival_info.csv").write_text(
         f"case_id,Age,Survival_days,Extent_of_Resection\n{IDS[0]},61.5,NA,GTR\n"
     )
 
     extraction = extract(root)
 
-    first, second = extraction.rows
-    assert [row["case_id"] for row in extraction.rows] == list(IDS[:2])
+    first, second = extraction.results
+    assert [row["case_id"] for row in extraction.results] == list(IDS[:2])
     assert (first["labels_from"], first["labels_seen"]) == ("reference", "")
     assert list(first) == list(second)
     assert first["wt_ml"] != second["wt_ml"]
@@ -101,15 +87,9 @@ def test_a_reference_label_map_needs_no_network(root):
     [failure] = extraction.failures
     assert failure.case_id == IDS[2]
     assert "found no label map; expected one, or a network to predict it" in failure.message
-
-
-def test_a_label_map_is_predicted_where_there_is_no_reference(root, tmp_path):
-    run = write_trained(tmp_path / "run", IDS[0])
-
-    rows = extract(root, segmentations=[run]).rows
-
-    assert [row["labels_from"] for row in rows] == ["reference", "reference", "prediction"]
-    assert [row["labels_seen"] for row in rows] == ["", "", "no"]
+    assert read_features(root.parent / "out" / "features.csv")["case_id"].tolist() == [*IDS[:2]]
+    assert IDS[2] in (root.parent / "out" / "failures.csv").read_text()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_path):
@@ -117,19 +97,23 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
     seen = write_trained(tmp_path / "seen", IDS[0], IDS[2], seed=1)
     unseen = write_trained(tmp_path / "unseen", IDS[1], IDS[2], seed=2)
 
-    def rows(*runs):
-        return extract(root, segmentations=runs, predicted=True).rows
+    def rows(*runs, predicted=True):
+        return extract(root, segmentations=runs, predicted=predicted).results
 
-    both = rows(seen, unseen)
+    both, without_it, with_it = rows(seen, unseen), rows(unseen), rows(seen)
     assert [row["labels_seen"] for row in both] == ["no", "no", "yes"]
-    assert numbers(both[0]) == pytest.approx(numbers(rows(unseen)[0]), nan_ok=True)
-    assert numbers(both[0]) != pytest.approx(numbers(rows(seen)[0]), nan_ok=True)
+    assert numbers(both[0]) == pytest.approx(numbers(without_it[0]), nan_ok=True)
+    assert numbers(both[0]) != pytest.approx(numbers(with_it[0]), nan_ok=True)
+    # where there is a reference, it is measured
+    mixed = rows(unseen, predicted=False)
+    assert [row["labels_from"] for row in mixed] == ["reference", "reference", "prediction"]
+    assert [row["labels_seen"] for row in mixed] == ["", "", "yes"]
 
 
 def test_an_autoencoder_has_a_vector_and_says_whom_it_was_trained_on(root, tmp_path):
     run = write_trained(tmp_path / "ae", IDS[0], config=AUTOENCODER)
 
-    first, second = extract(root, autoencoder=run).rows
+    first, second = extract(root, autoencoder=run).results
 
     names = [name for name in first if name.startswith("latent0_0")]
     assert names == [f"latent0_{index:03d}" for index in range(64)]
@@ -137,18 +121,15 @@ def test_an_autoencoder_has_a_vector_and_says_whom_it_was_trained_on(root, tmp_p
     assert [first[name] for name in names] != [second[name] for name in names]
 
 
-@pytest.mark.parametrize("modalities", [("t1n", "t1c", "t2w", "t2f"), ("t2f", "t1n", "t1c", "t2w")])
-def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(tmp_path, modalities):
+def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(tmp_path):
     """The notebook trained on one order of the modalities and predicted with another."""
-    identity = ModelIdentity(
-        conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases", modalities=modalities
-    )
+    order = ("t2f", "t1n", "t1c", "t2w")
+    identity = replace(IDENTITY, modalities=order)
     run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
 
-    autoencoder = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
+    network = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
-    expected = tuple(MODALITIES.index(modality) for modality in modalities)
-    assert autoencoder.network.model.members[0].channels == expected
+    assert network.model.members[0].channels == tuple(map(MODALITIES.index, order))
 
 
 class Means(nn.Module):
@@ -170,18 +151,18 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
     before = scan.image.copy()
     model = Reconstructor.load(write_run(tmp_path / "run", config=AUTOENCODER), CPU).model
 
-    def autoencoder_of(network: nn.Module) -> Reconstructor:
+    def with_network(network: nn.Module):
         member = replace(model.members[0], network=network, channels=(3, 0, 1, 2))
-        return Reconstructor(model=replace(model, members=(member,)))
+        return replace(model, members=(member,))
 
-    latent = encode(autoencoder_of(Means()), scan)
+    latent = encode(with_network(Means()), scan)
 
     assert list(latent) == [f"latent0_00{index}" for index in range(4)]
     means = scan.image.mean(axis=(1, 2, 3))[[3, 0, 1, 2]]
     assert [*latent.values()] == pytest.approx(means.tolist(), abs=1e-6)
     assert np.array_equal(scan.image, before)
-    with pytest.raises(CaseError, match="NaN or infinity in 2 values; expected finite"):
-        encode(autoencoder_of(Broken()), scan)
+    with pytest.raises(CaseError, match="NaN or infinity in 2 values"):
+        encode(with_network(Broken()), scan)
 
 
 @pytest.mark.parametrize(
@@ -196,44 +177,26 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
             r"trained on patches of 8x8x8 voxels; .*--patch whole",
         ),
         ("both", AUTOENCODER, {"spacing_mm": (2.0, 2.0, 2.0)}, "scans of different spacings"),
+        ("none", None, {}, "expected a run to predict them: --model"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(root, tmp_path, kind, config, identity, message):
     run = write_trained(tmp_path / "run", config=config, identity=replace(IDENTITY, **identity))
-    given = {"autoencoder": run} if kind != "segmentations" else {"segmentations": [run]}
-    if kind == "both":
-        given["segmentations"] = [write_trained(tmp_path / "other")]
+    given = {
+        "autoencoder": {"autoencoder": run},
+        "segmentations": {"segmentations": [run]},
+        "none": {"predicted": True},
+        "both": {"autoencoder": run, "segmentations": [write_trained(tmp_path / "other")]},
+    }
 
     with pytest.raises(UsageError, match=message):
-        extract(root, **given)
+        extract(root, **given[kind])
 
 
-def test_predicted_label_maps_need_a_run(root):
-    with pytest.raises(UsageError, match="expected a run to predict them: --model"):
-        extract(root, predicted=True)
-
-
-def test_a_folder_is_one_function_that_prints_nothing(root, tmp_path, capsys):
-    (root / IDS[0] / f"{IDS[0]}_t2.nii.gz").write_bytes(b"broken")
-    output = tmp_path / "out" / "features.csv"
-
-    found = features_of_folder(root, output, prepared_path=tmp_path / "prepared", device="cpu")
-
-    assert [row["case_id"] for row in found.rows] == [IDS[1]]
-    assert [failure.case_id for failure in found.failures] == [IDS[0], IDS[2]]
-    assert f"{IDS[0]}_t2.nii.gz" in found.failures[0].message
-    assert read_features(output)["case_id"].tolist() == [IDS[1]]
-    assert (output.parent / "failures.csv").read_text().startswith("case_id,error,message\n")
-    assert capsys.readouterr().out == ""
-
-
-def seen_of(
-    folder: Path, train: str, case_id: str, patient_id: str, *, clinical=NO_TABLE, cases=()
-):
+def seen_of(folder: Path, train: str, case_id: str, patient_id: str, clinical=NO_TABLE, cases=()):
     """Return whether a run that was trained on one case has seen another."""
     write_split(Split(train=(train,), validation=("held",)), folder / SPLIT_NAME)
-    patients = trained_patients(folder, clinical, cases)
-    network = Trained(path=folder, network=None, patients=patients)
+    network = Trained(model=None, patients=trained_patients(folder, clinical, cases))
     return network.seen(patient_ids(clinical, case_id, patient_id))
 
 
@@ -262,11 +225,10 @@ def test_ids_that_the_index_or_a_table_joins_are_one_patient(tmp_path):
     mapping.write_text(
         "BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,BraTS20_Training_001\n"
     )
-    table = read_clinical_files([mapping])
     other_year = ("Brats18_X_1", "BraTS20_Training_001", "another")
 
     assert seen_of(tmp_path, "A", "B", "person", cases=[case]) == "yes"
-    assert seen_of(tmp_path, *other_year, clinical=table) == "yes"
+    assert seen_of(tmp_path, *other_year, clinical=read_clinical_files([mapping])) == "yes"
     assert seen_of(tmp_path, *other_year) == "no"
 
 
@@ -274,5 +236,5 @@ def test_a_run_without_a_split_is_unknown(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         patients = trained_patients(tmp_path, NO_TABLE, ())
 
-    assert Trained(path=tmp_path, network=None, patients=patients).seen(frozenset("A")) == "unknown"
+    assert Trained(model=None, patients=patients).seen(frozenset("A")) == "unknown"
     assert f"{tmp_path} has no split.csv" in caplog.text

@@ -128,25 +128,6 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         check_fold(0, path, FoldConfig())
 
 
-def test_a_table_that_is_there_already_stays_untouched(tmp_path):
-    """Even if its lines are in another order: it may have been sorted."""
-    path = write(tmp_path / "folds.csv", "A1,a,0", "A2,a,0", "B,b,1", "C,c,2", "D,d,")
-    before = path.stat().st_mtime_ns
-
-    write_folds(TABLE, path)
-
-    assert path.stat().st_mtime_ns == before
-
-
-def test_other_folds_are_not_written_over(tmp_path):
-    path = write(tmp_path / "folds.csv", "A,a,0", "B,b,1")
-
-    with pytest.raises(FoldError, match=r"folds\.csv holds other folds, .* move the file away"):
-        write_folds(TABLE, path)
-
-    assert read_folds(path).folds == (0, 1)
-
-
 def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
     """A manual edit may separate the scans of a patient."""
     cases = [
@@ -403,11 +384,11 @@ def test_cases_without_a_hash_are_not_one_scan():
     ("cases", "match"),
     [
         ([], "0 patients cannot fill 5 folds"),
-        ([make_case("A")], "1 patient cannot fill 5 folds .*Add patients$"),
+        ([make_case("A")], "1 patient cannot fill 5 folds .*Add patients"),
         ([make_case("A1", patient_id="A"), make_case("A2", patient_id="A")], "1 patient cannot"),
         (
             numbered_cases(4),
-            r"4 patients cannot fill 5 folds .*fewer folds: --set folds\.n_folds=4",
+            r"4 patients cannot fill 5 folds .*fewer folds: --set folds\.n_folds=N",
         ),
         (
             [

@@ -38,7 +38,6 @@ def test_held_out_cases_come_from_the_split_of_the_run(tmp_path: Path, prepared:
 
     assert held_out.data.split.validation == (CASES[1], CASES[3])
     assert held_out.data.split.train == (CASES[0], CASES[2])
-    assert held_out.checkpoint_path == run / "best.pt"
 
 
 def test_a_split_that_was_changed_is_refused(tmp_path: Path, prepared: Path) -> None:

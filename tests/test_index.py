@@ -549,12 +549,12 @@ def opened(
     declared: str = "",
 ) -> Case:
     """Return an inspected case in which each label value takes as many litres as the value."""
-    name = parse_case_id(case_id)
+    named, patient_id = parse_case_id(case_id)
     kinds = (*MODALITIES, LABEL) if values else MODALITIES
     return make_case(
         case_id,
-        patient_id=name.patient_id,
-        release=release or name.release,
+        patient_id=patient_id,
+        release=release or named,
         convention=declared,
         files={kind: ScanFile(path=Path(folder, case_id, f"{kind}.nii.gz")) for kind in kinds},
         label_voxels=tuple((value, value) for value in values),
@@ -758,7 +758,6 @@ COLUMNS = list(_columns())
 FULL = make_case(
     "BRATS_001",
     patient_id="001",
-    timepoint="000",
     release="msd",
     convention="msd",
     files={
@@ -817,7 +816,7 @@ def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
+        ("case_id,fold\na,1\n", "no column patient_id, release"),
         ("", "is not a CSV table: No columns"),
         (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
         (

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import brats_seg.errors
 
 PACKAGE = "brats_seg"
@@ -92,23 +90,19 @@ def heavy_imports(source: str) -> set[str]:
     return {name.split(".")[0] for name in imported_names(source)} & HEAVY
 
 
-def test_every_part_has_a_floor():
+def test_every_part_has_a_floor_and_imports_point_down() -> None:
     assert {part_of(path) for path in FILES} <= FLOORS.keys()
+    wrong = {module_name(path): violations(part_of(path), path.read_text()) for path in FILES}
+    assert {name: found for name, found in wrong.items() if found} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_point_down(path):
-    assert violations(part_of(path), path.read_text()) == []
+def test_the_lowest_floors_do_not_mention_torch() -> None:
+    low = [path for path in FILES if part_of(path) in TORCH_FREE]
+
+    assert [module_name(path) for path in low if heavy_imports(path.read_text())] == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if part_of(path) in TORCH_FREE], ids=module_name
-)
-def test_the_lowest_floors_do_not_mention_torch(path):
-    assert heavy_imports(path.read_text()) == set()
-
-
-def test_importing_the_light_parts_does_not_import_torch():
+def test_importing_the_light_parts_does_not_import_torch() -> None:
     """Also not by way of a library: `--help` and a case index must be quick."""
     light = [module_name(path) for path in FILES if part_of(path) in TORCH_FREE_AT_IMPORT]
     code = f"import sys; import {', '.join(light)}; print(*sorted(set(sys.modules) & {HEAVY}))"
@@ -121,38 +115,33 @@ def test_importing_the_light_parts_does_not_import_torch():
     assert result.stdout.split() == []
 
 
-@pytest.mark.parametrize(
-    ("part", "source", "expected"),
-    [
-        ("errors", "from brats_seg.cases.case import Case", ["cases"]),
-        ("labels", "from brats_seg.errors import LabelError", []),
-        ("cases", "from brats_seg.cases.case import Case", []),
-        ("cases", "import brats_seg.labels", []),
-        ("cases", "def f():\n    import brats_seg.training.trainer", ["training"]),
-        ("evaluation", "from brats_seg.data import store", ["data"]),
-        ("training", "from brats_seg import inference", ["inference"]),
-        ("training", "from brats_seg import Trainer", ["__init__"]),
-        ("cli", "from brats_seg import __version__", []),
-        ("cli", "from brats_seg.training.trainer import fit", []),
-        ("data", "import brats_segmentation", []),
-        ("cases", "from brats_seg import wings", []),
-        ("cases", "def f():\n    import brats_seg.quality", ["quality"]),
-        ("dicom", "from brats_seg.quality import scan", ["quality"]),
-        ("wings", "def f():\n    import brats_seg.quality", []),
-    ],
+FORBIDDEN = (
+    ("errors", "from brats_seg.cases.case import Case", ["cases"]),
+    ("labels", "from brats_seg.errors import LabelError", []),
+    ("cases", "from brats_seg.cases.case import Case", []),
+    ("cases", "import brats_seg.labels", []),
+    ("cases", "def f():\n    import brats_seg.training.trainer", ["training"]),
+    ("evaluation", "from brats_seg.data import store", ["data"]),
+    ("training", "from brats_seg import inference", ["inference"]),
+    ("training", "from brats_seg import Trainer", ["__init__"]),
+    ("cli", "from brats_seg import __version__", []),
+    ("cli", "from brats_seg.training.trainer import fit", []),
+    ("data", "import brats_segmentation", []),
+    ("cases", "from brats_seg import wings", []),
+    ("cases", "def f():\n    import brats_seg.quality", ["quality"]),
+    ("dicom", "from brats_seg.quality import scan", ["quality"]),
+    ("wings", "def f():\n    import brats_seg.quality", []),
 )
-def test_a_forbidden_import_is_seen(part, source, expected):
+"""A part, its source, and the parts that it may not import."""
+
+
+def test_a_forbidden_import_is_seen() -> None:
     """The test of the tests: an import that breaks the rule is found."""
-    assert violations(part, source) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+    for part, source, expected in FORBIDDEN:
+        assert violations(part, source) == expected, source
+    for source, heavy in (
         ("from torch import nn", {"torch"}),
         ("def f():\n    import monai.networks", {"monai"}),
         ("import torchvision", set()),
-    ],
-)
-def test_a_heavy_import_is_seen(source, expected):
-    assert heavy_imports(source) == expected
+    ):
+        assert heavy_imports(source) == heavy

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.layouts import (
-    CaseName,
     NamedFile,
     grade_of,
     is_label_folder,
@@ -135,43 +134,39 @@ def test_other_files_are_no_scans(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case_id", "release", "patient_id", "timepoint"),
+    ("case_id", "release", "patient_id"),
     [
-        ("Brats17_2013_2_1", "brats2017", "2013_2", ""),
-        ("Brats17_TCIA_201_1", "brats2017", "TCIA_201", ""),
-        ("Brats18_TCIA01_201_1", "brats2018", "TCIA_201", ""),
-        ("Brats18_CBICA_ABT_1", "brats2018", "CBICA_ABT", ""),
-        ("BraTS19_CBICA_AAB_1", "brats2019", "CBICA_AAB", ""),
-        ("BraTS20_Training_355", "brats2020", "BraTS20_Training_355", ""),
-        ("BraTS20_Validation_001", "brats2020", "BraTS20_Validation_001", ""),
-        ("BraTS2021_00000", "brats2021", "BraTS2021_00000", ""),
-        ("BraTS-GLI-00005-000", "brats2023-gli", "BraTS-GLI-00005", "000"),
-        ("BraTS-GLI-00005-099", "brats2023-gli", "BraTS-GLI-00005", "099"),
-        ("BraTS-GLI-00005-100", "brats2024-gli", "BraTS-GLI-00005", "100"),
-        ("BraTS-GLI-02405-101", "brats2024-gli", "BraTS-GLI-02405", "101"),
-        ("BraTS-MEN-00004-000", "brats-men", "BraTS-MEN-00004", "000"),
-        ("BraTS-MET-00086-000", "brats-met", "BraTS-MET-00086", "000"),
-        ("BraTS-PED-00002-000", "brats-ped", "BraTS-PED-00002", "000"),
-        ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002", "000"),
-        ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000", ""),
-        ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002", "1"),
-        ("UPENN-GBM-00001_11", "upenn-gbm", "UPENN-GBM-00001", "11"),
-        ("UCSF-PDGM-0004", "ucsf-pdgm", "UCSF-PDGM-0004", ""),
-        ("UCSF-PDGM-0429_FU003d", "ucsf-pdgm", "UCSF-PDGM-0429", "FU003d"),
-        ("sub-01", "bids", "sub-01", ""),
-        ("sub-01_ses-pre", "bids", "sub-01", "pre"),
-        ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas", ""),
-        ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old", ""),
-        ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000", ""),
-        ("", "unknown", "", ""),
+        ("Brats17_2013_2_1", "brats2017", "2013_2"),
+        ("Brats17_TCIA_201_1", "brats2017", "TCIA_201"),
+        ("Brats18_TCIA01_201_1", "brats2018", "TCIA_201"),
+        ("Brats18_CBICA_ABT_1", "brats2018", "CBICA_ABT"),
+        ("BraTS19_CBICA_AAB_1", "brats2019", "CBICA_AAB"),
+        ("BraTS20_Training_355", "brats2020", "BraTS20_Training_355"),
+        ("BraTS20_Validation_001", "brats2020", "BraTS20_Validation_001"),
+        ("BraTS2021_00000", "brats2021", "BraTS2021_00000"),
+        ("BraTS-GLI-00005-000", "brats2023-gli", "BraTS-GLI-00005"),
+        ("BraTS-GLI-00005-099", "brats2023-gli", "BraTS-GLI-00005"),
+        ("BraTS-GLI-00005-100", "brats2024-gli", "BraTS-GLI-00005"),
+        ("BraTS-GLI-02405-101", "brats2024-gli", "BraTS-GLI-02405"),
+        ("BraTS-MEN-00004-000", "brats-men", "BraTS-MEN-00004"),
+        ("BraTS-MET-00086-000", "brats-met", "BraTS-MET-00086"),
+        ("BraTS-PED-00002-000", "brats-ped", "BraTS-PED-00002"),
+        ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002"),
+        ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000"),
+        ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002"),
+        ("UPENN-GBM-00001_11", "upenn-gbm", "UPENN-GBM-00001"),
+        ("UCSF-PDGM-0004", "ucsf-pdgm", "UCSF-PDGM-0004"),
+        ("UCSF-PDGM-0429_FU003d", "ucsf-pdgm", "UCSF-PDGM-0429"),
+        ("sub-01", "bids", "sub-01"),
+        ("sub-01_ses-pre", "bids", "sub-01"),
+        ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas"),
+        ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old"),
+        ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000"),
+        ("", "unknown", ""),
     ],
 )
-def test_an_id_tells_release_patient_and_timepoint(
-    case_id: str, release: str, patient_id: str, timepoint: str
-) -> None:
-    assert parse_case_id(case_id) == CaseName(
-        release=release, patient_id=patient_id, timepoint=timepoint
-    )
+def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id: str) -> None:
+    assert parse_case_id(case_id) == (release, patient_id)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +200,7 @@ def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
             [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
         ]
 
-    patients = [{parse_case_id(case_id).patient_id for case_id in row} for row in rows]
+    patients = [{parse_case_id(case_id)[1] for case_id in row} for row in rows]
 
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

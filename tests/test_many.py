@@ -18,7 +18,6 @@ from brats_seg.errors import (
     CaseError,
     EnvironmentalError,
     LabelError,
-    UnusableCaseError,
     UsageError,
 )
 from brats_seg.progress import Item
@@ -126,10 +125,10 @@ def test_progress_is_shown() -> None:
 
 def test_the_problems_of_a_case_are_its_message() -> None:
     def work() -> None:
-        raise UnusableCaseError("a", ("no t2w", "no t1c"))
+        raise CaseError("a", "(all)", "no t2w; no t1c", "", "")
 
     assert attempt_case("a", work) == Failure(
-        case_id="a", error="UnusableCaseError", message="no t2w; no t1c"
+        case_id="a", error="CaseError", message="no t2w; no t1c"
     )
 
 
@@ -149,11 +148,10 @@ def test_an_error_with_its_parts_comes_back_from_a_process() -> None:
     done = map_cases(unusable, CASES[:1], "working", n_workers=1)
 
     assert done.failures[0].message == "no t2w"
-    assert issubclass(UnusableCaseError, CaseError)
 
 
 def unusable(case: Case) -> None:
-    raise UnusableCaseError(case.case_id, ("no t2w",))
+    raise CaseError(case.case_id, "(all)", "no t2w", "", "")
 
 
 ADVICE = "Buy memory."

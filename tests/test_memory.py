@@ -11,7 +11,6 @@ import torch
 from brats_seg.errors import UsageError
 from brats_seg.runtime.memory import (
     Fallback,
-    _free_in_cgroup,
     free_memory,
     is_out_of_memory,
     parse_memory,
@@ -65,7 +64,7 @@ def test_an_invalid_size_is_refused(text: str) -> None:
         parse_memory(text)
 
 
-def test_this_machine_has_some_memory_and_this_process_takes_some_of_it() -> None:
+def test_this_machine_has_some_memory_free() -> None:
     assert 2**20 < free_memory(CPU) <= total_memory(CPU) < 2**50
     assert 10 < peak_memory_mb(CPU) < 1e6
 
@@ -89,20 +88,22 @@ def test_a_limit_on_the_process_counts() -> None:
     assert 0 < int(done.stdout) < limit
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups")
 @pytest.mark.parametrize(
-    ("allowed", "free"), [("1000", [600]), ("max", []), (str(2**63 - 4096), [])]
+    ("allowed", "total", "free"),
+    [("1000\n", 1000, 600), ("max", None, None), (str(2**63), None, None)],
 )
 def test_a_limit_on_the_group_counts_without_what_is_only_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, free: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, total: int, free: int
 ) -> None:
-    (tmp_path / "memory.max").write_text(f"{allowed}\n")
+    (tmp_path / "memory.max").write_text(allowed)
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
     monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
 
-    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == free
-    assert (total_memory(CPU) == 1000) == bool(free)
+    if total is None:
+        assert min(free_memory(CPU), total_memory(CPU)) > 2**20
+    else:
+        assert (total_memory(CPU), free_memory(CPU)) == (total, free)
 
 
 FAULTS = """
@@ -148,16 +149,10 @@ def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCapture
     assert "case 7: memory ran out with large: out of memory for large" in caplog.text
 
 
-def test_in_the_last_mode_the_error_is_that_of_the_caller() -> None:
+def test_in_the_last_mode_and_of_another_kind_an_error_is_raised() -> None:
     fallback = Fallback(["large", "small"], CPU, UsageError)
 
     with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
         fallback.run(always_full)
-
-
-def test_another_error_is_not_caught() -> None:
-    fallback = Fallback([1, 2], CPU, UsageError)
-
     with pytest.raises(ValueError, match="invalid literal"):
-        fallback.run(lambda _: int("x"))
-    assert fallback.index == 0
+        Fallback([1, 2], CPU, UsageError).run(lambda _: int("x"))

@@ -119,7 +119,7 @@ def test_the_best_of_several_series_is_taken() -> None:
 def test_of_equal_series_the_later_is_taken() -> None:
     found = sort_series([series("AX T2", number, **T2) for number in (3, 9, 5)])
 
-    assert [one.series.number for one in found if one.modality] == [9]
+    assert [one.number for one in found if one.modality] == [9]
 
 
 def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:

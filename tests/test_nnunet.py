@@ -274,7 +274,7 @@ def test_a_model_of_something_else_is_refused(
 def test_it_is_neither_averaged_with_others_nor_exported(tmp_path: Path) -> None:
     model = write_nnunet(tmp_path / "model")
 
-    with pytest.raises(UsageError, match="cannot be averaged with others; expected it alone"):
+    with pytest.raises(UsageError, match="only `predict` can use, and alone"):
         Predictor.load([model, model], PredictionSettings(**FP32))
-    with pytest.raises(UsageError, match="which only `predict` can use; expected a run"):
+    with pytest.raises(UsageError, match="only `predict` can use, and alone"):
         export_model([model], tmp_path / "exported")

@@ -284,7 +284,7 @@ def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: P
     known = Predictor.load([run], settings)
 
     (case,) = find_inputs([folder.parent])
-    scan = read_scan(case, own.spacing_mm)
+    scan = read_scan(case)
     assert np.array_equal(own.predict_scan(scan).label_map, known.predict_scan(scan).label_map)
     with pytest.raises(UsageError, match="trained with normalisation none"):
         Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,15 +30,10 @@ from brats_seg.data.prepare import (
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import locked, reading
-from brats_seg.labels import BRATS2017, regions_of
+from brats_seg.labels import BRATS2017, BRATS2024, regions_of
 from brats_seg.voxels.box import Box
-from tests.builders import BRATS_AFFINE, write_case, write_nifti
+from tests.builders import write_case, write_nifti
 from tests.prepared import prepare, prepare_index
-
-
-def folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
-
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
 
@@ -100,41 +95,24 @@ def change_voxel(path: Path) -> None:
     write_nifti(path, labels)
 
 
-def test_every_case_gets_a_folder_of_its_own(root: Path, folder: Path) -> None:
-    assert prepare(root, folder) == ()
-    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == set(IDS)
-    for case_id in IDS:
-        assert {path.name for path in (folder / case_id).iterdir()} == {
-            "image.npy",
-            "labels.npy",
-            "foreground.npy",
-            "measures.json",
-            "case.json",
-        }
-
-
 def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
     prepare(root, tmp_path / "one")
     index = index_cases(root)
     turned = CaseIndex(root=root, cases=index.cases[::-1])
     prepare_index(turned, tmp_path / "two", n_workers=2)
 
+    written = {"image.npy", "labels.npy", "foreground.npy", "measures.json", "case.json"}
     for case_id in IDS:
-        for name in ("image.npy", "labels.npy", "foreground.npy", "case.json"):
+        assert {path.name for path in (tmp_path / "one" / case_id).iterdir()} == written
+        for name in written:
             one, two = (tmp_path / store / case_id / name for store in ("one", "two"))
             assert one.read_bytes() == two.read_bytes()
-
-
-def test_nothing_is_done_twice(root: Path, folder: Path) -> None:
-    prepare(root, folder)
-    before = stamps(folder)
-    assert prepare(root, folder) == ()
-    assert stamps(folder) == before
 
 
 def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> None:
     prepare(root, folder)
     before, manifest = stamps(folder), folder / IDS[1] / "case.json"
+    prepare(root, folder)
     times = [manifest.stat().st_mtime_ns]
     touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
     for _ in range(2):
@@ -187,23 +165,17 @@ def swap_alike(path: Path) -> None:
     spare.rename(other)
 
 
-def test_a_changed_setting_prepares_again(root: Path, folder: Path) -> None:
+def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) -> None:
     prepare(root, folder)
-    shape = open_case(folder, IDS[0]).shape
-    prepare_cases(index_cases(root).cases, folder, COARSE)
+    cases, before = index_cases(root).cases, stamps(folder)
+    prepare_cases(cases, folder, COARSE)
+    coarse = stamps(folder)
 
     assert open_case(folder, IDS[0]).spacing_mm == COARSE.spacing_mm
-    assert open_case(folder, IDS[0]).shape < shape
-
-
-def test_another_convention_prepares_again(root: Path, folder: Path) -> None:
-    index = index_cases(root)
-    prepare_index(index, folder)
-    renamed = [replace(case, convention="brats2024") for case in index.cases]
-    before = stamps(folder)
-
-    assert prepare_index(CaseIndex(root=root, cases=tuple(renamed)), folder) == ()
-    assert set(stamps(folder).values()).isdisjoint(before.values())
+    prepare_cases([replace(case, convention="brats2024") for case in cases], folder, COARSE)
+    assert open_case(folder, IDS[0]).convention == BRATS2024
+    stages = (before, coarse, stamps(folder))
+    assert len({stamp for stage in stages for stamp in stage.values()}) == 9
 
 
 def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -> None:
@@ -212,11 +184,7 @@ def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -
 
     [failure] = prepare_index(CaseIndex(root=root, cases=(case,)), folder)
 
-    assert failure.message == (
-        f"case {IDS[0]}, file {IDS[0]}_seg.nii.gz: found label values [4]; expected those of the "
-        "convention brats2023, [0, 1, 2, 3]. Correct the label map, or name another convention with "
-        "--labels."
-    )
+    assert f"{IDS[0]}_seg.nii.gz: found label values [4]; expected those of" in failure.message
 
 
 @pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy", "case.json"])
@@ -276,20 +244,6 @@ def test_bad_cases_are_reported_in_order_and_the_others_finished(
     open_case(folder, IDS[1])
 
 
-def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
-    prepare(root, folder)
-    change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
-    index, seen = index_cases(root), []
-
-    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
-        seen.append((what, total))
-        return items
-
-    prepare_cases(index.cases, folder, StoreConfig(), n_workers=0, track=track)
-
-    assert seen == [("preparing cases", 1)]
-
-
 def test_too_little_space_is_refused_before_anything_is_written(
     root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,14 +278,7 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
         np.testing.assert_array_equal(now, then)
 
 
-def test_a_folder_that_cannot_be_made_is_explained(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(EnvironmentalError, match="cannot be written"):
-        prepare(root, tmp_path / "file" / "prepared")
-
-
-@pytest.mark.parametrize("nth_sync", [1, 4, 6, 7, 20])
+@pytest.mark.parametrize("nth_sync", [1, 4, 7, 20])
 def test_a_killed_preparation_leaves_whole_cases_and_the_next_one_the_rest(
     root: Path, folder: Path, tmp_path: Path, nth_sync: int
 ) -> None:
@@ -387,21 +334,6 @@ def test_large_regions_are_thinned_evenly() -> None:
     assert tc.tolist() == et.tolist() == [[6, 7, 8]]
 
 
-@pytest.mark.real
-def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> None:
-    index = index_cases(real_data / "BraTS2021")
-    assert prepare_index(index, tmp_path, n_workers=2) == ()
-
-    for case in index.cases:
-        assert case.label is not None
-        prepared = open_case(tmp_path, case.case_id)
-        label = read_label_map(index.root / case.label.path, case_id=case.case_id)
-        labels = prepared.read_labels(Box.at((0, 0, 0), prepared.shape))
-        np.testing.assert_array_equal(
-            prepared.box.placed(labels, prepared.geometry.shape), label.array
-        )
-
-
 def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) -> None:
     """The same scan in another orientation gives the same crop."""
     as_brats = write_case(tmp_path / "scans", "BraTS2021_00000")
@@ -437,20 +369,6 @@ def test_every_file_is_read_once(root: Path, folder: Path, monkeypatch: pytest.M
     assert len(read) == len(set(read)) == 15
 
 
-def test_a_sheared_grid_is_refused_as_prediction_refuses_it(root: Path, folder: Path) -> None:
-    index = index_cases(root)
-    sheared = BRATS_AFFINE.copy()
-    sheared[0, 1] = 0.5
-    for path in (root / IDS[0]).iterdir():
-        write_nifti(path, np.asanyarray(nib.load(path).dataobj), sheared)
-
-    [failure] = prepare_index(index, folder)
-
-    assert failure.case_id == IDS[0]
-    assert failure.error == "CaseError"
-    assert "sheared" in failure.message
-
-
 def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) -> int:
     return required_bytes(index.cases, folder, config and config.spacing_mm)
 
@@ -480,27 +398,14 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     needed = required(index, tmp_path / "prepared", config)
     prepare_cases(index.cases, tmp_path / "prepared", config)
 
-    written = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
+    files = (tmp_path / "prepared" / index.cases[0].case_id).iterdir()
+    written = sum(path.stat().st_size for path in files)
 
     assert needed == round(48 * 48 * 32 / spacing_mm**3) * 9 + 2**18
     assert 0.2 * needed < written <= needed
-
-
-def test_what_is_replaced_needs_no_more_space(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans")
-    index = index_cases(tmp_path / "scans")
-    needed = required(index, tmp_path / "prepared")
-    prepare(tmp_path / "scans", tmp_path / "prepared")
-    there = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
-
-    assert required(index, tmp_path / "prepared") == needed - there
-
-
-def test_an_unreadable_scan_needs_no_space(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans")
-    index = index_cases(tmp_path / "scans")
+    # what is replaced needs no more space, nor does a scan that cannot be read
+    assert required(index, tmp_path / "prepared", config) == needed - written
     (index.root / index.cases[0].images[0].path).write_text("not a scan")
-
     assert required(index, tmp_path) == 0
 
 

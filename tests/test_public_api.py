@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import brats_seg
-from brats_seg.cli import _COMMANDS, app
+from brats_seg.cli import COMMANDS as GROUPS
+from brats_seg.cli import app
 
-COMMANDS = [command.__name__ for commands in _COMMANDS.values() for command in commands]
+COMMANDS = [command.__name__ for commands in GROUPS.values() for command in commands]
 
 
 def test_all_names_what_can_be_imported() -> None:

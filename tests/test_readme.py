@@ -103,23 +103,24 @@ def workplace(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return brats_root.parent
 
 
-def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    """Run the program in this process and return its exit code."""
-    monkeypatch.setattr(sys, "argv", ["brats-seg", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code
+def test_a_line_that_no_test_runs_is_not_shown() -> None:
+    for page in PAGES.values():
+        for line in lines(page):
+            assert line.startswith((*INSTALLING, *ELSEWHERE)) or arguments_of(line) is not None
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_line_that_no_test_runs_is_not_shown(name: str) -> None:
-    unknown = [
-        line
-        for line in lines(PAGES[name])
-        if arguments_of(line) is None and not line.startswith((*INSTALLING, *ELSEWHERE))
-    ]
+def run_commands(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run commands in this process, made quick; each must end with 0."""
+    for arguments in commands:
+        argv = ["brats-seg", *arguments, *QUICK.get(arguments[0], [])]
+        monkeypatch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code, arguments
 
-    assert unknown == []
+
+def commands_of(page: Path) -> list[list[str]]:
+    return [arguments for line in lines(page) if (arguments := arguments_of(line))]
 
 
 def test_the_commands_of_the_readme_run_in_their_order(
@@ -128,14 +129,11 @@ def test_the_commands_of_the_readme_run_in_their_order(
     """From an empty folder, as a reader types them; the scans of the reader come later."""
     (workplace / "data").rename("scans")
     Path("new-scans").symlink_to("scans")
-    found = [arguments for line in lines(README) if (arguments := arguments_of(line))]
-    assert found[0][0] == "train"
-    assert len(found) > 8
+    commands = commands_of(README)
 
-    for arguments in found:
-        code = called([*arguments, *QUICK.get(arguments[0], [])], monkeypatch)
-
-        assert not code, arguments
+    assert commands[0][0] == "train"
+    assert len(commands) > 8
+    run_commands(commands, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_the_commands_of_the_readme_run_in_their_order(
 def test_the_commands_of_a_page_run(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [arguments for line in lines(PAGES[name]) if (arguments := arguments_of(line))]
+    commands = commands_of(PAGES[name])
     Path("scans").symlink_to("data")
     write_table_of_paths(workplace)
     if name == "docs/other-tools.md":
@@ -160,14 +158,11 @@ def test_the_commands_of_a_page_run(
         from tests.dicom_builders import write_examination
 
         write_examination(workplace / "dicom")
-    if any("runs/fold0" in arguments for arguments in found):
-        assert not called(["train", *TINY], monkeypatch)
+    if any("runs/fold0" in arguments for arguments in commands):
+        commands.insert(0, ["train"])
 
-    for arguments in found:
-        # the slow test of the cluster has a scheduler, and time for workers
-        if "--workers" not in arguments:
-            code = called([*arguments, *QUICK.get(arguments[0], [])], monkeypatch)
-            assert not code, arguments
+    # the slow test of the cluster has a scheduler, and time for workers
+    run_commands([command for command in commands if "--workers" not in command], monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -179,24 +174,15 @@ def test_the_programs_run(workplace: Path, program: str) -> None:
     exec(compile(program, "page", "exec"), {})
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_every_link_leads_somewhere(name: str) -> None:
-    links = re.findall(r"\]\((?!https?://)([^)#]+)", PAGES[name].read_text())
-
-    missing = [link for link in links if not (PAGES[name].parent / link).exists()]
-
-    assert missing == []
-
-
-def test_the_picture_of_the_readme_is_there() -> None:
-    assert re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
-
-
-def test_every_test_that_a_page_names_is_there() -> None:
+def test_every_link_and_every_test_that_a_page_names_is_there() -> None:
+    for page in PAGES.values():
+        links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
     named = re.findall(r"`([\w/]*test_\w+\.py)`", PAGES["docs/guarantees.md"].read_text())
 
     assert named
     assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+    assert re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
 
 
 def layouts() -> list[list[list[str]]]:
@@ -236,64 +222,30 @@ def write_table_of_paths(folder: Path) -> None:
     write_nifti(folder / row["label"], make_label_map())
 
 
-def test_make_only_calls_the_command_line() -> None:
-    shown = run_make(
-        "-n",
-        "train",
-        "FOLD=3",
-        "DATA=scans",
-        "RUN=r",
-        "PRESET=full",
-        "NETWORK=notebook",
-        "ARGS=--fresh",
-    )
-
-    assert shown[-1].split() == [
-        ".venv/bin/brats-seg",
-        "train",
-        "--fold",
-        "3",
-        "--data",
-        "scans",
-        "--run",
-        "r",
-        "--preset",
-        "full",
-        "--network",
-        "notebook",
-        "--fresh",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("target", "expected"),
     [
-        ([], ["--model", "runs/fold0"]),
-        (["FOLD=2"], ["--model", "runs/fold2"]),
-        (["RUN=a"], ["--model", "a"]),
-        (["RUN=runs/fold0 runs/fold1"], ["--model", "runs/fold0", "--model", "runs/fold1"]),
+        (
+            "train FOLD=3 DATA=scans RUN=r PRESET=full NETWORK=notebook ARGS=--fresh",
+            "train --fold 3 --data scans --run r --preset full --network notebook --fresh",
+        ),
+        ("predict IN=scans", "predict scans -o predictions --model runs/fold0"),
+        ("predict IN=scans FOLD=2", "predict scans -o predictions --model runs/fold2"),
+        ("predict IN=scans RUN=a", "predict scans -o predictions --model a"),
+        (
+            "predict IN=scans RUN='runs/fold0 runs/fold1'",
+            "predict scans -o predictions --model runs/fold0 --model runs/fold1",
+        ),
+        (
+            "crossval DATA=scans PRESET=full ARGS='--folds 0,1'",
+            "crossval --data scans --preset full --folds 0,1",
+        ),
     ],
 )
-def test_make_predicts_with_one_run_or_several(arguments: list[str], expected: list[str]) -> None:
-    shown = run_make("-n", "predict", "IN=scans", *arguments)
+def test_make_only_calls_the_command_line(target: str, expected: str) -> None:
+    shown = run_make("-n", *shlex.split(target))
 
-    assert shown[-1].split() == [
-        ".venv/bin/brats-seg",
-        "predict",
-        "scans",
-        "-o",
-        "predictions",
-        *expected,
-    ]
-
-
-def test_make_cross_validates() -> None:
-    shown = run_make("-n", "crossval", "DATA=scans", "PRESET=full", "ARGS=--folds 0,1")
-
-    assert shown[-1].split() == [
-        *(".venv/bin/brats-seg", "crossval", "--data", "scans"),
-        *("--preset", "full", "--folds", "0,1"),
-    ]
+    assert shown[-1].split() == [".venv/bin/brats-seg", *expected.split()]
 
 
 def test_make_help_lists_every_target() -> None:

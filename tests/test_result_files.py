@@ -1,63 +1,64 @@
-"""Test the names of result files, and the descriptions of label values for other programs."""
+"""Test names, previews and descriptions of results, in both layouts."""
 
 import json
 import shutil
 import subprocess
 from pathlib import Path
 
+import matplotlib.image
 import nibabel as nib
+import numpy as np
 import pytest
 
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
+from brats_seg.figures.draw import draw
 from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.results import (
-    bids_labels,
+    OutputFolder,
     bids_name,
     check_names,
-    itk_snap_labels,
-    key_of,
-    slicer_colours,
+    label_tables,
+    write_preview,
 )
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
-from tests.builders import Run, write_case
-from tests.inference_builders import write_run
+from brats_seg.runtime.weights import Decoding
+from tests.builders import Run, make_volumes, write_case, write_nifti
+from tests.inference_builders import make_model, read_scan, write_run
 
 
-def test_itk_snap_gets_each_value_with_its_colour() -> None:
-    lines = [line for line in itk_snap_labels(BRATS2017).splitlines() if not line.startswith("#")]
+def test_other_programs_get_each_value_with_its_colour() -> None:
+    texts = label_tables("bids", BRATS2017)
 
-    assert [line.split() for line in lines] == [
+    snap = [line.split() for line in texts["labels-brats2017.txt"].splitlines()]
+    assert [line for line in snap if not line[0].startswith("#")] == [
         ["0", "0", "0", "0", "0", "0", "0", '"Clear', 'Label"'],
         ["1", "240", "228", "66", "1", "1", "1", '"NCR/NET"'],
         ["2", "86", "180", "233", "1", "1", "1", '"ED"'],
         ["4", "213", "94", "0", "1", "1", "1", '"ET"'],
     ]
-
-
-def test_3d_slicer_gets_each_value_with_its_colour() -> None:
-    lines = slicer_colours(BRATS2017).splitlines()
-
-    assert lines[1:] == [
+    assert texts["labels-brats2017.ctbl"].splitlines()[1:] == [
         "0 background 0 0 0 0",
         "1 NCR/NET 240 228 66 255",
         "2 ED 86 180 233 255",
         "4 ET 213 94 0 255",
     ]
-
-
-def test_bids_gets_each_value_with_its_colour() -> None:
-    assert bids_labels(BRATS2017).splitlines() == [
+    assert texts["desc-brats2017_dseg.tsv"].splitlines() == [
         "index\tname\tcolor",
         "1\tNCR/NET\t#f0e442",
         "2\tED\t#56b4e9",
         "4\tET\t#d55e00",
     ]
+    assert json.loads(texts["dataset_description.json"])["DatasetType"] == "derivative"
+    assert {*label_tables("plain", BRATS2017)} == {"labels-brats2017.txt", "labels-brats2017.ctbl"}
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: convention.name)
 def test_all_values_of_a_convention_are_described_in_different_colours(convention) -> None:
-    rows = [line.split() for line in slicer_colours(convention).splitlines()[1:]]
+    text = label_tables("plain", convention)[f"labels-{convention.name}.ctbl"]
+    rows = [line.split() for line in text.splitlines()[1:]]
 
     assert {int(row[0]) for row in rows} == convention.values
     assert len({tuple(row[2:]) for row in rows}) == len(rows)
@@ -86,41 +87,14 @@ def test_cases_that_would_have_one_name_in_bids_are_refused() -> None:
         check_names("bids", ["a-1", "b", "a_1"])
 
 
-def test_results_in_another_layout_are_others() -> None:
-    plain, bids = (
-        PredictionSettings.model_validate({"layout": name}) for name in ("plain", "bids")
-    )
-
-    assert key_of(["x"], "model", plain) != key_of(["x"], "model", bids)
-
-
-def test_label_maps_lie_beside_their_colours(brats_root: Path, tmp_path: Path, run: Run) -> None:
-    model = write_run(tmp_path / "run")
-
-    code, _, errors = run(
-        "predict", brats_root, "-o", "out", "--model", model, "--set", "preview=false"
-    )
-
-    assert code == 0, errors
-    for name in ("labels-brats2017.txt", "labels-brats2017.ctbl"):
-        assert (tmp_path / "out" / name).is_file()
-    assert not (tmp_path / "out" / "dataset_description.json").exists()
-
-
 def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> None:
     """Scans of BIDS, from their folder to scores; the second time nothing is left to do."""
+    names = {"t1": "T1w", "t1ce": "ce-gadolinium_T1w", "t2": "T2w", "flair": "FLAIR", "seg": "dseg"}
     for number in (1, 2):
-        write_case(tmp_path / f"brats{number}", "BraTS2021_00000", seed=number)
-        case = tmp_path / f"brats{number}" / "BraTS2021_00000"
+        case = write_case(tmp_path / f"brats{number}", "BraTS2021_00000", seed=number)
         anat = tmp_path / f"raw/sub-0{number}/ses-a/anat"
         anat.mkdir(parents=True)
-        for old, new in (
-            ("t1", "T1w"),
-            ("t1ce", "ce-gadolinium_T1w"),
-            ("t2", "T2w"),
-            ("flair", "FLAIR"),
-            ("seg", "dseg"),
-        ):
+        for old, new in names.items():
             (case / f"{case.name}_{old}.nii.gz").rename(anat / f"sub-0{number}_ses-a_{new}.nii.gz")
     command = ("predict", "raw", "-o", "derivatives", "--model", write_run(tmp_path / "run"))
     command += ("--layout", "bids", "--labels", "brats2017", "--probabilities", "--uncertainty")
@@ -132,9 +106,7 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     assert "2 predicted, 0 finished before, 0 failed" in shown
     assert "0 predicted, 2 finished before, 0 failed" in again
     out = tmp_path / "derivatives"
-    description = json.loads((out / "dataset_description.json").read_text())
-    assert description["DatasetType"] == "derivative"
-    assert (out / "desc-brats2017_dseg.tsv").is_file()
+    assert (out / "dataset_description.json").is_file()
     start = out / "sub-01/ses-a/anat/sub-01_ses-a_"
     assert {path.name.removeprefix("sub-01_ses-a_") for path in start.parent.iterdir()} == {
         "desc-brats2017_dseg.nii.gz",
@@ -153,8 +125,7 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     not shutil.which("bids-validator-deno"), reason="needs pip install bids-validator-deno"
 )
 def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) -> None:
-    changed = {"layout": "bids", "probabilities": True, "uncertainty": True}
-    settings = PredictionSettings.model_validate(changed)
+    settings = PredictionSettings(layout="bids", probabilities=True, uncertainty=True)
     predict_folder([brats_root], [write_run(tmp_path / "run")], tmp_path / "out", settings)
 
     done = subprocess.run(
@@ -164,14 +135,59 @@ def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stdout
 
 
-def test_two_layouts_in_one_folder_are_described_both(brats_root: Path, tmp_path: Path) -> None:
-    model = write_run(tmp_path / "run")
+def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
+    model, scans = write_run(tmp_path / "run"), write_case(tmp_path / "scans")
     for layout in ("plain", "bids"):
         settings = PredictionSettings.model_validate({"layout": layout, "preview": False})
-        outcome = predict_folder([brats_root], [model], tmp_path / "out", settings)
+        outcome = predict_folder([scans], [model], tmp_path / "out", settings)
 
-        assert outcome.n_predicted == 6
+        assert outcome.n_predicted == 1
 
-    assert (tmp_path / "out" / "labels-brats2017.ctbl").is_file()
-    assert (tmp_path / "out" / "BraTS2021_00000.nii.gz").is_file()
-    assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 6
+    for name in ("labels-brats2017.txt", "labels-brats2017.ctbl", "BraTS2021_00000.nii.gz"):
+        assert (tmp_path / "out" / name).is_file()
+    assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 1
+
+
+def preview_of(folder: Path, path: Path, decoding: Decoding | None = None) -> np.ndarray:
+    scan = read_scan(find_inputs([folder])[0])
+    write_preview(scan, predict_scan(make_model(decoding=decoding or Decoding()), scan), path)
+    return matplotlib.image.imread(path)
+
+
+def n_coloured(picture: np.ndarray) -> int:
+    """Count pixels that are not grey."""
+    return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
+
+
+def test_a_tumour_is_outlined(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, labelled=False)
+
+    with_tumour = preview_of(folder, tmp_path / "a.png")
+    without = preview_of(folder, tmp_path / "b.png", Decoding(thresholds=(1 - 1e-9,) * 3))
+
+    assert with_tumour.shape == (990, 1350, 4)
+    # the legend is coloured in both
+    assert n_coloured(with_tumour) > n_coloured(without) + 500
+
+
+@pytest.mark.parametrize("affine", [np.diag([1.0, 1.0, 3.0, 1.0]), np.eye(4)[[2, 0, 1, 3]]])
+def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None:
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
+
+    assert n_coloured(preview_of(tmp_path / "scan", tmp_path / "a.png")) > 0
+
+
+def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:
+    scan = read_scan(find_inputs([write_case(tmp_path / "scans")])[0])
+    settings, output = PredictionSettings(uncertainty=True), OutputFolder(tmp_path / "p")
+    result = predict_scan(make_model(settings=settings), scan)
+    with output.opened():
+        output.write_case(scan, result, settings)
+
+    draw("uncertainty", tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
+
+    assert result.uncertainty.max() > 0.5
+    # the colours of high entropies are between magenta and orange
+    red, green, blue, _ = np.moveaxis(matplotlib.image.imread(tmp_path / "a.png"), -1, 0)
+    assert ((red > 0.7) & (green < 0.75) & (red - blue > 0.2)).sum() > 500

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from brats_seg.survival.results import (
+    CONCORDANCE,
     FIGURES,
     Estimate,
     Verdict,
     accuracy,
-    concordance_estimate,
     estimates,
     judge,
     spearman,
@@ -64,7 +64,8 @@ def test_the_interval_holds_the_figure_and_shrinks_with_more_patients():
     widths = []
     for n in (20, 200):
         reported = rng.gamma(2, 200, n)
-        found = estimates(reported, reported + rng.normal(0, 100, n), [*map(str, range(n))], rng)
+        values = reported, reported + rng.normal(0, 100, n)
+        found = estimates(FIGURES, values, np.array([*map(str, range(n))]), rng)
         assert [one.name for one in found] == list(FIGURES)
         assert all(one.low <= one.value <= one.high for one in found)
         widths.append(next(one.high - one.low for one in found if one.name == "mae_days"))
@@ -74,21 +75,23 @@ def test_the_interval_holds_the_figure_and_shrinks_with_more_patients():
 
 def test_patients_are_drawn_not_cases():
     """Ten scans of one patient are not ten patients."""
-    rng, names = np.random.default_rng(0), list("abcdefgh")
+    rng, names = np.random.default_rng(0), np.array(list("abcdefgh"))
     days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
 
     def intervals(n):
-        rows = [np.repeat(values, n) for values in (days, predicted, died)]
-        groups = list(np.repeat(names, n))
-        found = estimates(rows[0], rows[1], groups, np.random.default_rng(1))
-        order = (rows[0], rows[2], rows[1], groups, np.random.default_rng(1))
-        return [(one.low, one.high) for one in (*found, concordance_estimate(*order))]
+        groups, days_n, died_n, predicted_n = (
+            np.repeat(values, n) for values in (names, days, died, predicted)
+        )
+        found = estimates(FIGURES, (days_n, predicted_n), groups, np.random.default_rng(1))
+        rows = (days_n, died_n, predicted_n)
+        found += estimates(CONCORDANCE, rows, groups, np.random.default_rng(1), 1000)
+        return [(one.low, one.high) for one in found]
 
     assert np.ravel(intervals(1)) == pytest.approx(np.ravel(intervals(10)))
 
 
 def judged(reported, selected, baseline, seed=0):
-    return judge(reported, selected, baseline, [SPEARMAN], np.random.default_rng(seed))
+    return judge(reported, selected, baseline, SPEARMAN, np.random.default_rng(seed))
 
 
 def test_a_clear_order_and_a_clear_gain_are_no_chance():
@@ -107,11 +110,11 @@ def test_p_values_of_pure_chance_are_even():
     """Without an effect, five p values in a hundred are below 0.05."""
     rng = np.random.default_rng(0)
     verdicts = []
-    for _ in range(200):
+    for _ in range(100):
         reported = rng.normal(500, 100, 25)
         selected = reported + 300 * rng.choice([-1, 1], 25)
-        ranks = judge(reported, rng.normal(500, 100, 25), reported, [SPEARMAN], rng)
-        verdicts.append((ranks.p_ranks, judge(reported, selected, selected + 300, [SPEARMAN], rng)))
+        ranks = judge(reported, rng.normal(500, 100, 25), reported, SPEARMAN, rng)
+        verdicts.append((ranks.p_ranks, judge(reported, selected, selected + 300, SPEARMAN, rng)))
 
     assert np.mean([p < 0.05 for p, _ in verdicts]) < 0.1
     assert np.mean([verdict.p_gain < 0.05 for _, verdict in verdicts]) < 0.1
@@ -168,6 +171,55 @@ def test_each_verdict_has_its_words(changes, heading, words):
     assert words in str(verdict)
 
 
+def test_a_censored_case_counts_only_when_it_is_predicted_to_die_too_early():
+    study = Study.of(
+        make_feature_table(np.arange(5)[:, None]),
+        make_outcomes([100, 200, 300, 500, 500], censored=[False, False, False, True, True]),
+    )
+
+    def figures(*censored):
+        days = {"selected": [100.0, 200, 300, *censored], "age": [1.0] * 5}
+        return summarise(study, predicted_days([0] * 5, **days), 0).figures[0]
+
+    assert figures(499, 501).n_contradicted == 1
+    assert figures(499, 501).estimates == figures(9e9, 9e9).estimates
+
+
+def predicted_days(folds, log_hazards=None, **days):
+    days = pd.DataFrame(days)
+    return Predictions(
+        days=days, folds=np.array(folds), n_chosen={"ridge": 4}, log_hazards=log_hazards
+    )
+
+
+def test_the_remarks_describe_the_data():
+    study = Study.of(
+        make_feature_table(
+            [[1.0, 7], [2, 7], [3, 7], [4, 7]],
+            latent0_seen=["yes", "yes", "unknown", "no"],
+            labels_seen=["", "yes", "unknown", "no"],
+        ),
+        make_outcomes(
+            [100, 200, 300, np.nan], [False, True, False, False], [50, np.nan, 60, np.nan]
+        ),
+    )
+
+    predictions = predicted_days([0, 1, 0, -1], selected=[1.0] * 4, age=[1.0] * 4)
+    remarks = "\n".join(summarise(study, predictions, 0).remarks)
+
+    for remark in (
+        "4 cases: 2 deaths to learn from; 1 censored",
+        "1 of unknown outcome",
+        'pip install "brats_seg[survival]"',
+        "age unknown in 1 of 3 cases with an outcome",
+        "3 features empty or equal in all cases, left out: resection_gtr",
+        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were",
+        "the latent vector of 1 of 4 cases is of networks without a record",
+        "the label map of 1 of 4 cases is of networks that were trained",
+    ):
+        assert remark in remarks
+
+
 @pytest.fixture
 def study():
     outcomes = make_outcomes([100, 361, np.nan, 500], censored=[False, True, False, False])
@@ -177,61 +229,11 @@ def study():
 @pytest.fixture
 def predictions():
     days = {"selected": [110.4, 222, 333, 444], "age": [200.0, 201, 202, 203]}
-    return Predictions(
-        days=pd.DataFrame(days), folds=np.array([0, 1, -1, 1]), n_chosen={"ridge": 4}
-    )
-
-
-def test_a_censored_case_counts_only_when_it_is_predicted_to_die_too_early():
-    study = Study.of(
-        make_feature_table(np.arange(5)[:, None]),
-        make_outcomes([100, 200, 300, 500, 500], censored=[False, False, False, True, True]),
-    )
-
-    def figures(*censored):
-        days = pd.DataFrame({"selected": [100.0, 200, 300, *censored], "age": 1.0})
-        predictions = Predictions(days=days, folds=np.zeros(5, int), n_chosen={})
-        return summarise(study, predictions, 0).figures[0]
-
-    assert figures(499, 501).n_contradicted == 1
-    assert figures(499, 501).estimates == figures(9e9, 9e9).estimates
-
-
-def test_the_remarks_describe_the_data():
-    study = Study.of(
-        make_feature_table(
-            [[1.0, 7], [2, 7], [3, 7], [4, 7]],
-            latent_seen=["yes", "yes", "unknown", "no"],
-            labels_seen=["", "yes", "unknown", "no"],
-        ),
-        make_outcomes(
-            [100, 200, 300, np.nan],
-            censored=[False, True, False, False],
-            ages=[50, np.nan, 60, np.nan],
-        ),
-    )
-    predictions = Predictions(
-        days=pd.DataFrame({"selected": [1.0] * 4, "age": [1.0] * 4}),
-        folds=np.array([0, 1, 0, -1]),
-        n_chosen={},
-    )
-
-    remarks = "\n".join(summarise(study, predictions, 0).remarks)
-
-    assert "4 cases: 2 deaths to learn from; 1 censored" in remarks
-    assert "1 of unknown outcome" in remarks
-    assert 'pip install "brats_seg[survival]"' in remarks
-    assert "age unknown in 1 of 3 cases with an outcome" in remarks
-    assert "3 features empty or equal in all cases, left out: resection_gtr" in remarks
-    assert "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were" in remarks
-    assert "the latent vector of 1 of 4 cases is of networks without a record" in remarks
-    assert "the label map of 1 of 4 cases is of networks that were trained" in remarks
+    return predicted_days([0, 1, -1, 1], np.log([2.0, 1.0, 0.5, 0.25]), **days)
 
 
 def test_every_case_has_a_row_with_its_fold_and_predictions(study, predictions, tmp_path):
-    write_predictions(
-        study, replace(predictions, log_hazards=np.log([2.0, 1.0, 0.5, 0.25])), tmp_path / "p.csv"
-    )
+    write_predictions(study, predictions, tmp_path / "p.csv")
 
     assert (tmp_path / "p.csv").read_text().splitlines() == [
         "case_id,patient_id,fold,reported_days,censored,selected_days,age_days,cox_risk",
@@ -253,8 +255,8 @@ def test_a_submission_is_ids_and_days_without_a_header(study, predictions, tmp_p
 
 
 def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_path):
-    with_cox = replace(predictions, log_hazards=np.log([2.0, 1.0, 0.5, 0.25]))
-    plain, summary = (summarise(study, each, 0) for each in (predictions, with_cox))
+    without = replace(predictions, log_hazards=None)
+    plain, summary = (summarise(study, each, 0) for each in (without, predictions))
 
     write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
 

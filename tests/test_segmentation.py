@@ -128,7 +128,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
 
     # by their times alone as well: they stand elsewhere than in other files
-    series = [replace(one.series, description="") for one in done.series]
+    series = [replace(one, description="") for one in done.study.series]
     assert [one.modality for one in sort_series(series)] == list(MODALITIES)
     assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
     assert done.case.files.get("t1c")
@@ -269,7 +269,7 @@ def test_headers_that_no_segmentation_can_be_made_of_are_said(
     geometry, source = axial
     text = tmp_path / "text"
     text.write_text("no DICOM")
-    t1c = source.series["t1c"].model_copy(update={"files": (str(text),) * 16})
+    t1c = replace(source.series["t1c"], files=(text,) * 16)
     source = source.model_copy(update={"series": {**source.series, "t1c": t1c}})
     empty = np.zeros(geometry.shape, np.uint8)
 

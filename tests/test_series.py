@@ -26,7 +26,7 @@ def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
 
     (study,) = find_studies(tmp_path / "exam")
 
-    assert study.name == "exam"
+    assert study.case_id == "exam"
     assert [one.number for one in study.series] == [1, 2, 3, 4]
     assert study.series[0].spacing_mm == pytest.approx((1, 1, 1))
     places = [int(path.name.split("_")[-1]) for path in study.series[0].files]
@@ -40,7 +40,7 @@ def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
     write_examination(tmp_path / "all/second/before", study="2")
     write_examination(tmp_path / "all/second/after", study="3")
 
-    names = [study.name for study in find_studies(tmp_path / "all")]
+    names = [study.case_id for study in find_studies(tmp_path / "all")]
 
     assert names == ["first", "second_after", "second_before"]
 
@@ -63,14 +63,14 @@ def test_a_folder_that_is_called_after_the_patient_does_not_name_the_case(
     (hidden,) = find_studies(tmp_path / folder)
     (shown,) = find_studies(tmp_path / folder, with_identifiers=True)
 
-    assert hidden.name.startswith("study-")
-    assert shown.name == folder
+    assert hidden.case_id.startswith("study-")
+    assert shown.case_id == folder
 
 
 def test_a_folder_of_an_anonymised_patient_names_the_case(tmp_path: Path) -> None:
     write_one(tmp_path / "HOSPITAL-4711", PatientIdentityRemoved="YES")
 
-    assert find_studies(tmp_path / "HOSPITAL-4711")[0].name == "HOSPITAL-4711"
+    assert find_studies(tmp_path / "HOSPITAL-4711")[0].case_id == "HOSPITAL-4711"
 
 
 def test_two_patients_in_one_folder_are_two_cases(
@@ -83,7 +83,7 @@ def test_two_patients_in_one_folder_are_two_cases(
         studies = find_studies(tmp_path / "exam")
 
     assert [len(study.series) for study in studies] == [4, 4]
-    assert all(study.name.startswith("study-") for study in studies)
+    assert all(study.case_id.startswith("study-") for study in studies)
     assert "exam holds 2 patients: each examination is a case" in caplog.text
 
 
@@ -170,7 +170,7 @@ def test_a_folder_of_a_very_long_path_is_named_by_a_hash(tmp_path: Path) -> None
     write_one(tmp_path / "all" / ("n" * 120) / ("m" * 120), study="1")
     write_one(tmp_path / "all" / ("n" * 120) / "other", study="2")
 
-    names = [study.name for study in find_studies(tmp_path / "all")]
+    names = [study.case_id for study in find_studies(tmp_path / "all")]
 
     assert names == ["n" * 120 + "_other", *[name for name in names if name.startswith("study-")]]
 

@@ -36,20 +36,19 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 3026,
-    "inference": 2579,
-    "cases": 2556,
-    "top level": 1650,
-    "data": 1533,
-    "cli": 1466,
+    "inference": 2230,
+    "cases": 2389,
+    "top level": 1646,
+    "data": 1446,
     "evaluation": 1233,
     "interop": 945,
     "quality": 1206,
     "figures": 1110,
-    "survival": 1076,
-    "dicom": 971,
-    "runtime": 919,
+    "dicom": 892,
+    "survival": 978,
+    "runtime": 851,
     "pages": 877,
-    "models": 767,
+    "models": 765,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 23_086, 141

@@ -1,65 +1,67 @@
-"""Test studies of survival and nested cross-validation."""
+"""Test nested cross-validation, and fitting of one family of models of survival."""
 
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
+from sklearn.linear_model import LinearRegression, Ridge
 
 from brats_seg.cases.folds import FoldRow, FoldTable
 from brats_seg.errors import FoldError, UsageError
 from brats_seg.survival import study as study_module
-from brats_seg.survival.study import SELECTED, Study, cross_validate
+from brats_seg.survival.study import (
+    BASELINE,
+    COX,
+    FAMILIES,
+    SELECTED,
+    CoxEstimator,
+    Study,
+    concordance,
+    cross_validate,
+    days_family,
+    fit_family,
+)
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
 
 
 def test_age_and_resection_are_features_and_columns_without_information_are_dropped():
     nan = np.nan
     values = [[1.0, 4, 7, nan, 7], [nan, 5, 7, nan, nan], [3, 6, 7, nan, 7]]
-    names = ["age_years", "wt_ml", "equal", "empty", "equal_or_empty"]
-    outcomes = make_outcomes([1, 2, 3], ages=[50, 60, 70], resections=["GTR", "STR", ""])
+    table = make_feature_table(values, ["age_years", "wt_ml", "equal", "empty", "equal_or_empty"])
 
-    study = Study.of(make_feature_table(values, names), outcomes)
+    study = Study.of(table, make_outcomes([1, 2, 3], None, [50, 60, 70], ["GTR", "STR", ""]))
+    ageless = Study.of(table, make_outcomes([1, 2, 3], None, [nan, nan, nan]))
 
-    assert study.features.columns.tolist() == [
-        "age_years",
-        "resection_gtr",
-        "resection_str",
-        "wt_ml",
-    ]
+    names = ["age_years", "resection_gtr", "resection_str", "wt_ml"]
+    assert study.features.columns.tolist() == names
     assert study.features.to_numpy().tolist() == [[50, 1, 0, 4], [60, 0, 1, 5], [70, 0, 0, 6]]
     assert study.dropped == ("equal", "empty", "equal_or_empty")
-
-
-def test_the_baseline_keeps_an_age_without_information():
-    outcomes = make_outcomes([1, 2], ages=[np.nan, np.nan])
-
-    study = Study.of(make_feature_table([[1.0], [2]]), outcomes)
-
-    assert study.features.columns[0] == "age_years"
-    assert "resection_gtr" in study.dropped
+    # the baseline keeps an age without information
+    assert ageless.features.columns.tolist() == ["age_years", "wt_ml"]
 
 
 def fold_table(case_ids, n_folds=3):
-    rows = (
-        FoldRow(case_id=case_id, patient_id=case_id, fold=index % n_folds)
-        for index, case_id in enumerate(case_ids)
-    )
+    rows = [
+        FoldRow(case_id=one, patient_id=one, fold=n % n_folds) for n, one in enumerate(case_ids)
+    ]
     return FoldTable(rows=tuple(rows))
 
 
 @pytest.fixture
 def fitted(monkeypatch):
     """Record the cases of each fit by their last feature, which numbers them."""
-    seen = []
+    fits = []
 
     def record(family, features, outcomes, splits):
-        seen.append((family.name, features.copy(), outcomes.copy(), splits))
-        value = outcomes[:, 1].sum() if family.name == "cox" else np.median(outcomes)
+        fits.append((family.name, features.copy(), outcomes.copy(), splits))
+        value = outcomes[:, 1].sum() if family is COX else np.median(outcomes)
         return SimpleNamespace(predict=lambda rows: np.full(len(rows), value), best_score_=-1.0)
 
     monkeypatch.setattr(study_module, "fit_family", record)
-    return seen
+    return fits
 
 
 def numbered(n_cases=12, patient_ids=None, **outcomes):
@@ -68,51 +70,47 @@ def numbered(n_cases=12, patient_ids=None, **outcomes):
     return Study.of(table, make_outcomes(np.arange(1.0, n_cases + 1) * 100, **outcomes))
 
 
-def numbers(features):
-    return set(features[:, -1].astype(int).tolist())
-
-
 def trained(fitted, family):
-    return [numbers(features) for name, features, _, _ in fitted if name == family]
+    """Return the numbers of the cases of each fit of a family."""
+    return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 
-HELD_OUT = [{number for number in range(12) if number % 3 == fold} for fold in range(3)]
+ALL = set(range(12))
+IN_FOLDS = fold_table([f"case{number:03d}" for number in range(12)])
+OUTSIDE = [{number for number in range(12) if number % 3 != fold} for fold in range(3)]
+"""Cases that are not held out, by fold."""
 
 
 def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
-    study = numbered()
+    cross_validate(numbered(), make_plan(with_cox=True), IN_FOLDS)
 
-    cross_validate(study, make_plan(with_cox=True), fold_table(study.table["case_id"]))
-
-    assert trained(fitted, "ridge") == [set(range(12)) - held for held in HELD_OUT]
-    assert trained(fitted, "cox") == trained(fitted, "ridge")
+    assert trained(fitted, "ridge") == trained(fitted, "cox") == OUTSIDE
     # the baseline has the age and nothing else
-    assert {features.shape[1] for name, features, _, _ in fitted if name == "age"} == {1}
+    assert {features.shape[1] for name, features, *_ in fitted if name == "age"} == {1}
 
 
 def test_only_the_cox_model_is_trained_on_censored_cases(fitted):
     study = numbered(censored=[number in {2, 5} for number in range(12)])
 
-    predictions = cross_validate(
-        study, make_plan(with_cox=True), fold_table(study.table["case_id"])
-    )
+    predictions = cross_validate(study, make_plan(with_cox=True), IN_FOLDS)
 
-    assert all(not {2, 5} & cases for cases in trained(fitted, "ridge"))
-    assert all(not {300, 600} & set(o) for name, _, o, _ in fitted if name == "ridge")
+    assert trained(fitted, "ridge") == [cases - {2, 5} for cases in OUTSIDE]
+    assert all(not {300, 600} & set(days) for name, _, days, _ in fitted if name == "ridge")
     assert (predictions.days > 0).all(axis=None)
     assert predictions.held_out.all()
-    assert trained(fitted, "cox") == [set(range(12)) - held for held in HELD_OUT]
+    assert trained(fitted, "cox") == OUTSIDE
     assert predictions.log_hazards.tolist() == [6, 6, 8] * 4
 
 
 def test_a_case_of_unknown_outcome_is_predicted_by_a_model_of_all_deaths(fitted):
     days = np.arange(1.0, 13) * 100
     days[7] = np.nan
-    study = replace(numbered(), outcomes=make_outcomes(days))
 
-    predictions = cross_validate(study, make_plan(), fold_table(study.table["case_id"]))
+    predictions = cross_validate(
+        replace(numbered(), outcomes=make_outcomes(days)), make_plan(), IN_FOLDS
+    )
 
-    assert trained(fitted, "ridge")[-1] == set(range(12)) - {7}
+    assert trained(fitted, "ridge")[-1] == ALL - {7}
     assert not predictions.held_out[7]
     assert predictions.days[SELECTED][7] == np.nanmedian(days)
 
@@ -124,21 +122,24 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
 
     for name, features, _, splits in fitted:
         if name != "age":
-            cases = numbers(features)
-            assert all((number ^ 1) in cases for number in cases)
-            of_row = [patients[int(number)] for number in features[:, -1]]
+            numbers = features[:, -1].astype(int)
+            assert {number ^ 1 for number in numbers} == set(numbers)
             for train, held in splits:
-                assert not {of_row[row] for row in train} & {of_row[row] for row in held}
+                assert not {*numbers[train] // 2} & {*numbers[held] // 2}
 
 
-def test_the_seed_decides():
-    study = make_study(n_cases=16)
+def test_the_seed_decides_and_the_cox_model_changes_no_days():
+    study = make_study(n_cases=16, effect=0.9)
+    plans = [make_plan(), make_plan(), make_plan(seed=1), make_plan(with_cox=True)]
 
-    first, again, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 0, 1))
+    first, again, other, with_cox = (cross_validate(study, plan) for plan in plans)
 
     assert first.days.columns.tolist() == [SELECTED, "age", "ridge"]
     assert first.days.equals(again.days)
     assert not first.days.equals(other.days)
+    assert first.days.equals(with_cox.days)
+    assert first.log_hazards is None
+    assert np.corrcoef(with_cox.log_hazards, np.log(study.outcomes["days"]))[0, 1] < -0.4
 
 
 def test_an_effect_is_found_and_the_only_family_is_selected():
@@ -146,32 +147,16 @@ def test_an_effect_is_found_and_the_only_family_is_selected():
 
     predictions = cross_validate(study, make_plan(n_repeats=2))
 
-    days = np.log(study.outcomes["days"])
-    assert np.corrcoef(np.log(predictions.days["ridge"]), days)[0, 1] > 0.7
+    logs = np.log([predictions.days["ridge"], study.outcomes["days"]])
+    assert np.corrcoef(logs)[0, 1] > 0.7
     assert predictions.days[SELECTED].equals(predictions.days["ridge"])
     assert predictions.n_chosen == {"ridge": 8}
-
-
-def test_with_the_cox_model_the_days_are_the_same():
-    study = make_study(n_cases=16, effect=0.9)
-
-    without, beside = (cross_validate(study, make_plan(with_cox=cox)) for cox in (False, True))
-
-    assert without.days.equals(beside.days)
-    assert without.log_hazards is None
-    assert np.corrcoef(beside.log_hazards, np.log(study.outcomes["days"]))[0, 1] < -0.4
 
 
 @pytest.mark.parametrize(
     ("study", "n_folds", "folds", "error", "message"),
     [
-        (
-            make_study(n_cases=12),
-            4,
-            ["case000", "x", "y"],
-            FoldError,
-            r"no row for 11 cases .*such as case001\. Give the fold table",
-        ),
+        (make_study(n_cases=12), 4, ["case000", "x"], FoldError, "no row for 11 .*such as case001"),
         (make_study(n_cases=3), 4, None, UsageError, r"3 patients .*too few for 4 folds"),
         (make_study(n_cases=5), 6, None, UsageError, r"too few for 6 folds; expected 6 at least"),
         (
@@ -179,10 +164,161 @@ def test_with_the_cox_model_the_days_are_the_same():
             4,
             [f"case{number:03d}" for number in range(12)],
             FoldError,
-            r"fold 0 is held out with only 0 deaths in the other folds",
+            "fold 0 is held out with only 0 deaths in the other folds",
         ),
     ],
 )
 def test_folds_that_cannot_be_used_are_refused(study, n_folds, folds, error, message):
     with pytest.raises(error, match=message):
         cross_validate(study, make_plan(n_folds=n_folds), folds and fold_table(folds))
+
+
+EVERY = pytest.mark.parametrize("family", [*FAMILIES, COX], ids=lambda family: family.name)
+
+
+def cohort(n_cases=60, *, seed=0, share_died=0.7):
+    """Return features, the first of which shortens survival, days and deaths."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(n_cases, 6))
+    days = np.exp(6 - 0.8 * features[:, 0] + 0.2 * rng.normal(size=n_cases))
+    died = rng.random(n_cases) < share_died
+    return features, np.where(died, days, days * rng.random(n_cases)), died
+
+
+def fit(family, features, days, died=None):
+    if family is COX:
+        days = np.column_stack([days, np.ones(len(days)) if died is None else died])
+    indices = np.arange(len(days))
+    splits = [(np.setdiff1d(indices, held), held) for held in np.array_split(indices, 3)]
+    return fit_family(family, features, days, splits)
+
+
+@pytest.mark.parametrize("family", [BASELINE, *FAMILIES, COX], ids=lambda family: family.name)
+def test_every_family_finds_a_strong_effect(family):
+    features, days, died = cohort(share_died=0.7 if family is COX else 1)
+    n_kept = 1 if family is BASELINE else 6
+
+    model = fit(family, features[:, :n_kept], days, died)
+
+    unseen, days, died = cohort(seed=1)
+    predicted = model.predict(unseen[:, :n_kept])
+    assert concordance(days, died, -predicted if family is COX else predicted) > 0.85
+    assert family is COX or (predicted > 0).all()
+
+
+@EVERY
+def test_few_cases_with_empty_and_constant_columns_are_fitted(family):
+    features, days, _ = cohort(3, share_died=1)
+    features[:, 1], features[:, 2], features[0, 3] = np.nan, 7, np.nan
+    days[1] = 0
+
+    assert np.isfinite(fit(family, features, days).predict(features)).all()
+
+
+@EVERY
+def test_nothing_of_unseen_cases_is_learnt(family):
+    """Scale and medians are those of the training cases, and not of the predicted ones."""
+    features, days, died = cohort()
+    model = fit(family, features, days, died)
+
+    with_wild = model.predict(np.concatenate([features[:1], np.full((5, 6), 1e6)]))[:1]
+
+    assert model.predict(features[:1]) == pytest.approx(with_wild)
+
+
+def test_the_strongest_features_are_kept_whichever_way_they_go():
+    features, _, _ = cohort(30)
+    days = np.exp(6 + 0.5 * (features[:, 1] - features[:, 4]))
+
+    model = fit(days_family("two", Ridge(), (2,)), features, days)
+
+    kept = model.best_estimator_["selectkbest"].get_support(indices=True)
+    assert kept.tolist() == [1, 4]
+
+
+def test_a_wild_prediction_is_a_century_at_most_and_a_wild_ratio_is_finite():
+    features, days, died = cohort()
+    wild = fit(days_family("wild", LinearRegression(), (1,)), features, days)
+    hazard = fit(COX, features, days, died)
+
+    sides = [wild.predict(np.full((1, 6), value))[0] for value in (-1e9, 1e9)]
+    assert min(sides) == 0
+    assert 36000 < max(sides) < 40000
+    assert np.exp(hazard.predict(np.full((1, 6), 1e9))) == pytest.approx(1e6)
+
+
+def test_the_coefficients_are_those_of_lifelines():
+    from lifelines import CoxPHFitter
+
+    features, days, died = cohort()
+    frame = pd.DataFrame(features).assign(days=days, died=died).rename(columns=str)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        expected = CoxPHFitter(penalizer=0.1).fit(frame, "days", "died").params_
+
+    model = CoxEstimator(penalty=0.1).fit(features, np.column_stack([days, died]))
+
+    assert model.coefficients_ == pytest.approx(expected.to_numpy(), rel=1e-9)
+
+
+def test_censored_patients_are_learnt_from():
+    """Those without the risk factor are all alive at the end: the deaths alone do not show it."""
+    risk = np.repeat([0.0, 1.0], 20)
+    died = (np.arange(40) % 2 == 1) & (risk == 1)
+    died[:2] = True
+    days = np.where(died, 300.0 + np.arange(40) % 7, 600.0)
+
+    assert np.diff(fit(COX, risk[:, None], days, died).predict(np.array([[0.0], [1.0]]))) > 0.2
+
+
+def test_without_deaths_or_varying_features_all_have_the_same_hazard():
+    features, days, died = cohort(12)
+
+    assert fit(COX, features, days, np.zeros(12)).predict(features).tolist() == [0] * 12
+    constant = np.full((12, 3), 7.0)
+    assert fit(COX, constant, days, died).predict(constant).tolist() == [0] * 12
+    # a feature that separates deaths from survivors does not warn
+    separating = fit(COX, died[:, None].astype(float), days, died)
+    assert np.diff(separating.predict(np.array([[0.0], [1.0]]))) > 0
+
+
+def test_a_fit_that_does_not_converge_predicts_the_mean_hazard_and_says_so(monkeypatch, caplog):
+    from lifelines import CoxPHFitter
+    from lifelines.exceptions import ConvergenceError
+
+    def diverge(*_, **__):
+        raise ConvergenceError("delta contains nan", ValueError())
+
+    monkeypatch.setattr(CoxPHFitter, "fit", diverge)
+    features, days, died = cohort(12)
+
+    model = CoxEstimator().fit(features, np.column_stack([days, died]))
+
+    assert model.predict(features).tolist() == [0] * 12
+    assert "did not converge and predicts the mean hazard" in caplog.text
+
+
+def test_the_strongest_features_are_those_of_the_score_test():
+    """Compare with the score of the partial likelihood at 0, by a loop over the deaths."""
+    features, days, died = cohort(30)
+    scores = np.zeros(6)
+    for index in np.flatnonzero(died):
+        scores += features[index] - features[days >= days[index]].mean(axis=0)
+    norms = np.linalg.norm(features - features.mean(axis=0), axis=0)
+
+    ratios = COX.strength(features, np.column_stack([days, died])) / (np.abs(scores) / norms)
+
+    assert ratios == pytest.approx(np.full(6, ratios[0]))
+
+
+def test_the_concordance_index_by_hand():
+    # known orders: 1 before 2, 3, 4; 3 before 4. Patient 2 was alive at 200 days.
+    days, died = np.array([100.0, 200, 300, 400]), np.array([True, False, True, True])
+
+    assert concordance(days, died, days) == 1
+    assert concordance(days, died, -days) == 0
+    assert concordance(days, died, np.full(4, 7.0)) == 0.5
+    # 1 before 2 is wrong, the other three are right
+    assert concordance(days, died, np.array([150.0, 100, 300, 400])) == 0.75
+    # no known order
+    assert concordance(days[:2], np.array([False, False]), days[:2]) == 0.5

@@ -1,51 +1,57 @@
-"""Test writing and reading the table of features."""
+"""Test the table of features, and the survival that is read for it."""
 
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from brats_seg.errors import UsageError
-from brats_seg.survival.table import feature_columns, read_features, write_features
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.survival.table import (
+    feature_columns,
+    read_features,
+    read_ids,
+    read_outcomes,
+    write_features,
+)
+from tests.survival_builders import make_feature_table
 
 HEADER = "case_id,patient_id,labels_from,labels_seen,resection"
-
-
-def make_row(case_id: str = "A", **values: str | float) -> dict[str, str | float]:
-    texts = {"case_id": case_id, "patient_id": f"patient of {case_id}", "labels_from": "reference"}
-    rest = {"labels_seen": "", "resection": "GTR", "latent0_seen": "no"}
-    return texts | rest | {"wt_ml": 12.3456789, "n": 3, "et_x": nan} | values
+CLINICAL = "BraTS20ID,Age,Survival_days,Extent_of_Resection"
+IDS = ("BraTS20_Training_001", "BraTS20_Training_002", "BraTS20_Training_003")
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "features.csv"
-    write_features([make_row(), make_row("B", labels_seen="unknown")], path)
+    texts = {"patient_id": "=P", "labels_from": "reference", "labels_seen": "", "resection": "GTR"}
+    values = {"latent0_seen": "no", "wt_ml": 12.3456789, "n": 3, "et_x": nan}
+    rows = [{"case_id": "A", **texts, **values}, {"case_id": "B", **texts, **values}]
+    rows[1]["labels_seen"] = "unknown"
+    write_features(rows, path := tmp_path / "features.csv")
 
     table = read_features(path)
 
-    assert path.read_text().splitlines()[1] == "A,patient of A,reference,,GTR,no,12.34568,3,"
+    assert path.read_text().splitlines()[1] == "A,'=P,reference,,GTR,no,12.34568,3,"
     assert table["labels_seen"].tolist() == ["", "unknown"]
+    assert table["patient_id"].tolist() == ["=P", "=P"]
     assert feature_columns(table) == ["wt_ml", "n", "et_x"]
-    assert table[["wt_ml", "n", "et_x"]].iloc[1].tolist() == pytest.approx(
-        [12.34568, 3, nan], nan_ok=True
-    )
+    read = table[["wt_ml", "n", "et_x"]].iloc[1].tolist()
+    assert read == pytest.approx([12.34568, 3, nan], nan_ok=True)
+    write_features([], path)
+    assert path.read_text() == f"{HEADER}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (None, r"absent.csv does not exist. .*`brats-seg features"),
-        ("", "is not a CSV table: No columns to parse from file. Make a table of features"),
-        (
-            "id,days\nA,3\n",
-            "has no column case_id, patient_id, .*; found the columns id, days. Make a table",
-        ),
-        (f"{HEADER},x\n", "has no rows; expected one for each case. Make a table"),
-        (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "more than one row for A; expected one each"),
-        (f"{HEADER},x\nA,A,,,,many\n", "case A: found 'many' in column x; expected a number"),
+        ("", "is not a CSV table: .*Make a table of features"),
+        ("id,days\nA,3\n", "has no column case_id, .*Make a table of features"),
+        (f"{HEADER},x\n", "has no rows"),
+        (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "more than one row for A;"),
+        (f"{HEADER},x\nA,A,,,,many\n", "case A: found 'many' in column x"),
         (f"{HEADER},x\nA,A,,true,,1\n", "has 'true' in column labels_seen; expected no, unknown"),
-        (f"{HEADER},latent0_seen\nA,A,,,,\n", "has '' in column latent0_seen; expected no"),
+        (f"{HEADER},latent0_seen\nA,A,,,,\n", "has '' in column latent0_seen"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
@@ -57,17 +63,84 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str | None, message: 
         read_features(path)
 
 
-@pytest.mark.parametrize("text", ["", " ", "nan", "NaN", "inf", "-inf"])
-def test_what_is_not_finite_is_unknown(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.csv").write_text(f"{HEADER},x,y\nA,A,,,,{text},2\n")
+def test_what_is_not_finite_is_unknown(tmp_path: Path) -> None:
+    cells = ["", " ", "nan", "NaN", "inf", "-inf"]
+    lines = [f"{n},A,,,,{cell},2" for n, cell in enumerate(cells)]
+    (tmp_path / "a.csv").write_text("\n".join([f"{HEADER},x,y", *lines]))
 
     table = read_features(tmp_path / "a.csv")
 
-    assert np.isnan(table["x"][0])
-    assert table["y"][0] == 2
+    assert np.isnan(table["x"]).all()
+    assert (table["y"] == 2).all()
 
 
-def test_a_table_without_cases_is_still_written(tmp_path: Path) -> None:
-    write_features([], tmp_path / "features.csv")
+def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values) -> pd.DataFrame:
+    path = folder / "survival_info.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return read_outcomes(make_feature_table([[1.0]] * len(ids), case_ids=ids, **values), path)
 
-    assert (tmp_path / "features.csv").read_text() == f"{HEADER}\n"
+
+def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:
+    rows = [f"{IDS[0]},60,289,GTR", f"{IDS[1]},50,ALIVE (361 days later),STR", f"{IDS[2]},NA,NA,NA"]
+
+    found = outcomes(tmp_path, *rows)
+
+    assert found["days"][:2].tolist() == [289, 361]
+    assert isnan(found["days"][2])
+    assert found["died"].tolist() == [True, False, False]
+    assert found["lived"].tolist() == [False, True, False]
+    assert found["resection"].tolist() == ["GTR", "STR", ""]
+    assert found["age_years"][:2].tolist() == [60, 50]
+
+
+def test_the_table_fills_in_only_what_the_features_lack(tmp_path: Path) -> None:
+    rows = [f"{case_id},60,289,GTR" for case_id in IDS]
+
+    found = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])
+
+    assert found["age_years"].tolist() == [1, 1, 1]
+    assert found["resection"].tolist() == ["STR", "GTR", "GTR"]
+
+
+@pytest.mark.parametrize(
+    "header", ["Brats17ID,Age,Survival", "BraTS18ID,Age,Survival", "case_id,age,survival_days"]
+)
+def test_columns_of_every_year_are_understood(tmp_path: Path, header: str) -> None:
+    assert outcomes(tmp_path, "X,60,289", header=header, ids=["X"])["days"].tolist() == [289]
+
+
+def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_path: Path) -> None:
+    row, ids = f"{IDS[0]},60,289,GTR", ["Brats18_X_1"]
+    with pytest.raises(UsageError, match=rf"none of the 1 case .*Brats18_X_1, .*{IDS[0]}.*--clin"):
+        outcomes(tmp_path, row, ids=ids)
+    (tmp_path / "name_mapping.csv").write_text(
+        f"BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,{IDS[0]}\n"
+    )
+
+    assert outcomes(tmp_path, row, ids=ids)["days"].tolist() == [289]
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "error", "message"),
+    [
+        ("name,Age,Survival", "", UsageError, "has no column of ids; found name, Age, Survival"),
+        ("BraTS20ID,Age", "", UsageError, "has no column of survival; found BraTS20ID, Age"),
+        ("a;b", "", UsageError, "has no column of ids and no column of survival; found a;b"),
+        ("", "", UsageError, "survival_info.csv is not a CSV table"),
+        (CLINICAL, f"{IDS[0]},60,a year,GTR", CaseError, f"case {IDS[0]}.*survival 'a year'"),
+        (CLINICAL, f"{IDS[0]},50,ALIVE (9 days later),NA", UsageError, "no death among the 1 case"),
+    ],
+)
+def test_a_table_without_outcomes_is_refused(tmp_path: Path, header, row, error, message) -> None:
+    with pytest.raises(error, match=message):
+        outcomes(tmp_path, row, header=header)
+
+
+def test_the_ids_of_a_table_are_read_without_its_survival(tmp_path: Path) -> None:
+    path = tmp_path / "survival_evaluation.csv"
+    path.write_text("BraTS20ID,Age\nBraTS20_Validation_001,50\n")
+    assert read_ids(path) == ("brats20_validation_001",)
+
+    path.write_text("BraTS20ID,Age\n")
+    with pytest.raises(UsageError, match=r"evaluation.csv has no rows"):
+        read_ids(path)

@@ -1,8 +1,7 @@
 """Test tuning on out-of-fold predictions: choice, significance and storage with the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,9 @@ from brats_seg.inference.held_out import (
 from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import (
     TUNING_NAME,
-    Score,
+    FittedSetting,
     Tuning,
-    _fit_decoding,
-    _notes_of_dice,
-    _scores,
+    fit_cases,
     metric_named,
     store_tuning,
     stored_tuning,
@@ -45,21 +42,30 @@ LESIONS = metric_named("lesionwise", "GLI")
 N_CASES = 10
 
 
-def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> HeldOutCase:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
-        probabilities=probabilities.astype(np.float16),
-        reference=reference,
-        spacing_mm=(1.0, 1.0, 1.0),
-    )
-    return HeldOutCase(case_id=path.stem, path=path)
+def write_cases(
+    folder: Path,
+    change: Callable[[int, np.ndarray, np.ndarray], None],
+    n_cases: int = N_CASES,
+) -> list[HeldOutCase]:
+    """Write cases of nested cubes, after a change of the probabilities and of the reference."""
+    cases = []
+    for number in range(n_cases):
+        reference, probabilities = nested(), nested() * 0.9
+        change(number, probabilities, reference)
+        path = folder / f"{number}.npz"
+        np.savez_compressed(
+            path,
+            probabilities=probabilities.astype(np.float16),
+            reference=reference,
+            spacing_mm=(1.0, 1.0, 1.0),
+        )
+        cases.append(HeldOutCase(case_id=path.stem, path=path))
+    return cases
 
 
-def fit(cases: Sequence[HeldOutCase], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
-    score: Score = partial(_scores, protocol=protocol, n_workers=0, track=untracked)
-    decoding, fits = _fit_decoding(cases, score)
-    return decoding, {one.setting: one for one in fits}
+def fit(cases: Sequence[HeldOutCase], protocol=DICE) -> tuple[Decoding, dict[str, FittedSetting]]:
+    tuning = fit_cases(cases, protocol)
+    return tuning.fitted.decoding, {one.setting: one for one in tuning.fits}
 
 
 def cube(start: int, stop: int, size: int = 20) -> np.ndarray:
@@ -72,15 +78,13 @@ def nested() -> np.ndarray:
     return np.stack([cube(4, 16), cube(6, 14), cube(8, 12)])
 
 
-def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -> None:
-    """ET has a false rim of probability 0.62: 0.65 is the nearest threshold without it."""
-    cases = []
-    for number in range(N_CASES):
-        said = nested() * 0.9
-        said[2][cube(7, 13) & ~cube(8, 12)] = 0.62
-        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
+def add_rim(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+    """Give ET a false rim of probability 0.62: 0.65 is the nearest threshold without it."""
+    probabilities[2][cube(7, 13) & ~cube(8, 12)] = 0.62
 
-    decoding, fits = fit(cases)
+
+def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -> None:
+    decoding, fits = fit(write_cases(tmp_path, add_rim))
 
     assert decoding == Decoding(thresholds=(0.5, 0.5, 0.65))
     assert fits["threshold of ET"].chosen == "0.65"
@@ -89,17 +93,21 @@ def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -
     assert fits["threshold of WT"].chosen == fits["threshold of WT"].best == "0.5"
 
 
+def test_few_cases_change_nothing(tmp_path: Path) -> None:
+    decoding, fits = fit(write_cases(tmp_path, add_rim, n_cases=8))
+
+    assert decoding == Decoding()
+    assert (fits["threshold of ET"].chosen, fits["threshold of ET"].best) == ("0.5", "0.65")
+
+
 def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> None:
     """The surer a network is, the nearer its cubes are to the reference."""
-    cases = []
-    for number in range(N_CASES):
-        found = np.stack([cube(4, 16), cube(6, 14), cube(8, 12)])
-        found[:, : 4 + number % 5] = False
-        said = found * (0.95 - 0.05 * (number % 5))
-        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
-    notes = _notes_of_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
-    lines = dice_lines([notes])
+    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+        probabilities[:] = nested() * (0.95 - 0.05 * (number % 5))
+        probabilities[:, : 4 + number % 5] = 0
+
+    lines = dice_lines([fit_cases(write_cases(tmp_path, change), DICE).notes])
 
     assert [line.region for line in lines] == ["wt", "tc", "et"]
     assert {line.n_cases for line in lines} == {N_CASES}
@@ -109,13 +117,11 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
 
 def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> None:
     """False specks of 27 mm3 in WT: 50 is the first candidate that drops them."""
-    cases = []
-    for number in range(N_CASES):
-        said = nested() * 0.9
-        said[0][cube(0, 3)] = 0.9
-        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
-    decoding, fits = fit(cases)
+    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+        probabilities[0][cube(0, 3)] = 0.9
+
+    decoding, fits = fit(write_cases(tmp_path, change))
 
     assert decoding.smallest_mm3 == (50.0, 0.0, 0.0)
     assert fits["smallest component of WT, mm3"].gain.n_raised == N_CASES
@@ -123,15 +129,13 @@ def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> 
 
 def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None:
     """10 of 14 cases have 27 mm3 of false ET, the others 64 mm3 of true ET."""
-    cases = []
-    for number in range(14):
-        reference, said = nested(), nested() * 0.9
+
+    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
         if number < 10:
             reference[2] = False
-            said[2] = cube(8, 11) * 0.9
-        cases.append(write_case(tmp_path / f"{number}.npz", said, reference))
+            probabilities[2] = cube(8, 11) * 0.9
 
-    decoding, _ = fit(cases)
+    decoding, _ = fit(write_cases(tmp_path, change, n_cases=14))
 
     dropped = decoding.smallest_mm3[2], decoding.smallest_et_mm3
     assert dropped in {(50.0, 0.0), (0.0, 50.0)}
@@ -139,31 +143,17 @@ def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None
 
 def test_lesions_are_fitted_to_when_asked(tmp_path: Path) -> None:
     """A speck costs little Dice, and half of the lesion-wise score."""
-    cases = []
-    for number in range(N_CASES):
-        said = nested() * 0.9
-        said[0][:1, :1, :2] = 0.9
-        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
+    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+        probabilities[0][:1, :1, :2] = 0.9
+
+    cases = write_cases(tmp_path, change)
     plain, _ = fit(cases)
     lesionwise, fits = fit(cases, LESIONS)
 
     assert plain == Decoding()
     assert lesionwise.smallest_mm3 == (10.0, 0.0, 0.0)
     assert fits["smallest component of WT, mm3"].gain.mean == pytest.approx(0.5 / 3, abs=1e-3)
-
-
-def test_few_cases_change_nothing(tmp_path: Path) -> None:
-    """The rim of the first test, in eight cases."""
-    said = nested() * 0.9
-    said[2][cube(7, 13) & ~cube(8, 12)] = 0.62
-    cases = [write_case(tmp_path / f"{number}.npz", said, nested()) for number in range(8)]
-
-    decoding, fits = fit(cases)
-
-    assert decoding == Decoding()
-    assert fits["threshold of ET"].chosen == "0.5"
-    assert fits["threshold of ET"].best == "0.65"
 
 
 def test_an_unknown_metric_is_refused() -> None:
@@ -269,12 +259,12 @@ def test_a_tuning_of_other_weights_or_values_does_not_count(
     card = again[1].trained.card.model_copy(update={"fitted": changed})
     other = replace(again[1], trained=replace(again[1].trained, card=card))
     assert stored_tuning([again[0], other], tuning.key) is None
-
-
-def test_an_account_of_another_version_does_not_count(held_out: list[HeldOut]) -> None:
-    (held_out[0].run / TUNING_NAME).write_text("{}")
-
-    assert stored_tuning(held_out, "") is None
+    # of another version
+    path = held_out[0].run / TUNING_NAME
+    content = path.read_text()
+    path.write_text("{}")
+    assert stored_tuning(again, tuning.key) is None
+    path.write_text(content)
 
 
 def test_too_few_cases_are_told_before_a_network_is_asked(

@@ -4,9 +4,10 @@ import pytest
 import torch
 from monai.networks.nets import DynUNet
 from torch import Tensor, nn
+from torch.nn import functional
 
 from brats_seg.models.interface import TrainingOutput
-from brats_seg.models.unet import SMALLEST_AXIS, Level, UNet, level_strides
+from brats_seg.models.unet import SMALLEST_AXIS, Level, NotebookUNet, UNet, level_strides
 
 Triple = tuple[int, int, int]
 
@@ -178,11 +179,11 @@ def test_a_patch_does_not_see_the_patches_beside_it(training: bool) -> None:
     assert torch.allclose(together, alone, atol=1e-12)
 
 
-@pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4)], ids=str)
-def test_every_parameter_learns(patch: Triple) -> None:
-    network = make_unet(patch, (4, 5, 6, 7))
+@pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4), None], ids=str)
+def test_every_parameter_learns(patch: Triple | None) -> None:
+    network = make_notebook() if patch is None else make_unet(patch, (4, 5, 6, 7))
 
-    output = network(random_images(1, patch))
+    output = network(random_images(1, patch or (16, 16, 16)))
     sum(logits.square().sum() for logits in output.logits).backward()
 
     still = [
@@ -197,3 +198,50 @@ def test_convolutions_start_as_he_proposed() -> None:
 
     assert convolution.weight.std().item() == pytest.approx((2 / (64 * 27)) ** 0.5, rel=0.02)
     assert all(head.bias.eq(0).all() for head in network.heads)
+
+
+def make_notebook() -> NotebookUNet:
+    torch.manual_seed(0)
+    return NotebookUNet(n_in=4, n_out=3)
+
+
+def described(network: NotebookUNet, image: Tensor) -> Tensor:
+    """The network as the notebook describes it, with the weights of `network`."""
+
+    def double_convolution(features: Tensor) -> Tensor:
+        for _ in range(2):
+            convolution, norm = next(convolutions), next(norms)
+            features = functional.conv3d(features, convolution.weight, convolution.bias, padding=1)
+            features = functional.group_norm(features, 8, norm.weight, norm.bias)
+            features = features.clamp(min=0)
+        return features
+
+    convolutions = (m for m in network.modules() if isinstance(m, nn.Conv3d))
+    norms = (m for m in network.modules() if isinstance(m, nn.GroupNorm))
+    levels = [double_convolution(image)]
+    for _ in range(4):
+        levels.append(double_convolution(nn.MaxPool3d(2)(levels[-1])))
+    features = levels.pop()
+    while levels:
+        skip = levels.pop()
+        up = nn.Upsample(scale_factor=2, mode="trilinear", align_corners=True)(features)
+        padded = torch.zeros(*up.shape[:2], *skip.shape[2:])
+        starts = [(a - b) // 2 for a, b in zip(skip.shape[2:], up.shape[2:], strict=True)]
+        x, y, z = (slice(a, a + n) for a, n in zip(starts, up.shape[2:], strict=True))
+        padded[:, :, x, y, z] = up
+        features = double_convolution(torch.cat([skip, padded], dim=1))
+    head = next(convolutions)
+    return functional.conv3d(features, head.weight, head.bias)
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 16), (23, 31, 20)], ids=str)
+def test_computes_what_the_notebook_describes(shape: Triple) -> None:
+    network, image = make_notebook(), torch.randn(2, 4, *shape)
+
+    with torch.no_grad():
+        output, logits = network(image), network.eval()(image)
+        assert torch.allclose(logits, described(network, image), atol=1e-5)
+    assert type(logits) is Tensor
+    assert isinstance(output, TrainingOutput)
+    assert [torch.equal(trained, logits) for trained in output.logits] == [True]
+    assert sum(p.numel() for p in network.parameters()) == 5_652_507

@@ -36,11 +36,8 @@ def counting() -> Callable[[Tensor], Tensor]:
         (4, 4, 0.5, (0,)),
         (5, 4, 0.5, (0, 1)),
         (9, 4, 0.5, (0, 2, 3, 5)),
-        (10, 4, 0.5, (0, 2, 4, 6)),
-        (8, 4, 0.0, (0, 4)),
         (9, 4, 0.0, (0, 2, 5)),
         (150, 64, 0.5, (0, 29, 57, 86)),
-        (200, 100, 0.9, tuple(range(0, 101, 10))),
         (7, 4, 0.999, (0, 1, 2, 3)),
     ],
 )
@@ -65,8 +62,8 @@ def test_windows_reach_both_borders_and_overlap_enough(overlap: float) -> None:
 @pytest.mark.parametrize(("size", "length"), [(8, 8), (19, 8), (155, 96)])
 def test_weights_of_the_windows_that_hold_a_voxel_sum_to_one(size: int, length: int) -> None:
     total = torch.zeros(size)
-    for stretch in axis_windows(size, length, 0.5):
-        total[stretch.slice] += stretch.weights
+    for window, weights in axis_windows(size, length, 0.5):
+        total[window] += weights
 
     assert torch.allclose(total, torch.ones(size), atol=1e-6)
 
@@ -84,33 +81,26 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
     assert torch.allclose(logits, image, atol=1e-6)
 
 
-def test_two_windows_of_two_voxels_meet_half_way() -> None:
-    image = torch.zeros(1, 3, 1, 1)
-
-    logits = predict_logits(counting(), image, window=(2, 1, 1), overlap=0.5)
-
-    assert logits.flatten().tolist() == pytest.approx([1, 1.5, 2])
+SIDE = exp(-32 / 9)
+"""Windows of 3 have a sigma of 3/8: one voxel from the centre weighs exp(-32/9)."""
 
 
-def test_a_voxel_follows_the_window_whose_centre_is_nearer() -> None:
-    """Windows of 3 have a sigma of 3/8: one voxel from the centre weighs exp(-32/9)."""
-    image = torch.zeros(1, 4, 1, 1)
-    side = exp(-32 / 9)
+@pytest.mark.parametrize(
+    ("shape", "window", "expected"),
+    [
+        ((3, 1, 1), (2, 1, 1), [1, 1.5, 2]),
+        ((4, 1, 1), (3, 1, 1), [1, (1 + 2 * SIDE) / (1 + SIDE), (SIDE + 2) / (SIDE + 1), 2]),
+        # windows 1 and 2 lie along y in the first row, 3 and 4 in the second
+        ((3, 3, 1), (2, 2, 1), [1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4]),
+    ],
+)
+def test_the_mean_of_a_voxel_worked_out_by_hand(
+    shape: Triple, window: Triple, expected: list[float]
+) -> None:
+    """A voxel follows the window whose centre is nearer."""
+    logits = predict_logits(counting(), torch.zeros(1, *shape), window=window, overlap=0.5)
 
-    logits = predict_logits(counting(), image, window=(3, 1, 1), overlap=0.5)
-
-    assert logits.flatten().tolist() == pytest.approx(
-        [1, (1 + 2 * side) / (1 + side), (side + 2) / (side + 1), 2]
-    )
-
-
-def test_a_plane_of_four_windows_worked_out_by_hand() -> None:
-    """Windows 1 and 2 lie along y in the first row, 3 and 4 in the second."""
-    image = torch.zeros(1, 3, 3, 1)
-
-    logits = predict_logits(counting(), image, window=(2, 2, 1), overlap=0.5)
-
-    assert logits[0, :, :, 0].flatten().tolist() == pytest.approx([1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4])
+    assert logits.flatten().tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(24, 24, 16), (12, 18, 8)], ids=str)
@@ -134,19 +124,6 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
         )
 
     assert torch.allclose(ours, theirs[0], atol=1e-5)
-
-
-def test_the_network_sees_one_whole_window_at_a_time() -> None:
-    shapes = []
-
-    def network(window: Tensor) -> Tensor:
-        shapes.append(tuple(window.shape))
-        return window[:, :3]
-
-    logits = predict_logits(network, random_image((10, 8, 3)), window=(8, 4, 4), overlap=0.5)
-
-    assert logits.shape == (3, 10, 8, 3)
-    assert shapes == [(1, 4, 8, 4, 4)] * (2 * 3 * 1)
 
 
 def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:
@@ -177,31 +154,15 @@ def test_logits_of_half_precision_are_averaged_in_float32() -> None:
     assert torch.allclose(logits, value.float(), atol=1e-6)
 
 
-def test_works_in_inference_mode_and_under_autocast() -> None:
-    torch.manual_seed(0)
-    network = nn.Conv3d(4, 3, 3, padding=1)
-    image = random_image((9, 8, 7))
+def test_works_in_inference_mode_and_leaves_the_image_alone() -> None:
+    image, network = random_image((9, 8, 7)), nn.Conv3d(4, 3, 3, padding=1)
+    before = image.clone()
     expected = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
 
     with torch.inference_mode():
-        exact = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            rough = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
-
-    assert torch.equal(exact, expected)
-    assert rough.dtype == torch.float32
-    assert torch.allclose(rough, expected, atol=0.05)
-
-
-def test_leaves_the_image_alone_and_keeps_no_graph() -> None:
-    image = random_image((9, 8, 7))
-    before = image.clone()
-    network = nn.Conv3d(4, 3, 3, padding=1)
-
-    logits = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
-
+        assert torch.equal(predict_logits(network, image, window=(6, 6, 6), overlap=0.5), expected)
     assert torch.equal(image, before)
-    assert not logits.requires_grad
+    assert not expected.requires_grad
 
 
 @pytest.mark.parametrize("shape", [(5, 6, 7), (8, 8, 8), (20, 17, 9)])
@@ -212,9 +173,9 @@ def test_the_number_of_windows_is_known_beforehand(
     calls = []
 
     def network(window: torch.Tensor) -> torch.Tensor:
-        calls.append(window)
+        calls.append(tuple(window.shape))
         return window[:, :3]
 
     predict_logits(network, torch.ones(4, *shape), window=(8, 8, 8), overlap=overlap)
 
-    assert n_windows(shape, (8, 8, 8), overlap) == len(calls)
+    assert calls == [(1, 4, 8, 8, 8)] * n_windows(shape, (8, 8, 8), overlap)

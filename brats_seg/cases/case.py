@@ -6,8 +6,9 @@ Arrays are `(X, Y, Z)`. `open_files` is the only way from the files of a case to
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,7 @@ from brats_seg.cases.nifti import (
     unpack_label_map,
     unpack_volume,
 )
-from brats_seg.errors import CaseError, UnusableCaseError, counted, printable
+from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
@@ -97,8 +98,6 @@ class Case:
 
     case_id: str
     patient_id: str
-    timepoint: str = ""
-    """Time point in the case id, if the release has time points."""
     release: str
     """Release, for example `brats2021`, `brats2024-gli`, `msd`, or `unknown`."""
     root: Path = Path()
@@ -115,16 +114,10 @@ class Case:
 
     @classmethod
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
-        """Return a case whose release, patient and time point are parsed from its id."""
+        """Return a case whose release and patient are parsed from its id."""
         case_id = printable(case_id)
-        name = parse_case_id(case_id)
-        return cls(
-            case_id=case_id,
-            patient_id=name.patient_id,
-            timepoint=name.timepoint,
-            release=name.release,
-            files=files,
-        )
+        release, patient_id = parse_case_id(case_id)
+        return cls(case_id=case_id, patient_id=patient_id, release=release, files=files)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -270,7 +263,7 @@ def load_case(
         (4, 'brats2021', 'brats2017')
     """
     if case.problems:
-        raise UnusableCaseError(case.case_id, case.problems)
+        raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
     files = files or read_case_files(case, with_label=with_label)
     opened = open_files(case, files, with_label=with_label, modalities=modalities)
     return replace(_loaded(case, opened, labels), hashes=files.hashes)
@@ -288,25 +281,16 @@ def case_of_arrays(
         found = f"{len(images)} images for {', '.join(modalities)}"
         expected = f"an image for each, in the order {', '.join(MODALITIES)}"
         raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
-    x, y, z = images.shape[1:]
-    geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
+    geometry = Geometry.at(affine, images.shape[1:], qform_code=1)
     volumes = {
         modality: Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    return _loaded(case, _judged(case, volumes, None, []), "")
+    return _loaded(case, _judged(case, volumes, []), "")
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
     """Read and hash the files of a case, each once, without decompressing them."""
-    files = try_case_files(case, with_label=with_label)
-    for problem in files.problems:
-        raise problem
-    return files
-
-
-def try_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
-    """Read the files as `read_case_files` does; errors are collected, not raised."""
     scans = (*case.images, *([case.label] if with_label and case.label else []))
     packed: dict[Path, bytes] = {}
     problems = []
@@ -333,19 +317,16 @@ def open_files(
     volumes: dict[str, Volume] = {}
     for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
         scan = case.files[kind]
-        packed, path = files.packed.get(scan.path), case.path_of(scan)
-        if packed is None:
+        if scan.path not in files.packed:
             continue
+        unpack = unpack_label_map if kind == LABEL else partial(unpack_volume, volume=scan.volume)
         try:
-            volumes[kind] = (
-                unpack_label_map(packed, path, case_id=case.case_id)
-                if kind == LABEL
-                else unpack_volume(packed, path, case_id=case.case_id, volume=scan.volume)
+            volumes[kind] = unpack(
+                files.packed[scan.path], case.path_of(scan), case_id=case.case_id
             )
         except CaseError as error:
             problems.append(error)
-    label = volumes.pop(LABEL, None)
-    return _judged(case, volumes, label, problems)
+    return _judged(case, volumes, problems)
 
 
 def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
@@ -364,15 +345,13 @@ def label_values_of(label_map: LabelMap) -> frozenset[int]:
 
 def check_one_grid(case_id: str, grids: Sequence[tuple[str, Geometry]]) -> None:
     """Raise `CaseError` unless all files, given by name and geometry, have the grid of the first."""
-    if not grids:
-        return
-    first_file, first = grids[0]
-    others = [(file, grid) for file, grid in grids if not have_one_grid(grid, first)]
-    if others:
+    off = [(file, grid) for file, grid in grids if not have_one_grid(grid, grids[0][1])]
+    if off:
+        first_file, first = grids[0]
         raise CaseError(
             case_id,
-            " and ".join(file for file, _ in others),
-            " and ".join(_described(grid, first) for _, grid in others),
+            " and ".join(file for file, _ in off),
+            " and ".join(_described(grid, first) for _, grid in off),
             f"the grid of {first_file}: {_described(first, first)}",
             "Register and resample all files of the case to one grid (for BraTS the SRI24 atlas "
             "at 1 mm, without the skull).",
@@ -386,111 +365,109 @@ def have_one_grid(one: Geometry, other: Geometry) -> bool:
     )
 
 
-def _judged(
-    case: Case, volumes: Mapping[str, Volume], label: Volume | None, problems: Sequence[CaseError]
-) -> OpenedCase:
+def judge_labels(
+    labels: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool
+) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
+    """Yield for each label map of a group what is wrong with it in a convention, and warnings."""
+    group, judge = list(labels), judges()
+    judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
+    if judge is not None:
+        judgements = judge.judge_group(group, convention, is_named=is_named)
+    for shown, judgement in zip(group, judgements, strict=True):
+        problems = [judgement.refusal] if judgement.refusal else []
+        try:
+            check_values(shown.values, convention, shown.case_id, shown.file)
+        except CaseError as error:
+            problems.insert(0, error)
+        yield problems, judgement.warnings
+
+
+def _judged(case: Case, volumes: Mapping[str, Volume], problems: Sequence[CaseError]) -> OpenedCase:
     """Add the problems of the voxels, and the judgement of a case without problems."""
-    images = tuple(volumes.values())
-    problems = [*problems, *_wrong_with(case.case_id, images, label)]
+    images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
+    label = volumes.get(LABEL)
+    problems = [*problems, *_wrong_with(case.case_id, tuple(images.values()), label)]
     judgement, judge = NO_JUDGEMENT, judges()
     if judge is not None and not problems:
-        judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
+        judgement = judge.judge_scan(case.case_id, tuple(images.values()), label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []
-    return OpenedCase(volumes=volumes, label=label, problems=tuple(problems), judgement=judgement)
+    return OpenedCase(volumes=images, label=label, problems=tuple(problems), judgement=judgement)
 
 
 def _wrong_with(
     case_id: str, volumes: Sequence[Volume], label: Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
-    grids = [(volume.file, volume.geometry) for volume in (*volumes, label) if volume]
     try:
-        check_one_grid(case_id, grids)
+        check_one_grid(case_id, [(one.file, one.geometry) for one in (*volumes, label) if one])
     except CaseError as error:
         yield error
     if volumes and (found := _shear(volumes[0].geometry)):
         next_step = "Resample the four modalities to a grid of right angles."
         yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
     for volume in volumes:
-        found, expected, next_step = _wrong_voxels(volume.array)
-        if found:
-            yield CaseError(case_id, volume.file, found, expected, next_step)
+        if found := _wrong_voxels(volume.array):
+            expected = f"finite intensities of at most {LARGEST_INTENSITY:g} that differ"
+            yield CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
 
 
-def _wrong_voxels(array: npt.NDArray[Any]) -> tuple[str, str, str]:
-    """Return what is found, expected and to be done if voxels are not finite, or all the same."""
+def _wrong_voxels(array: npt.NDArray[Any]) -> str:
+    """Return what is wrong with intensities that are not finite, or all the same; else nothing."""
     low, high = array.min(), array.max()
     # if any voxel is NaN, so are the minimum and the maximum
     if not (np.isfinite(low) and np.isfinite(high)):
         n_broken = int(np.count_nonzero(~np.isfinite(array)))
-        found = f"NaN or infinity in {counted(n_broken, 'voxel')}"
-        return found, "finite intensities", "Repair or convert the scan again."
+        return f"NaN or infinity in {counted(n_broken, 'voxel')}"
     if max(-float(low), float(high)) > LARGEST_INTENSITY:
-        found = f"intensities from {low:g} to {high:g}"
-        return found, f"at most {LARGEST_INTENSITY:g}", "Convert the scan again."
-    found = f"a constant volume, {low} everywhere" if low == high else ""
-    return found, "a scan", "Copy or convert the scan again."
+        return f"intensities from {low:g} to {high:g}"
+    return f"a constant volume, {low} everywhere" if low == high else ""
 
 
 def _shear(geometry: Geometry) -> str:
     """Return how far the axes of a grid are from right angles, in words; nothing if they are not."""
     directions = geometry.affine[:3, :3] / geometry.spacing_mm
     cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
-    if cosine <= SKEW_TOLERANCE:
-        return ""
-    degrees = 90 - float(np.degrees(np.arccos(min(cosine, 1.0))))
-    return f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+    degrees = float(np.degrees(np.arcsin(min(cosine, 1.0))))
+    off = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+    return off if cosine > SKEW_TOLERANCE else ""
 
 
 def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
     """Return a case whose files have no problem, with its label convention; raise the first problem."""
     for problem in opened.problems:
         raise problem
-    label, volumes = opened.label, tuple(opened.volumes.values())
+    label, volumes, judgement = opened.label, tuple(opened.volumes.values()), opened.judgement
     geometry = volumes[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
-    found = resolve(
+    resolution = resolve(
         release=case.release,
         shape=geometry.shape,
         values=values,
         declared=labels or case.convention,
     )
-    remarks = [*case.remarks, *opened.judgement.warnings]
+    remarks = [*case.remarks, *judgement.warnings]
     if label:
-        check_values(values, found.convention, case.case_id, label.file)
-        # the index, or a person, has decided otherwise
-        is_decided = bool(labels or case.label_values)
         shown = ShownLabels(
             case_id=case.case_id,
             file=label.file,
             values=values,
-            outermost=opened.judgement.outermost,
-            enhancing=opened.judgement.enhancing,
+            outermost=judgement.outermost,
+            enhancing=judgement.enhancing,
         )
-        (numbering,) = judge_numbering([shown], found.convention, is_named=is_decided)
-        if numbering.refusal:
-            raise numbering.refusal
-        remarks += numbering.warnings
-    # an index has found some of the remarks already
-    unique = tuple(dict.fromkeys(remarks))
+        # the index, or a person, has decided otherwise
+        is_named = bool(labels or case.label_values)
+        ((problems, warnings),) = judge_labels([shown], resolution.convention, is_named=is_named)
+        for problem in problems:
+            raise problem
+        remarks += warnings
     return LoadedCase(
-        case=replace(case, release=found.release, remarks=unique),
-        volumes=tuple(oriented(volume) for volume in volumes),
+        # an index has noted some of the remarks already
+        case=replace(case, release=resolution.release, remarks=tuple(dict.fromkeys(remarks))),
+        volumes=tuple(map(oriented, volumes)),
         label=label and oriented(label),
         geometry=geometry,
-        convention=found.convention if label else None,
+        convention=resolution.convention if label else None,
     )
-
-
-def judge_numbering(
-    group: Sequence[ShownLabels], convention: LabelConvention, *, is_named: bool
-) -> Sequence[Judgement]:
-    """Return for each label map of a group whether a convention explains what its voxels show."""
-    judge = judges()
-    if judge is None:
-        return (NO_JUDGEMENT,) * len(group)
-    judgements: Sequence[Judgement] = judge.judge_group(group, convention, is_named=is_named)
-    return judgements
 
 
 def _described(grid: Geometry, first: Geometry) -> str:

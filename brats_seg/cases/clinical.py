@@ -16,30 +16,32 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from brats_seg.cases.case import Case, CaseFacts
+from brats_seg.cases.case import Case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
 from brats_seg.voxels.shapes import first_of_group
 
 log = logging.getLogger(__name__)
 
-_MAX_DEPTH = 5
-"""Depth of the folders that are searched, enough for the mounts of Kaggle."""
-
-_TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
-
 SURVIVAL_CLASS_DAYS = (300.0, 450.0)
 """Bounds of the mid-survivors in days: 10 and 15 months of 30 days, as in the challenge."""
 
-_ID_COLUMN = re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid")
-_SURVIVAL_COLUMNS = ("survival", "survivaldays")
-_RESECTION_COLUMNS = ("resectionstatus", "extentofresection")
+_MAX_DEPTH = 5
+"""Depth of the folders that are searched, enough for the mounts of Kaggle."""
+_TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
+# names of columns, in lower case and without signs
+_COLUMNS = {
+    "ids": re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid"),
+    "grade": re.compile("grade"),
+    "age": re.compile("age"),
+    "survival": re.compile("survival(days)?"),
+    "resection": re.compile("resectionstatus|extentofresection"),
+}
 _MISSING = frozenset({"", "na", "nan", "n/a"})
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{0,9})?")
 _ALIVE = re.compile(r"alive \(([0-9]{1,6}) days later\)", re.IGNORECASE)
-_AGE, _SURVIVAL = "years, or NA", "days, ALIVE (n days later), or NA"
-_NEXT_STEP = "Correct or remove that row."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +49,7 @@ class ClinicalRow:
     """Clinical data of one patient: a row of a table, or those of all tables together."""
 
     ids: tuple[str, ...]
-    """Case ids of the patient, as the tables spell them."""
+    """Case ids of the patient, as the tables spell them; the first stands for the patient."""
     grade: str = ""
     """Grade `HGG` or `LGG`; empty if unknown."""
     age_years: float | None = None
@@ -57,11 +59,6 @@ class ClinicalRow:
     """Whether the patient was alive after `survival_days`."""
     resection: str = ""
     """Extent of resection: `GTR` (gross total), `STR` (subtotal), empty if unknown."""
-
-    @property
-    def person(self) -> str:
-        """First id of the patient in the tables: equal for all ids of one patient."""
-        return self.ids[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +84,18 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
         CaseError: An age or a survival cannot be parsed.
         UsageError: A table in `named` cannot be read, or has no column of ids.
     """
-    records = _records_of(named)
-    records += [record for path in _table_paths(root) for record in read_records(path, root)]
-    return _joined(records)
+    rows = list(_rows_of_files(named))
+    for path in _table_paths(root):
+        try:
+            rows += _rows_of(path, path.relative_to(root).as_posix())
+        except UsageError as error:
+            log.warning("ignored: %s", error)
+    return _joined(rows)
 
 
 def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
     """Read tables with any names; if two contradict each other, the first takes precedence."""
-    return _joined(_records_of(paths))
+    return _joined(list(_rows_of_files(paths)))
 
 
 def mapping_files(folder: Path) -> tuple[Path, ...]:
@@ -109,108 +110,104 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
     alphabetical order, so that folds keep them together.
     """
     cases = tuple(cases)
-    rows = [table.row(case.case_id) for case in cases]
+    rows = [table.row(case.case_id) or ClinicalRow(ids=(case.case_id,)) for case in cases]
     keys = [
-        [("patient", case.patient_id), *([("person", row.person)] if row else [])]
+        (("patient", case.patient_id), ("person", row.ids[0]))
         for case, row in zip(cases, rows, strict=True)
     ]
     groups = first_of_group(keys)
-    patient_ids: dict[int, str] = {}
+    patients: dict[int, str] = {}
     for group, case in zip(groups, cases, strict=True):
-        patient_ids[group] = min(case.patient_id, patient_ids.get(group, case.patient_id))
-    return tuple(
-        replace(
-            case,
-            patient_id=patient_ids[group],
-            facts=_with_row(case.facts, row) if row else case.facts,
-        )
-        for case, row, group in zip(cases, rows, groups, strict=True)
-    )
-
-
-def _with_row(facts: CaseFacts, row: ClinicalRow) -> CaseFacts:
-    age_years = row.age_years if facts.age_years is None else facts.age_years
-    return replace(facts, grade=facts.grade or row.grade, age_years=age_years)
-
-
-def read_records(path: Path, root: Path) -> Iterator[ClinicalRow]:
-    """Yield the rows of a table that have an id; none if the table has no column of ids."""
-    try:
-        rows = read_table(path).to_dict("records")
-    except UsageError as error:
-        log.warning("ignored: %s", error)
-        return
-    for row in rows:
-        cells = {_plain(str(name)): text.strip() for name, text in row.items()}
-        ids = [
-            text
-            for plain, text in cells.items()
-            if _ID_COLUMN.fullmatch(plain) and text.lower() not in _MISSING
-        ]
-        if ids:
-            yield _parsed(cells, ids, path.relative_to(root).as_posix())
+        patients[group] = min(case.patient_id, patients.get(group, case.patient_id))
+    filled = []
+    for group, case, row in zip(groups, cases, rows, strict=True):
+        known = case.facts
+        age_years = row.age_years if known.age_years is None else known.age_years
+        facts = replace(known, grade=known.grade or row.grade, age_years=age_years)
+        filled.append(replace(case, patient_id=patients[group], facts=facts))
+    return tuple(filled)
 
 
 def check_columns(path: Path, *, with_survival: bool) -> None:
     """Raise `UsageError` unless a table has a column of ids and, if required, one of survival."""
     columns = tuple(map(str, read_table(path).columns))
-    plain = {_plain(name) for name in columns}
-    lacks = "" if any(map(_ID_COLUMN.fullmatch, plain)) else "ids"
-    if with_survival and not plain.intersection(_SURVIVAL_COLUMNS):
-        lacks = f"{lacks} and no column of survival" if lacks else "survival"
-    if lacks:
+    found = {_kind_of(name) for name in columns}
+    needed = ["ids", *(["survival"] if with_survival else [])]
+    if missing := [kind for kind in needed if kind not in found]:
         msg = (
-            f"{path} has no column of {lacks}; found {', '.join(columns)}. "
-            "Expected a table as the challenge's survival_info.csv, separated by commas: "
-            "BraTS20ID,Age,Survival_days,Extent_of_Resection."
+            f"{path} has no column of {' and no column of '.join(missing)}; found "
+            f"{', '.join(columns)}. Expected a table as the challenge's survival_info.csv, separated "
+            "by commas: BraTS20ID,Age,Survival_days,Extent_of_Resection."
         )
         raise UsageError(msg)
 
 
-def _records_of(paths: Iterable[Path]) -> list[ClinicalRow]:
-    records: list[ClinicalRow] = []
+def _rows_of_files(paths: Iterable[Path]) -> Iterator[ClinicalRow]:
     for path in paths:
         check_columns(path, with_survival=False)
-        records += read_records(path, path.parent)
-    return records
+        yield from _rows_of(path, path.name)
+
+
+def _rows_of(path: Path, file: str) -> Iterator[ClinicalRow]:
+    """Yield the rows of a table that have an id; none if the table has no column of ids."""
+    for row in read_table(path).to_dict("records"):
+        cells: defaultdict[str, list[str]] = defaultdict(list)
+        for name, text in row.items():
+            if text.strip().lower() not in _MISSING:
+                cells[_kind_of(str(name))].append(text.strip())
+        if cells["ids"]:
+            yield _parsed(
+                {kind: texts[0] for kind, texts in cells.items() if texts}, cells["ids"], file
+            )
+
+
+def _kind_of(column: str) -> str:
+    """Return what a column holds by its name; empty if it is not used."""
+    plain = re.sub(r"[^a-z0-9]", "", column.lower())
+    return next((kind for kind, pattern in _COLUMNS.items() if pattern.fullmatch(plain)), "")
 
 
 def _parsed(cells: Mapping[str, str], ids: Sequence[str], file: str) -> ClinicalRow:
-    """Parse a row, given by the normalised names of its columns."""
-    age, survival = _cell(cells, "age"), _cell(cells, *_SURVIVAL_COLUMNS)
+    age, survival = cells.get("age", ""), cells.get("survival", "")
     alive = _ALIVE.fullmatch(survival)
     days = alive[1] if alive else survival
-    for what, text, expected in (("age", age, _AGE), ("survival", days, _SURVIVAL)):
+    for kind, text, expected in (
+        ("age", age, "years, or NA"),
+        ("survival", days, "days, ALIVE (n days later), or NA"),
+    ):
         if text and not _NUMBER.fullmatch(text):
-            raise CaseError(ids[0], file, f"{what} {text!r}", expected, _NEXT_STEP)
+            next_step = "Correct or remove that row."
+            raise CaseError(ids[0], file, f"{kind} {text!r}", expected, next_step)
     return ClinicalRow(
         ids=tuple(ids),
-        grade=_cell(cells, "grade").upper(),
+        grade=cells.get("grade", "").upper(),
         age_years=float(age) if age else None,
         survival_days=float(days) if days else None,
         survival_censored=alive is not None,
-        resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
+        resection=cells.get("resection", "").upper(),
     )
 
 
-def _joined(records: Sequence[ClinicalRow]) -> ClinicalTable:
-    """Combine the records of each person; where two contradict each other, the first counts."""
+def _joined(rows: Sequence[ClinicalRow]) -> ClinicalTable:
+    """Combine the rows of each person; where two contradict each other, the first counts."""
     people: defaultdict[int, list[ClinicalRow]] = defaultdict(list)
-    keys = [[case_id.lower() for case_id in record.ids] for record in records]
-    for first, record in zip(first_of_group(keys), records, strict=True):
-        people[first].append(record)
-    rows: dict[str, ClinicalRow] = {}
+    keys = [[case_id.lower() for case_id in row.ids] for row in rows]
+    for first, row in zip(first_of_group(keys), rows, strict=True):
+        people[first].append(row)
+    joined: dict[str, ClinicalRow] = {}
     for known in people.values():
-        lived = next((one for one in known if one.survival_days is not None), known[0])
-        person = replace(
-            lived,
-            ids=tuple(dict.fromkeys(case_id for one in known for case_id in one.ids)),
-            grade=next((one.grade for one in known if one.grade), ""),
-            age_years=next((one.age_years for one in known if one.age_years is not None), None),
-            resection=next((one.resection for one in known if one.resection), ""),
-        )
-        rows |= {case_id.lower(): person for case_id in person.ids}
-    return ClinicalTable(rows=rows)
+        lived = next((row for row in known if row.survival_days is not None), known[0])
+        first_known: dict[str, Any] = {
+            name: next(
+                (value for row in known if (value := getattr(row, name)) not in ("", None)),
+                getattr(lived, name),
+            )
+            for name in ("grade", "age_years", "resection")
+        }
+        ids = tuple(dict.fromkeys(case_id for row in known for case_id in row.ids))
+        person = replace(lived, ids=ids, **first_known)
+        joined |= {case_id.lower(): person for case_id in ids}
+    return ClinicalTable(rows=joined)
 
 
 def _table_paths(root: Path) -> list[Path]:
@@ -220,13 +217,3 @@ def _table_paths(root: Path) -> list[Path]:
             subfolders.clear()
         paths += [Path(folder) / name for name in names if _TABLE_NAME.fullmatch(name)]
     return sorted(paths)
-
-
-def _plain(name: str) -> str:
-    """Return the name of a column in lower case, with letters and digits only."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _cell(cells: Mapping[str, str], *columns: str) -> str:
-    texts = (cells[column] for column in columns if column in cells)
-    return next((text for text in texts if text.lower() not in _MISSING), "")

@@ -67,8 +67,7 @@ def resolve(
         >>> found.release, found.convention.name, found.is_ambiguous
         ('brats2024-gli', 'brats2024', False)
     """
-    if release == GLI_2023 and shape == _GLI_2024_SHAPE:
-        release = GLI_2024
+    release = release_at(release, shape)
     if declared:
         convention, is_ambiguous = convention_named(declared), False
     else:
@@ -77,6 +76,11 @@ def resolve(
             release.endswith("-ped") and 4 not in values
         )
     return Resolution(release=release, convention=convention, is_ambiguous=is_ambiguous)
+
+
+def release_at(release: str, shape: Triple | None) -> str:
+    """Return the release of a case by its name, corrected by the shape of its volumes."""
+    return GLI_2024 if release == GLI_2023 and shape == _GLI_2024_SHAPE else release
 
 
 def resolve_all(
@@ -124,4 +128,4 @@ def check_values(
 
 def release_of(case_id: str) -> str:
     """Return the release that a case id belongs to, or `UNKNOWN`."""
-    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release
+    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id)[0]

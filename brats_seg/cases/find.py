@@ -12,11 +12,12 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.described import (
@@ -57,9 +58,9 @@ EXPECTED_LABELS = (
 """Names that label maps are looked for by, as words for a message."""
 
 _MAC_FOLDER = "__MACOSX"
-_DICOM = (".dcm", ".ima")
-_DICOM_MAGIC = b"DICM"
-_DICOM_MAGIC_START = 128
+_DICOM = (".dcm", ".ima", "dicomdir")
+_DICOM_MAGIC, _DICOM_MAGIC_START = b"DICM", 128
+# kind of file, suffixes, what to do
 _UNREAD = (
     (
         "archives are not read",
@@ -77,19 +78,13 @@ _CONVERT = (
     "convert them (brats-seg convert FOLDER -o SCANS) and give the folder SCANS; predict takes them "
     "as they are"
 )
-_WHY_SUPERSEDED = (
-    "another folder of the data set has more of their modalities, or a derivative of them"
-)
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
-_EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
-
 _TIMEPOINT = re.compile(
     r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
     r"|post)([-_ ]?op)?[-_ ]?\d*|\d{8}|\d{4}-\d\d-\d\d",
     re.IGNORECASE,
 )
 """Name of a folder that holds one time point of the patient of the folder above."""
-_SPACE = re.compile(r"(?:^|_)space-([^_]+)")
 _TUMOUR = re.compile(r"tumou?r|lesion|gliom", re.IGNORECASE)
 _AUTOMATED = re.compile(r"(?<![a-z])auto(?![a-z]|$)|automat", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
@@ -155,8 +150,8 @@ def find_cases(
             "archive must be unpacked first. For one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise LayoutError(msg)
-    completed = [_with_key(case, data_folder(root), with_label=with_labels) for case in cases]
-    return Discovery(cases=_sorted(completed), notices=tuple(notices))
+    complete = [_with_key(case, data_folder(root), with_label=with_labels) for case in cases]
+    return Discovery(cases=_sorted(complete), notices=tuple(notices))
 
 
 def find_inputs(
@@ -167,7 +162,16 @@ def find_inputs(
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
     looked for. Errors of a case are listed in its `problems`.
     """
-    cases = [case for path in paths for case in _inputs_of(path, of_dicom)]
+    cases: list[Case] = []
+    for path in paths:
+        if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
+            cases += of_dicom(path)
+            continue
+        # neither a lack of label maps nor a choice of them matters to scans that are predicted
+        discovery = find_cases(path, with_labels=False)
+        for notice in discovery.notices:
+            log.warning("%s: %s", path, notice)
+        cases += [replace(case, root=case.root.absolute()) for case in discovery.cases]
     if not cases:
         msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
         raise UsageError(msg)
@@ -187,9 +191,8 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case = Case.named(case_id, scans)
-    problems = tuple(_id_problems(case))
-    return _checked_input(replace(case, root=Path("/"), problems=problems), 1)
+    case = replace(Case.named(case_id, scans), root=Path("/"))
+    return _checked_input(replace(case, problems=tuple(_id_problems(case))), 1)
 
 
 def find_data(places: Iterable[Path]) -> Path | None:
@@ -201,9 +204,7 @@ def find_data(places: Iterable[Path]) -> Path | None:
     Args:
         places: Folders to search, such as `/kaggle/input`; they need not exist.
     """
-    for place in places:
-        if not place.is_dir():
-            continue
+    for place in filter(Path.is_dir, places):
         try:
             cases = find_cases(place).cases
         except LayoutError as error:
@@ -243,20 +244,8 @@ def holds_dicom(root: Path) -> bool:
     for folder in walk_folders(root):
         if folder.scans:
             return False
-        has_dicom = has_dicom or bool(_dicom_files(root, folder))
+        has_dicom = has_dicom or _has_dicom(root, folder)
     return has_dicom
-
-
-def _inputs_of(path: Path, of_dicom: Callable[[Path], Sequence[Case]] | None) -> Iterator[Case]:
-    if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
-        yield from of_dicom(path)
-        return
-    # neither a lack of label maps nor a choice of them matters to scans that are predicted
-    discovery = find_cases(path, with_labels=False)
-    for notice in discovery.notices:
-        log.warning("%s: %s", path, notice)
-    for case in discovery.cases:
-        yield replace(case, root=case.root.absolute())
 
 
 def _checked_input(case: Case, n_of_id: int) -> Case:
@@ -313,14 +302,16 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     """Return the folder above the case folders of the most common release."""
     by_release = Counter(case.release for case in cases)
     release = min(by_release, key=lambda name: (-by_release[name], name))
-    if len(by_release) > 1:
-        others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
-        n_taken = counted(by_release[release], "case")
-        log.warning("%s holds %s of %s; ignored: %s", place, n_taken, release, others)
+    n_cases = by_release.pop(release)
+    if by_release:
+        ignored = ", ".join(f"{n} of {name}" for name, n in by_release.items())
+        log.warning(
+            "%s holds %s of %s; ignored: %s", place, counted(n_cases, "case"), release, ignored
+        )
     chosen = [case for case in cases if case.release == release]
     folders = {place / scan.path.parent for case in chosen for scan in case.images}
     # the tables of a release are beside its case folders, not in them
-    above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
+    above = folders if len(folders) < n_cases else {folder.parent for folder in folders}
     return Path(os.path.commonpath(above))
 
 
@@ -365,15 +356,14 @@ def _only_file(folder: Path) -> str:
     return ""
 
 
-def _dicom_files(root: Path, folder: Folder) -> list[Path]:
-    """Return the DICOM files; scanners omit the suffix or write numbers after a dot."""
-    named = [n for n in folder.others if n.lower().endswith(_DICOM) or n.upper() == "DICOMDIR"]
-    bare = [n for n in folder.others if Path(n).suffix[1:].isdecimal() or not Path(n).suffix]
-    bare = [n for n in bare if n not in named]
-    # one file is checked for all of the folder, as there may be thousands
-    if bare and not _is_dicom(root / folder.path / bare[0]):
-        bare = []
-    return [folder.path / name for name in sorted(named + bare)]
+def _has_dicom(root: Path, folder: Folder) -> bool:
+    """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
+    if any(name.lower().endswith(_DICOM) for name in folder.others):
+        return True
+    suffixes = {name: Path(name).suffix[1:] for name in folder.others}
+    bare = [name for name, suffix in suffixes.items() if not suffix or suffix.isdecimal()]
+    # one file is read for all of the folder, as there may be thousands
+    return bool(bare) and _is_dicom(root / folder.path / bare[0])
 
 
 def _is_dicom(path: Path) -> bool:
@@ -386,25 +376,28 @@ def _is_dicom(path: Path) -> bool:
         return False
 
 
-def _notes_on_unread(root: Path, folders: Collection[Folder]) -> Iterator[str]:
-    """Yield a sentence for each kind of unread file: how many there are and what to do."""
+def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> Iterator[str]:
+    """Yield a sentence for each kind of file that is not read: how many, an example, what to do."""
     names = [folder.path / name for folder in folders for name in folder.others]
-    for what, suffixes, next_step in _UNREAD:
-        paths = [path for path in names if path.name.lower().endswith(suffixes)]
-        yield from _noted(what, paths, next_step)
-    dicom = [path for folder in folders for path in _dicom_files(root, folder)]
-    yield from _noted("DICOM files are not read", dicom, _CONVERT)
+    kinds = [
+        (what, [path for path in names if path.name.lower().endswith(suffixes)], next_step)
+        for what, suffixes, next_step in _UNREAD
+    ]
+    dicom = [folder.path for folder in folders if _has_dicom(root, folder)]
+    kinds.append(("folders of DICOM files are not read", dicom, _CONVERT))
+    kinds.append(("NIfTI files were ignored", list(unused), _WHY_IGNORED))
+    for what, paths, next_step in kinds:
+        if paths:
+            example = printable(paths[0].as_posix())
+            yield f"{what}, such as {example} ({len(paths)} in all): {next_step}"
     for folder in folders:
         if folder.refused:
             name = printable(folder.path.as_posix())
             yield f"the folder {name} cannot be read ({folder.refused})"
 
 
-def _noted(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
-    """Yield a sentence about files, with their number and an example, if there are any."""
-    if paths:
-        example = printable(paths[0].as_posix())
-        yield f"{what}, such as {example} ({len(paths)} in all): {next_step}"
+_Candidate: TypeAlias = tuple[NamedFile, bool]
+"""A file that may be a label map, and whether it is in another folder than the scans."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -418,31 +411,27 @@ class _Group:
     """Whether the id is the name of the folder, because the file names show none."""
     patient_id: str = ""
     """Patient by the folders above; empty if the id shows it."""
-    timepoint: str = ""
 
     @cached_property
-    def candidates(self) -> dict[str, list[NamedFile]]:
-        """Files of each modality that is there, those of one variant first, the plainest first."""
-        variant = _common_variant(self.scans)
-        found = {}
+    def images(self) -> dict[str, list[NamedFile]]:
+        """Files of each modality, by name; only those of the variant that has one of each, or plain ones."""
+        kinds = defaultdict(list)
+        for scan in self.scans:
+            kinds[scan.variant].append(scan.kind)
+        complete = [name for name, found in kinds.items() if sorted(found) == sorted(MODALITIES)]
+        variant = complete[0] if len(complete) == 1 else ""
+        images = {}
         for modality in MODALITIES:
-            files = [scan for scan in self.scans if scan.kind == modality]
-            of_variant = [scan for scan in files if scan.variant == variant]
+            files = sorted((scan for scan in self.scans if scan.kind == modality), key=_name_of)
             if files:
-                found[modality] = sorted(of_variant or files, key=_uncompressed_first)
-        return found
+                images[modality] = [scan for scan in files if scan.variant == variant] or files
+        return images
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Names that a label map of the case may begin with."""
-        prefixes = {files[0].case for files in self.candidates.values()}
+        prefixes = {files[0].case for files in self.images.values()}
         return (self.case_id, *(prefixes if len(prefixes) == 1 else ()))
-
-    @cached_property
-    def space(self) -> str:
-        """Coordinate space that BIDS names state for all of the scans; empty if they state none."""
-        spaces = {_space_of(files[0]) for files in self.candidates.values()}
-        return spaces.pop() if len(spaces) == 1 else ""
 
     @property
     def worth(self) -> tuple[int, bool]:
@@ -450,39 +439,42 @@ class _Group:
         return len({scan.kind for scan in self.scans}), DERIVATIVES in self.folder.parent.parts
 
     @property
-    def patient(self) -> str:
-        """Patient by the folders above, or else by the id."""
-        return self.patient_id or parse_case_id(self.case_id).patient_id
+    def release(self) -> str:
+        """Release that the id belongs to."""
+        return parse_case_id(self.case_id)[0]
 
 
 def _find_below(
     root: Path, label_files: str | None, *, with_labels: bool
 ) -> tuple[list[Case], list[str]]:
     """Return the cases of a folder, and sentences about the files that were ignored."""
-    walked = list(walk_folders(root))
-    folders = [_with_label_pattern(f, label_files) for f in walked] if label_files else walked
-    described, found = _cases_in({folder.path: folder for folder in folders}, root)
-    superseded = _superseded(found)
-    kept = [group for group in found if group not in superseded]
-    groups = _named_apart(kept, root.resolve().name)
-    searched = folders if with_labels else []
-    labelled = _with_labels(groups, searched, superseded, is_given=bool(label_files))
-    cases = [*described, *labelled]
-    of_superseded = [scan.path for group in superseded for scan in group.scans]
-    used = {scan.path for case in cases for scan in case.files.values()} | set(of_superseded)
-    scans = [scan for folder in folders for scan in folder.scans if scan.path not in used]
-    unused = [scan.path for scan in scans if with_labels or scan.kind != LABEL]
-    notices = [
-        *_notes_on_unread(root, folders),
-        *_notes_on_names(kept, groups),
-        *_noted("scans of BIDS cases were ignored", of_superseded, _WHY_SUPERSEDED),
-        *_noted("NIfTI files were ignored", unused, _WHY_IGNORED),
+    folders = [_with_label_pattern(folder, label_files) for folder in walk_folders(root)]
+    unique = [_without_packed_copies(folder) for folder in folders]
+    described, groups = _cases_in({folder.path: folder for folder in unique}, root)
+    superseded = _superseded(groups)
+    groups = _named_apart(
+        [group for group in groups if group not in superseded], root.resolve().name
+    )
+    candidates: Mapping[_Group, Sequence[_Candidate]] = {}
+    if with_labels:
+        # label maps may be beside scans that others supersede
+        above = {group.folder for group in superseded}
+        candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
+    cases = [*described, *(_assembled(group, candidates.get(group, ())) for group in groups)]
+    used = {scan.path for case in cases for scan in case.files.values()}
+    unused = [
+        scan.path
+        for folder in folders
+        for scan in folder.scans
+        if scan.path not in used and (with_labels or scan.kind != LABEL)
     ]
+    notices = list(_notices(root, folders, unused))
     if not cases:
         msg = (
             f"{root} holds no cases: {'; '.join(notices) or 'it holds no scans'}. Expected a release "
             "of BraTS, UPENN-GBM, UCSF-PDGM, a BIDS data set, the decathlon's Task01_BrainTumour, a "
-            f".csv or .json table of paths, or NIfTI files called {_EXPECTED_NAMES}."
+            ".csv or .json table of paths, or NIfTI files called CASE_t1, CASE_t1ce, CASE_t2 and "
+            "CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f."
         )
         raise LayoutError(msg)
     if label_files and not any(case.label for case in cases):
@@ -501,23 +493,28 @@ def _superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
     most = {group.case_id: group.worth for group in sorted(groups, key=lambda group: group.worth)}
     return [
-        group
-        for group in groups
-        if group.worth < most[group.case_id] and parse_case_id(group.case_id).release == BIDS
+        group for group in groups if group.worth < most[group.case_id] and group.release == BIDS
     ]
 
 
-def _with_label_pattern(folder: Folder, pattern: str) -> Folder:
-    """Return a folder with the files that match a pattern as the only label maps."""
-
-    def renamed(scan: NamedFile) -> NamedFile:
+def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:
+    """Return a folder with the files that match a pattern, if there is one, as the only label maps."""
+    if pattern is None:
+        return folder
+    scans = []
+    for scan in folder.scans:
         text = scan.path.as_posix() if "/" in pattern else scan.path.name
         is_label = fnmatch(text.lower(), pattern.lower())
-        if is_label == (scan.kind == LABEL):
-            return scan
-        return NamedFile(path=scan.path, stem=scan.stem, kind=LABEL if is_label else "")
+        if is_label != (scan.kind == LABEL):
+            scan = NamedFile(path=scan.path, stem=scan.stem, kind=LABEL if is_label else "")
+        scans.append(scan)
+    return replace(folder, scans=tuple(scans))
 
-    return replace(folder, scans=tuple(map(renamed, folder.scans)))
+
+def _without_packed_copies(folder: Folder) -> Folder:
+    """Return a folder without `x.nii.gz` where it has `x.nii`, which comes before it."""
+    of_stem = {scan.stem: scan for scan in reversed(folder.scans)}
+    return replace(folder, scans=tuple(reversed(of_stem.values())))
 
 
 def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], list[_Group]]:
@@ -544,10 +541,10 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
             by_id[scan.case or name].append(scan)
     scans = tuple(scan for group in by_id.values() for scan in group)
     is_one = len(by_id) == 1 or len({scan.kind for scan in scans}) == len(scans)
-    if name in by_id and parse_case_id(name).release != UNKNOWN:
+    if name in by_id and parse_case_id(name)[0] != UNKNOWN:
         # the folder of one case: files with other names are derived from it
         yield _Group(case_id=name, folder=folder.path, scans=tuple(by_id[name]))
-    elif by_id and is_one and all(parse_case_id(key).release == UNKNOWN for key in by_id):
+    elif by_id and is_one and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
         yield _Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)
     else:
         for case_id, group in by_id.items():
@@ -569,12 +566,19 @@ def _named_apart(groups: Sequence[_Group], root_name: str) -> list[_Group]:
     above = {group.folder.parent for group in by_folder if group.case_id in same} - {Path()}
     names = _shortest_names(above, root_name)
     n_below = Counter(group.folder.parent for group in groups)
-    return [
-        _named_after(names[group.folder.parent], group, n_below[group.folder.parent])
-        if group.is_named_by_folder and group.folder.parent in names
-        else group
-        for group in groups
-    ]
+    renamed = []
+    for group in groups:
+        folder = group.folder.parent
+        if group.is_named_by_folder and folder in names:
+            is_alone, name = n_below[folder] == 1, names[folder]
+            is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
+            group = replace(
+                group,
+                case_id=name if is_alone else f"{name}_{group.case_id}",
+                patient_id=parse_case_id(name)[1] if is_of_one else "",
+            )
+        renamed.append(group)
+    return renamed
 
 
 def _shortest_names(folders: Iterable[Path], root_name: str) -> dict[Path, str]:
@@ -588,49 +592,8 @@ def _shortest_names(folders: Iterable[Path], root_name: str) -> dict[Path, str]:
     return names
 
 
-def _named_after(above: str, group: _Group, n_below: int) -> _Group:
-    """Return a group with the name of the folder above, which holds `n_below` cases."""
-    is_timepoint = _TIMEPOINT.fullmatch(group.case_id) is not None
-    return replace(
-        group,
-        case_id=above if n_below == 1 else f"{above}_{group.case_id}",
-        patient_id=parse_case_id(above).patient_id if is_timepoint or n_below == 1 else "",
-        timepoint=group.case_id if is_timepoint else "",
-    )
-
-
-def _notes_on_names(before: Sequence[_Group], after: Sequence[_Group]) -> Iterator[str]:
-    """Yield a sentence about the cases that were named after the folders above their own."""
-    pairs = zip(before, after, strict=True)
-    changed = [(old.case_id, new) for old, new in pairs if old.case_id != new.case_id]
-    if changed:
-        folders, example = sorted({old for old, _ in changed}), changed[0][1]
-        yield (
-            f"several folders are called {some_of(folders)}: {len(changed)} cases are named after the "
-            f"folders above, such as {example.case_id} in {example.folder.as_posix()}/"
-        )
-
-
-def _common_variant(scans: Sequence[NamedFile]) -> str:
-    """Return the variant that has one file of every modality, if it is the only one; else nothing."""
-    files: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
-    for scan in scans:
-        files[scan.variant].add((scan.kind, scan.stem))
-    whole = [
-        variant
-        for variant, found in files.items()
-        if len(found) == len({kind for kind, _ in found}) == len(MODALITIES)
-    ]
-    return whole[0] if len(whole) == 1 else ""
-
-
-def _uncompressed_first(scan: NamedFile) -> tuple[Path, bool]:
-    return scan.path.with_name(scan.stem), scan.path.suffix.lower() == ".gz"
-
-
-def _space_of(scan: NamedFile) -> str:
-    match = _SPACE.search(scan.variant)
-    return match[1] if match else ""
+def _name_of(scan: NamedFile) -> Path:
+    return scan.path.with_name(scan.stem)
 
 
 def _cuts(stem: str) -> Iterator[str]:
@@ -640,53 +603,41 @@ def _cuts(stem: str) -> Iterator[str]:
         yield stem[: boundary.start()]
 
 
-def _with_labels(
-    groups: Sequence[_Group],
-    folders: Sequence[Folder],
-    superseded: Sequence[_Group],
-    *,
-    is_given: bool,
-) -> Iterator[Case]:
-    """Yield the cases with their label maps; none are looked for without folders.
+def _label_candidates(
+    groups: Sequence[_Group], folders: Sequence[Folder], searched: set[Path], *, is_given: bool
+) -> Mapping[_Group, Sequence[_Candidate]]:
+    """Return the files that may be the label map of each case.
 
-    Folders of superseded scans are searched although their names do not say so, and all folders if a
-    pattern names the label maps.
+    They are beside the scans, in folders called after label maps, in derivatives and in the folders
+    to be searched in addition, or in any folder if a pattern names them.
     """
-    in_folder, of_id, of_patient = (defaultdict[object, list[_Group]](list) for _ in range(3))
+    in_folder, of_name = (defaultdict[object, list[_Group]](list) for _ in range(2))
     for group in groups:
         in_folder[group.folder].append(group)
-        of_id[group.case_id].append(group)
-        of_patient[group.patient].append(group)
-    of_name = {name: same for name, same in of_patient.items() if len(same) == 1} | of_id
-    label_folders = {group.folder for group in superseded}
-    candidates: defaultdict[_Group, list[tuple[NamedFile, bool]]] = defaultdict(list)
-    unnamed: dict[Path, list[NamedFile]] = {}
+        of_name[group.case_id].append(group)
+    candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
         path, beside = folder.path, in_folder.get(folder.path, [])
-        is_searched = is_given or path in label_folders or DERIVATIVES in path.parts
-        if len(beside) == 1:
-            unnamed[path] = [scan for scan in folder.scans if not scan.kind]
-        if not beside and not is_searched and not any(map(is_label_folder, path.parts)):
-            continue
-        for scan in folder.scans:
-            names = () if beside else _owner_names(scan, folder, is_given=is_given)
-            apart = next((of_name[name] for name in names if name in of_name), [])
-            for group in _beside(scan, beside) if beside else apart:
-                candidates[group].append((scan, not beside))
-    for group in groups:
-        yield _labelled(group, candidates[group], unnamed.get(group.folder, []))
+        is_searched = is_given or path in searched or DERIVATIVES in path.parts
+        if beside or is_searched or any(map(is_label_folder, path.parts)):
+            for scan in folder.scans:
+                names = () if beside else _owner_names(scan, folder, is_given=is_given)
+                apart = next((of_name[name] for name in names if name in of_name), [])
+                for group in _beside(scan, beside) if beside else apart:
+                    candidates[group].append((scan, not beside))
+    return candidates
 
 
 def _beside(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
-    """Return the case of a folder that a file beside the scans is the label map of."""
+    """Return the case of a folder that a file beside the scans may be the label map of."""
+    only = groups if len(groups) == 1 else ()
     if scan.kind != LABEL:
-        return ()
+        return () if scan.kind else only
     # a file that a pattern names begins with the id of its case, which others may begin with
-    begun = (scan.case,) if scan.case else _cuts(scan.stem)
-    for name in begun:
+    for name in (scan.case,) if scan.case else _cuts(scan.stem):
         if named := [group for group in groups if name in group.names]:
             return named if scan.case else named[:1]
-    return groups if len(groups) == 1 else ()
+    return only
 
 
 def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence[str]:
@@ -700,39 +651,32 @@ def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence
     return list(filter(None, names))
 
 
-def _labelled(
-    group: _Group, candidates: Sequence[tuple[NamedFile, bool]], unnamed: Sequence[NamedFile]
-) -> Case:
-    """Return a case with its label map.
-
-    Candidates are files, and whether they are in another folder than the scans; `unnamed` are the
-    files of no kind beside the scans, if these are the only case of the folder.
-    """
-    case = _assembled(group)
-    foreign = []
+def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
+    """Return a case with the first file of each modality, and the likeliest label map."""
+    case = Case.named(group.case_id, {})
+    case = replace(case, patient_id=group.patient_id or case.patient_id)
+    next_step = "Remove or rename the other, or list the files of the cases in a table of paths."
+    for kind, files in group.images.items():
+        case = _with_file(case, kind, files, next_step)
+    misnamed = []
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
         # beside the scans of a release lie files that are named after something else
-        if scan.case not in ("", *group.names) and not is_apart and case.release != UNKNOWN:
-            foreign.append(scan)
+        is_own = scan.case in ("", *group.names) or case.release == UNKNOWN
+        if is_apart or (scan.kind and is_own):
+            ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
         else:
-            ranked[_label_rank(scan, group, is_apart=is_apart)].append(scan)
+            misnamed.append(scan)
     if not ranked:
-        return _with_misnamed(case, [*unnamed, *foreign])
-    files = sorted(ranked[min(ranked)], key=_uncompressed_first)
+        return _with_misnamed(case, misnamed)
     next_step = "Remove or rename the others, or name the right ones with --label-files."
-    case = _with_file(case, LABEL, files, next_step)
-    if _AUTOMATED.search(files[0].path.as_posix()):
-        remark = "the label map was made by a program, as its name says"
-        case = replace(case, remarks=(*case.remarks, remark))
-    return case
+    return _with_file(case, LABEL, sorted(ranked[min(ranked)], key=_name_of), next_step)
 
 
-def _label_rank(scan: NamedFile, group: _Group, *, is_apart: bool) -> tuple[bool, ...]:
+def _label_rank(scan: NamedFile, *, is_apart: bool) -> tuple[bool, ...]:
     """Return the order in which label maps are taken: the smallest comes first."""
     return (
         is_apart,
-        _space_of(scan) != group.space,
         # a mask may be of the brain
         scan.stem.lower().endswith("mask"),
         _AUTOMATED.search(scan.path.as_posix()) is not None,
@@ -740,55 +684,31 @@ def _label_rank(scan: NamedFile, group: _Group, *, is_apart: bool) -> tuple[bool
     )
 
 
-def _with_misnamed(case: Case, others: Sequence[NamedFile]) -> Case:
+def _with_misnamed(case: Case, misnamed: Sequence[NamedFile]) -> Case:
     """Add the only file whose name is no modality's, if the case should have a label map.
 
     The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
     the case but not after a segmentation, such as a brain mask, is something else.
     """
-    is_release = parse_case_id(case.case_id).release != UNKNOWN
-    if not is_release or "validation" in case.case_id.lower() or len(others) != 1:
+    case_id = case.case_id.lower()
+    if case.release == UNKNOWN or "validation" in case_id or len(misnamed) != 1:
         return case
-    stem, path = others[0].stem.lower(), others[0].path
-    if stem.startswith(case.case_id.lower()) and ("seg" not in stem or "brain" in stem):
+    stem, path = misnamed[0].stem.lower(), misnamed[0].path
+    if stem.startswith(case_id) and ("seg" not in stem or "brain" in stem):
         return case
     remark = f"{path.name} was taken as the label map, although its name does not say so"
     files = {**case.files, LABEL: ScanFile(path=path)}
     return replace(case, files=files, remarks=(*case.remarks, remark))
 
 
-def _assembled(group: _Group) -> Case:
-    """Return a case with the first file of each modality."""
-    case = Case.named(group.case_id, {})
-    case = replace(
-        case,
-        patient_id=group.patient_id or case.patient_id,
-        timepoint=group.timepoint or case.timepoint,
-    )
-    next_step = "Remove or rename the other, or list the files of the cases in a table of paths."
-    for kind, files in group.candidates.items():
-        case = _with_file(case, kind, files, next_step)
-    return case
-
-
 def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str) -> Case:
-    """Add the first of some files; a packed copy of it is ignored, any other file is a problem."""
-    chosen, others, remarks = files[0], list[NamedFile](), list[str]()
-    for scan in files[1:]:
-        if _uncompressed_first(scan)[0] == _uncompressed_first(chosen)[0]:
-            remarks.append(f"{scan.path.name} was ignored in favour of {chosen.path.name}")
-        else:
-            others.append(scan)
-    problems = []
-    if others:
-        paths = [scan.path for scan in (chosen, *others)]
-        apart = len({path.parent for path in paths}) > 1
-        names = " and ".join(str(path) if apart else path.name for path in paths)
+    """Add the first of some files; any other file is a problem."""
+    paths = [file.path for file in files]
+    problems = list(case.problems)
+    if len(paths) > 1:
+        is_apart = len({path.parent for path in paths}) > 1
+        names = " and ".join(str(path) if is_apart else path.name for path in paths)
         found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
         problems.append(str(CaseError(case.case_id, names, found, "one", next_step)))
-    return replace(
-        case,
-        files={**case.files, kind: ScanFile(path=chosen.path)},
-        problems=(*case.problems, *problems),
-        remarks=(*case.remarks, *remarks),
-    )
+    added = {**case.files, kind: ScanFile(path=paths[0])}
+    return replace(case, files=added, problems=tuple(problems))

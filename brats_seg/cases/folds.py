@@ -65,7 +65,8 @@ class FoldTable:
             raise FoldError(msg)
         folds_of: defaultdict[str, set[int]] = defaultdict(set)
         for row in self.rows:
-            folds_of[row.patient_id] |= set() if row.fold is None else {row.fold}
+            if row.fold is not None:
+                folds_of[row.patient_id].add(row.fold)
         for patient_id, folds in folds_of.items():
             if len(folds) > 1:
                 msg = (
@@ -88,10 +89,11 @@ class FoldTable:
             msg = f"the fold table has only fold {fold}; expected another one to train on"
             raise FoldError(msg)
         used = sorted((row.case_id, row.fold) for row in self.rows if row.fold is not None)
-        return Split(
-            train=tuple(case_id for case_id, fold_of_case in used if fold_of_case != fold),
-            validation=tuple(case_id for case_id, fold_of_case in used if fold_of_case == fold),
+        train, validation = (
+            tuple(case_id for case_id, of_case in used if (of_case == fold) is is_held_out)
+            for is_held_out in (False, True)
         )
+        return Split(train=train, validation=validation)
 
 
 def fold_table_path(folder: Path, config: FoldConfig) -> Path:
@@ -116,10 +118,10 @@ def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
     """Check that a fold can be held out, without reading any case."""
     if path.exists():
         read_folds(path).split(fold)
-    elif fold not in range(_n_folds(config)):
+    elif fold not in range(n_folds := _n_folds(config)):
         msg = (
-            f"there is no fold {fold}: the settings have {_n_folds(config)} folds, 0 to "
-            f"{_n_folds(config) - 1}. Choose one of them, or set folds.n_folds"
+            f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}. Choose "
+            "one of them, or set folds.n_folds"
         )
         raise FoldError(msg)
 
@@ -158,19 +160,18 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
     if missing:
         msg = (
-            f"the fold table has no row for {_named(missing)}. Give each a row, with an empty "
-            "fold to leave it out; or remove the table to have new folds made of all cases"
+            f"the fold table has no row for {_named(missing)}. Give each a row, with an empty fold to "
+            "leave it out; or remove the table to have new folds made of all cases"
         )
         raise FoldError(msg)
     for group in _groups_of(cases):
-        used = {c.case_id: fold for c in group if (fold := fold_of[c.case_id]) is not None}
-        folds = sorted(set(used.values()))
+        used = [case.case_id for case in group if fold_of[case.case_id] is not None]
+        folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
-            alike = any(case.facts.near_copies for case in group)
             msg = (
-                f"{_named(list(used))} are scans of one patient{', or near copies of one' * alike}, "
-                f"but lie in folds {_joined(folds)} of the fold table. Give them one fold, or remove "
-                "the table to have new folds made"
+                f"{_named(used)} are scans of one patient, or near copies of one, but lie in folds "
+                f"{_joined(sorted(folds))} of the fold table. Give them one fold, or remove the table "
+                "to have new folds made"
             )
             raise FoldError(msg)
 
@@ -187,15 +188,7 @@ def read_folds(path: Path) -> FoldTable:
 
 
 def write_folds(table: FoldTable, path: Path) -> None:
-    """Write the table as CSV, unless the file exists with the same folds."""
-    if path.exists():
-        if set(read_folds(path).rows) == set(table.rows):
-            return
-        msg = (
-            f"{path} holds other folds, which runs may have been trained on. Use them, or move the "
-            "file away to have new folds made"
-        )
-        raise FoldError(msg)
+    """Write the table as CSV."""
     write_table(path, _COLUMNS, map(astuple, table.rows))
 
 
@@ -219,12 +212,12 @@ def write_split(split: Split, path: Path) -> None:
 
 def _read(path: Path, columns: Sequence[str], what: str, next_step: str) -> pd.DataFrame:
     """Return these columns of a table that has at least one row."""
-    found = f"{path} has no rows"
     try:
         table = read_table(path, required=columns, short_rows=False)[list(columns)]
+        found = f"{path} has no rows" if table.empty else ""
     except UsageError as error:
-        table, found = pd.DataFrame(), str(error)
-    if table.empty:
+        found = str(error)
+    if found:
         msg = f"no {what}: {found}; expected the columns {', '.join(columns)}. {next_step}"
         raise FoldError(msg)
     return table
@@ -281,8 +274,9 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     case per patient, so the folds are those of the notebook.
     """
     cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
-    aged = [c for c in cases if c.facts.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]
-    decades = [case.facts.age_years // 10 * 10 for case in aged if case.facts.age_years is not None]
+    ages = {case.case_id: case.facts.age_years for case in cases}
+    aged = [name for name, age in ages.items() if age is not None and name != _NOTEBOOK_DROPPED]
+    decades = [(ages[name] or 0) // 10 for name in aged]
     if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
         msg = (
             f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
@@ -299,23 +293,20 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
         # the first and last decades have fewer than seven patients, as in the notebook
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
         for fold, (_, held_out) in enumerate(splitter.split(decades, decades)):
-            folds |= {aged[i].case_id: fold for i in held_out}
+            folds |= {aged[i]: fold for i in held_out}
     for group in groups:
-        own = [case.case_id for case in group if case.case_id in folds]
-        folds |= dict.fromkeys(own, folds[own[0]]) if own else {}
+        used = [case.case_id for case in group if case.case_id in folds]
+        folds |= dict.fromkeys(used, folds[used[0]]) if used else {}
     return folds
 
 
 def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
-    if len(groups) >= n_folds:
-        return
-    msg = (
-        f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan count "
-        "as one). Add patients"
-    )
-    if len(groups) > 1:
-        msg = f"{msg}, or ask for fewer folds: --set folds.n_folds={len(groups)}"
-    raise FoldError(msg)
+    if len(groups) < n_folds:
+        msg = (
+            f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan "
+            "count as one). Add patients, or ask for fewer folds: --set folds.n_folds=N"
+        )
+        raise FoldError(msg)
 
 
 def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]]:
@@ -327,11 +318,11 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
     strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
     unknown = []
     for group in groups:
-        facts = [case.facts for case in group]
-        grade = next((of_case.grade for of_case in facts if of_case.grade), "")
-        age = next((of_case.age_years for of_case in facts if of_case.age_years is not None), None)
-        if grade or age is not None:
-            strata[grade, -1 if age is None else age // 10].append(group)
+        grade = next((case.facts.grade for case in group if case.facts.grade), "")
+        ages = (case.facts.age_years for case in group)
+        decade = next((age // 10 for age in ages if age is not None), -1)
+        if grade or decade >= 0:
+            strata[grade, decade].append(group)
         else:
             unknown.append(group)
     unknown.sort(key=_volume_ml)
@@ -340,7 +331,8 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
 
 
 def _volume_ml(group: list[Case]) -> float:
-    return max(-1.0 if case.facts.tumour_ml is None else case.facts.tumour_ml for case in group)
+    volumes = (case.facts.tumour_ml for case in group)
+    return max(-1.0 if volume is None else volume for volume in volumes)
 
 
 def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:

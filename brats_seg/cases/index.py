@@ -24,20 +24,20 @@ from brats_seg.cases.case import (
     CaseFacts,
     CaseIndex,
     ScanFile,
-    judge_numbering,
+    judge_labels,
     open_files,
-    try_case_files,
+    read_case_files,
 )
-from brats_seg.cases.conventions import check_values, resolve
+from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN
-from brats_seg.errors import CaseError, LabelError, UsageError, counted
+from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
-from brats_seg.wings import Judgement, ShownLabels, judges
+from brats_seg.wings import ShownLabels, judges
 
 log = logging.getLogger(__name__)
 
@@ -86,34 +86,32 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    judge = judges()
-    compared = kept if judge is None else judge.with_near_copies(kept)
-    return CaseIndex(root=data_folder(root), cases=compared)
+    if judge := judges():
+        kept = judge.with_near_copies(kept)
+    return CaseIndex(root=data_folder(root), cases=kept)
 
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    opened = open_files(case, try_case_files(case))
-    label, found, judge = opened.label, opened.judgement, judges()
-    label_voxels = _count(label.array) if label else ()
+    opened = open_files(case, read_case_files(case))
+    label, judgement, judge = opened.label, opened.judgement, judges()
     first = opened.volumes.get(next(iter(case.modalities), ""))
-    resolution = resolve(
-        release=case.release,
-        shape=first.geometry.shape if first else None,
-        values=[value for value, _ in label_voxels],
-    )
     facts = replace(
         case.facts,
-        label_voxels=label_voxels,
+        label_voxels=_count(label.array) if label else (),
         voxel_mm3=float(abs(np.linalg.det(label.geometry.affine[:3, :3]))) if label else 0.0,
-        outermost_label=found.outermost,
-        enhancing_label=found.enhancing,
-        scan_remarks=found.warnings,
+        outermost_label=judgement.outermost,
+        enhancing_label=judgement.enhancing,
+        scan_remarks=judgement.warnings,
         fingerprint=judge.fingerprint_of(first) if judge and first and not opened.problems else "",
         voxel_hash=_hash(first.array) if first else "",
     )
-    problems = (*case.problems, *map(str, opened.problems))
-    return replace(case, release=resolution.release, problems=problems, facts=facts)
+    return replace(
+        case,
+        release=release_at(case.release, first.geometry.shape if first else None),
+        problems=(*case.problems, *map(str, opened.problems)),
+        facts=facts,
+    )
 
 
 def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
@@ -240,44 +238,35 @@ def _source(case: Case) -> tuple[str, str]:
 def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
     """Yield the cases of one release with their label convention."""
     labelled = [case for case in group if case.label_values]
-    values = {value for case in labelled for value in case.label_values}
+    values = sorted({value for case in labelled for value in case.label_values})
     declared = next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    found = resolve(
+    resolution = resolve(
         release=group[0].release, shape=None, values=values, declared=labels or declared
     )
-    remarks, problem = list[str](), ""
-    if found.is_ambiguous:
-        remarks.append(
-            f"the label values {' '.join(map(str, sorted(values)))} were read as "
-            f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
-            "convention with --labels"
-        )
-        n_of_one = sum(1 in case.label_values for case in labelled)
-        if values <= {0, 1} and n_of_one > 1:
-            problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
-    shown = [_shown(case) for case in labelled]
-    judgements = judge_numbering(shown, found.convention, is_named=bool(labels))
-    judged = zip(shown, judgements, strict=True)
+    convention, guess = resolution.convention, list[str]()
+    if resolution.is_ambiguous:
+        guess = [
+            f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
+            "names do not confirm it: if that is wrong, name the convention with --labels"
+        ]
+    n_of_one = sum(1 in case.label_values for case in labelled)
+    are_masks = resolution.is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
+    judged = judge_labels(map(_shown, labelled), convention, is_named=bool(labels))
     for case in group:
+        remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:
-            yield replace(case, convention="", remarks=(*case.remarks, *case.facts.scan_remarks))
+            yield replace(case, convention="", remarks=tuple(remarks))
             continue
-        shown_labels, judgement = next(judged)
-        problems = _label_problems(shown_labels, found.convention, problem, judgement)
-        is_empty = case.label_values == (0,)
+        problems, warnings = next(judged)
+        problems += [_mask_error(case, n_of_one)] * are_masks
+        empty = ["the label map holds no tumour"] * (case.label_values == (0,))
         yield replace(
             case,
-            convention=found.convention.name,
-            facts=replace(case.facts, tumour_ml=_tumour_ml(case.facts, found.convention)),
-            problems=(*case.problems, *problems),
-            remarks=(
-                *case.remarks,
-                *case.facts.scan_remarks,
-                *remarks,
-                *judgement.warnings,
-                *(["the label map holds no tumour"] if is_empty else []),
-            ),
+            convention=convention.name,
+            facts=replace(case.facts, tumour_ml=_tumour_ml(case.facts, convention)),
+            problems=(*case.problems, *map(str, problems)),
+            remarks=(*remarks, *guess, *warnings, *empty),
         )
 
 
@@ -296,28 +285,21 @@ def _shown(case: Case) -> ShownLabels:
     )
 
 
-def _label_problems(
-    labels: ShownLabels, convention: LabelConvention, of_one_label: str, judgement: Judgement
-) -> Iterator[str]:
-    """Yield what is wrong with a label map in the convention of its release."""
-    try:
-        check_values(labels.values, convention, labels.case_id, labels.file)
-    except LabelError as error:
-        yield str(error)
-    if of_one_label:
-        expected = "labels of oedema, tumour core and enhancing tumour"
-        next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
-        yield str(CaseError(labels.case_id, labels.file, of_one_label, expected, next_step))
-    if judgement.refusal:
-        yield str(judgement.refusal)
+def _mask_error(case: Case, n_masks: int) -> CaseError:
+    found = f"label 1 alone, as in all {n_masks} label maps: a mask of the whole tumour"
+    expected = "labels of oedema, tumour core and enhancing tumour"
+    next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+    return CaseError(case.case_id, _shown(case).file, found, expected, next_step)
 
 
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:
     labelled = [case for case in duplicates if case.label]
-    if len({case.facts.voxel_hash for case in duplicates}) > 1:
-        return [_refused(case, duplicates, "another scan") for case in duplicates]
+    what = ""
     if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
         what = "the scan with another label map"
+    if len({case.facts.voxel_hash for case in duplicates}) > 1:
+        what = "another scan"
+    if what:
         return [_refused(case, duplicates, what) for case in duplicates]
     chosen = (labelled or duplicates)[0]
     remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
@@ -391,18 +373,15 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
     for release, of_release in _grouped(cases, lambda case: case.release):
         yield f"{release}: {counted(len(of_release), 'case')}"
-        for labels, group in _grouped(of_release, _label_words):
+        for reading, group in _grouped(of_release, _reading):
             values = sorted({value for case in group for value in case.label_values})
             of_values = f"label values {' '.join(map(str, values))}, " if values else ""
-            yield f"  {counted(len(group), 'case')}: {of_values}{labels}"
+            yield f"  {counted(len(group), 'case')}: {of_values}{reading}"
 
 
-def _label_words(case: Case) -> str:
-    if case.label is None:
-        return "no label map"
-    if not case.convention:
-        return "no label map that can be read"
-    return f"read as {case.convention}"
+def _reading(case: Case) -> str:
+    without = "no label map" if case.label is None else "no label map that can be read"
+    return f"read as {case.convention}" if case.convention else without
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:

@@ -111,20 +111,20 @@ _RELEASES = tuple(
         (r"brats19_(?P<patient>\w+)_\d+", "brats2019", _EARLY),
         (r"(?P<patient>brats20_(training|validation|testing)_\d{3})", "brats2020", _EARLY),
         (r"(?P<patient>brats2021_\d{5})", "brats2021", _EARLY),
-        (r"(?P<patient>brats-men-rt-\d{4})-(?P<timepoint>\d)", MEN_RT, _ANY),
+        (r"(?P<patient>brats-men-rt-\d{4})-\d", MEN_RT, _ANY),
         # 4 is the resection cavity, which also occurs in cases without enhancing tumour
-        (r"(?P<patient>brats-gli-\d{5})-(?P<timepoint>[1-9]\d\d)", GLI_2024, (BRATS2024,) * 4),
-        (r"(?P<patient>brats-gli-\d{5})(-(?P<timepoint>\d{3}))?", GLI_2023, _LATE),
+        (r"(?P<patient>brats-gli-\d{5})-[1-9]\d\d", GLI_2024, (BRATS2024,) * 4),
+        (r"(?P<patient>brats-gli-\d{5})(-\d{3})?", GLI_2023, _LATE),
         # these tasks have kept their names since 2023: the name does not give the year
-        (r"(?P<patient>brats-men-\d{5})(-(?P<timepoint>\d{3}))?", "brats-men", _LATE),
-        (r"(?P<patient>brats-met-\d{5})(-(?P<timepoint>\d{3}))?", "brats-met", _METASTASES),
-        (r"(?P<patient>brats-ped-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ped", _CHILDREN),
-        (r"(?P<patient>brats-ssa-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ssa", _LATE),
-        (r"(?P<patient>brats-goat-\d{5})(-(?P<timepoint>\d{3}))?", "brats-goat", _LATE),
+        (r"(?P<patient>brats-men-\d{5})(-\d{3})?", "brats-men", _LATE),
+        (r"(?P<patient>brats-met-\d{5})(-\d{3})?", "brats-met", _METASTASES),
+        (r"(?P<patient>brats-ped-\d{5})(-\d{3})?", "brats-ped", _CHILDREN),
+        (r"(?P<patient>brats-ssa-\d{5})(-\d{3})?", "brats-ssa", _LATE),
+        (r"(?P<patient>brats-goat-\d{5})(-\d{3})?", "brats-goat", _LATE),
         # 11 is the scan before the first operation, 21 one at recurrence
-        (r"(?P<patient>upenn-gbm-\d{5})_(?P<timepoint>\d\d)", "upenn-gbm", _EARLY),
-        (r"(?P<patient>ucsf-pdgm-\d{4})(_(?P<timepoint>fu\d{3}d))?", "ucsf-pdgm", _EARLY),
-        (r"(?P<patient>sub-[a-z0-9]+)(_ses-(?P<timepoint>[a-z0-9]+))?", BIDS, _ANY),
+        (r"(?P<patient>upenn-gbm-\d{5})_\d\d", "upenn-gbm", _EARLY),
+        (r"(?P<patient>ucsf-pdgm-\d{4})(_fu\d{3}d)?", "ucsf-pdgm", _EARLY),
+        (r"(?P<patient>sub-[a-z0-9]+)(_ses-[a-z0-9]+)?", BIDS, _ANY),
     )
 )
 _TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
@@ -146,15 +146,6 @@ class NamedFile:
     variant: str = ""
     """Other parts of the name, which tell files of one kind apart: `bet` in `_t1_bet`, or
     `acq-axial_run-2` in the name of a BIDS file."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseName:
-    """The parts of a case id."""
-
-    release: str
-    patient_id: str
-    timepoint: str = ""
 
 
 def parse_file_name(name: str, path: Path = Path()) -> NamedFile | None:
@@ -191,24 +182,20 @@ def is_label_folder(name: str) -> bool:
     return _LABEL_FOLDER.fullmatch(name) is not None
 
 
-def parse_case_id(case_id: str) -> CaseName:
-    """Parse a case id; one that matches no pattern is a patient of an unknown release.
+def parse_case_id(case_id: str) -> tuple[str, str]:
+    """Return release and patient of a case id; one that matches no pattern is a patient itself.
 
     The ids of 2017 to 2019 differ in the year and in a number of the institution, which are omitted
     from the patient id: `Brats17_TCIA_201_1` and `Brats18_TCIA01_201_1` are one patient.
 
     Example:
         >>> parse_case_id("BraTS-GLI-00005-100")
-        CaseName(release='brats2024-gli', patient_id='BraTS-GLI-00005', timepoint='100')
+        ('brats2024-gli', 'BraTS-GLI-00005')
     """
     for pattern, release, _ in _RELEASES:
         if match := pattern.fullmatch(case_id):
-            return CaseName(
-                release=release,
-                patient_id=_TCIA_NUMBER.sub(r"\1", match["patient"]),
-                timepoint=match.groupdict().get("timepoint") or "",
-            )
-    return CaseName(release=UNKNOWN, patient_id=case_id)
+            return release, _TCIA_NUMBER.sub(r"\1", match["patient"])
+    return UNKNOWN, case_id
 
 
 def conventions_of(release: str) -> tuple[LabelConvention, ...]:

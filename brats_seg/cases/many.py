@@ -4,10 +4,10 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import parent_process
@@ -28,8 +28,8 @@ Result = TypeVar("Result")
 def evenly_spread(case_ids: Sequence[str], n_most: int) -> list[str]:
     """Return at most that many cases, evenly spread over the sorted ids."""
     ids = sorted(case_ids)
-    places = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
-    return [ids[place] for place in places]
+    indices = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
+    return [ids[index] for index in indices]
 
 
 class HasCaseId(Protocol):
@@ -80,8 +80,12 @@ def map_cases(
         >>> map_cases(lambda case: case.case_id.upper(), cases, "upper case").results
         ('A', 'B')
     """
-    attempts = _attempts(partial(_attempt, function), items, n_workers, when_killed)
-    outcomes = list(track(attempts, what=what, total=len(items)))
+    run: Callable[..., Iterable[Result | Failure]] = map
+    with ExitStack() as stack:
+        if n_workers:
+            run = stack.enter_context(worker_pool(n_workers, when_killed=when_killed)).map
+        attempts = run(partial(_attempt, function), items)
+        outcomes = list(track(attempts, what=what, total=len(items)))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     return MappedCases(results=tuple(results), failures=tuple(failures))
@@ -109,13 +113,9 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
-def _nothing() -> None:
-    pass
-
-
 @contextmanager
 def worker_pool(
-    n_workers: int, *, set_up: Callable[[], None] = _nothing, when_killed: str
+    n_workers: int, *, set_up: Callable[[], None] | None = None, when_killed: str
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 
@@ -126,8 +126,7 @@ def worker_pool(
         pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
     except OSError as error:
         msg = (
-            f"worker processes could not be started ({error}): the memory that processes share may "
-            "be full (/dev/shm), or the size of files limited (`ulimit -f`)."
+            f"worker processes could not be started ({error}): /dev/shm or `ulimit -f` is too small"
         )
         raise EnvironmentalError(msg) from error
     try:
@@ -139,12 +138,13 @@ def worker_pool(
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(set_up: Callable[[], None]) -> None:
+def _begin(set_up: Callable[[], None] | None) -> None:
     # forked processes inherit signal handlers, and those of a trainer do not end the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    set_up()
+    if set_up is not None:
+        set_up()
 
 
 def _end_with_parent() -> None:
@@ -153,19 +153,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _attempts(
-    attempt: Callable[[Item], Result | Failure],
-    items: Sequence[Item],
-    n_workers: int,
-    when_killed: str,
-) -> Iterator[Result | Failure]:
-    if n_workers == 0:
-        yield from map(attempt, items)
-        return
-    with worker_pool(n_workers, when_killed=when_killed) as pool:
-        yield from pool.map(attempt, items)
 
 
 def _attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:

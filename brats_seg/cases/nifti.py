@@ -2,9 +2,9 @@
 
 nibabel parses the headers. What a header states is checked when it is read, so that everything that
 can be read can be written on the same grid: fields that the standard defines a repair for are
-repaired, as in its reference library, and all others are refused. The content shows whether a file is
-compressed, not its name. A small file can unpack to gigabytes: no more than `SPARE_BYTES` beyond the
-voxels that the header states are ever read or unpacked.
+repaired, and all others are refused. The content shows whether a file is compressed, not its name.
+A small file can unpack to gigabytes: no more than `SPARE_BYTES` beyond the voxels that the header
+states are ever read or unpacked.
 """
 
 import gzip
@@ -13,10 +13,10 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import deflate
 import nibabel as nib
@@ -27,12 +27,15 @@ from nibabel.volumeutils import apply_read_scaling
 
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, turn_of, turned
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
 VOXEL_EDGES_MM = (0.01, 100.0)
 """Shortest and longest edge of a voxel: ten times beyond the scanners for mice and for the heart."""
+SPARE_BYTES = 1 << 20
+"""Most bytes that may follow the voxels."""
 
 _LARGEST_ORIGIN_MM = 1e6
 """Largest distance of a volume from the origin: float32 holds it to a tenth of a millimetre."""
@@ -42,47 +45,43 @@ _MOST_VOLUMES = 16
 """Volumes of a 4-D file; the decathlon has four, one for each modality."""
 _LONGEST_EXTENSIONS = 1 << 26
 """Most bytes between the header and the voxels."""
-_XFORM_CODES = range(6)
-"""Codes of the standard for the meaning of a qform or an sform."""
+_LARGEST_XFORM_CODE = 5
 _LEAST_DETERMINANT = 1e-6
 """Smallest volume of a voxel in relation to a cuboid of the same edges."""
 _UNIT_BITS = 7
 """Bits of the field `xyzt_units` that hold the unit of length."""
 _OTHER_UNITS = {1: "metres", 3: "micrometres"}
 """Units of length in the standard other than millimetres and none."""
-
 _NUMBER_TYPES = frozenset({2, 4, 8, 16, 64, 256, 512, 768, 1024, 1280})
 """Codes of the standard for integers and floats of 8 to 64 bits; others are colours, complex or longer."""
-
-_Header: TypeAlias = Any  # nibabel has no types
-
 _HEADER_BYTES = 540
 """Length of the header of NIfTI-2, the longer one."""
 _SINGLE_FILE_MAGICS = (b"n+1", b"n+2")
 _COMPRESSION_LEVEL = 6
-
-SPARE_BYTES = 1 << 20
-"""Most bytes that may follow the voxels."""
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LENGTH_BYTES = 4
 """Bytes at the end of a gzip file that state the length of its content."""
 _HEAD_BYTES = 1 << 18
 """Bytes of a compressed file that hold its first bytes: the longest gzip header has about 64 KiB."""
-_CHUNK_BYTES = 1 << 20
 _LARGEST_RATIO = 1032
 """Largest ratio of unpacked to packed bytes in the format deflate (https://zlib.net/zlib_tech.html)."""
-
+_EXPECTED_AXES = (
+    f"three axes of 1 to {_LONGEST_AXIS} voxels, at most {LARGEST_GRID} voxels in at most "
+    f"{_MOST_VOLUMES} volumes"
+)
 _FETCH_AGAIN = "Copy or download the file again."
 _CONVERT_AGAIN = "Convert the scan again."
 _OTHER_FILE = "Give the label map itself, not an image or probabilities."
+
+_Header: TypeAlias = Any  # nibabel has no types
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Geometry:
     """Grid of a volume, as its file states it."""
 
-    shape: tuple[int, int, int]
+    shape: Triple
     affine: Affine
     """Matrix (4, 4) from voxel indices to millimetres: the sform if its code is set, else the qform."""
     qform: Affine
@@ -90,20 +89,23 @@ class Geometry:
     qform_code: int
     sform_code: int
 
+    @classmethod
+    def at(cls, affine: Affine, shape: tuple[int, ...], *, qform_code: int = 0) -> Self:
+        """Return the grid of a shape (X, Y, Z) whose position is its sform."""
+        x, y, z = shape
+        codes = {"qform_code": qform_code, "sform_code": 1}
+        return cls(shape=(x, y, z), affine=affine, qform=affine, **codes)
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Geometry)
-            and (self.shape, self.qform_code, self.sform_code)
-            == (other.shape, other.qform_code, other.sform_code)
-            and np.array_equal(self.affine, other.affine)
-            and np.array_equal(self.qform, other.qform)
+        return isinstance(other, Geometry) and all(
+            map(np.array_equal, astuple(self), astuple(other))
         )
 
     @property
-    def spacing_mm(self) -> tuple[float, float, float]:
+    def spacing_mm(self) -> Spacing:
         """Edge lengths of a voxel along X, Y and Z."""
-        x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0)
-        return float(x), float(y), float(z)
+        x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0).tolist()
+        return x, y, z
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -122,8 +124,7 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
     Example:
         >>> import tempfile
-        >>> eye = np.eye(4)
-        >>> grid = Geometry(shape=(2, 2, 2), affine=eye, qform=eye, qform_code=1, sform_code=1)
+        >>> grid = Geometry.at(np.eye(4), (2, 2, 2))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder, "scan.nii.gz")
         ...     write_volume(path, np.arange(8, dtype=np.int16).reshape(2, 2, 2), grid)
@@ -137,31 +138,34 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type."""
-    packed = read_packed(path, case_id=case_id)
-    return unpack_label_map(packed, path, case_id=case_id)
+    return unpack_label_map(read_packed(path, case_id=case_id), path, case_id=case_id)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
     """Read a file as it is on the disk, without decompressing it."""
-    file = _File(case_id=case_id, path=path)
-    with file.opened() as stream:
-        header = _parse_header(file.unpacked_head(stream.read(_HEAD_BYTES)), file)
-        file.check_size(os.fstat(stream.fileno()).st_size, _data_end(header))
-        stream.seek(0)
-        return stream.read()
+    with _explained(path, case_id):
+        check_regular(path)
+        with path.open("rb") as stream:
+            header = _read_header(stream.read(_HEAD_BYTES))
+            _check_size(os.fstat(stream.fileno()).st_size, _data_end(header))
+            stream.seek(0)
+            return stream.read()
+
+
+def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
+    """Return the grid of a volume from the header alone; the arguments are those of `read_volume`."""
+    with _explained(path, case_id):
+        check_regular(path)
+        with path.open("rb") as stream:
+            return _geometry(_read_header(stream.read(_HEAD_BYTES)), volume)
 
 
 def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None = None) -> Volume:
     """Return the volume in the bytes of a file, as `read_volume` does."""
-    file = _File(case_id=case_id, path=path)
-    header = _parse_header(file.unpacked_head(packed[:_HEAD_BYTES]), file)
-    geometry = _geometry(header, volume, file)
-    try:
-        array = _voxels(header, file.unpack(packed, _data_end(header)), geometry.shape, volume)
-    except MemoryError:
-        found = f"{_data_end(header)} bytes of voxels, for which there is no memory"
-        next_step = "Close other programs, or use a machine with more memory."
-        raise file.refuse(found, "a volume that fits in memory", next_step) from None
+    with _explained(path, case_id):
+        header = _read_header(packed[:_HEAD_BYTES])
+        geometry = _geometry(header, volume)
+        array = _voxels(header, _unpacked(packed, _data_end(header)), geometry.shape, volume)
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
 
@@ -169,17 +173,10 @@ def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None
 def unpack_label_map(packed: bytes, path: Path, *, case_id: str) -> Volume:
     """Return the label map in the bytes of a file, as `read_label_map` does."""
     volume = unpack_volume(packed, path, case_id=case_id)
-    labels = _to_labels(volume.array, _File(case_id=case_id, path=path))
+    with _explained(path, case_id):
+        labels = _to_labels(volume.array)
     labels.flags.writeable = False
     return Volume(array=labels, geometry=volume.geometry, file=volume.file)
-
-
-def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
-    """Return the grid of a volume from the header alone; the arguments are those of `read_volume`."""
-    file = _File(case_id=case_id, path=path)
-    with file.opened() as stream:
-        header = _parse_header(file.unpacked_head(stream.read(_HEAD_BYTES)), file)
-    return _geometry(header, volume, file)
 
 
 def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> None:
@@ -206,12 +203,7 @@ def oriented(volume: Volume) -> Volume:
     turn = turn_of(geometry.affine)
     affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
     array = turned(volume.array, turn)
-    x, y, z = array.shape
-    return Volume(
-        array=array,
-        geometry=Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=0, sform_code=1),
-        file=volume.file,
-    )
+    return Volume(array=array, geometry=Geometry.at(affine, array.shape), file=volume.file)
 
 
 def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
@@ -219,11 +211,10 @@ def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> 
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        edges, wanted = (
-            "x".join(f"{mm:g}" for mm in mms) for mms in (geometry.spacing_mm, spacing_mm)
+        found = (
+            f"voxels of {_edges(geometry.spacing_mm)} mm, which give {_by(resampling.after)} voxels "
+            f"of {_edges(spacing_mm)} mm"
         )
-        grid = " x ".join(map(str, resampling.after))
-        found = f"voxels of {edges} mm, which give {grid} voxels of {wanted} mm"
         expected = f"at most {LARGEST_GRID} voxels"
         next_step = "Correct the spacing in the header, or convert the scan again."
         raise CaseError(case_id, volume.file, found, expected, next_step)
@@ -233,92 +224,56 @@ def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> 
 def resampled(volume: Volume, resampling: Resampling) -> Volume:
     """Return the volume at another spacing, interpolated in float32."""
     affine = resampling.forward_affine(volume.geometry.affine)
-    return Volume(
-        array=resampling.forward(volume.array),
-        geometry=Geometry(
-            shape=resampling.after, affine=affine, qform=affine, qform_code=0, sform_code=1
-        ),
-        file=volume.file,
-    )
+    geometry = Geometry.at(affine, resampling.after)
+    return Volume(array=resampling.forward(volume.array), geometry=geometry, file=volume.file)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _File:
-    """A file of a case, compressed or not."""
+class _UnusableFileError(Exception):
+    """A file cannot be used; the arguments are what was found, what was expected, the next step."""
 
-    case_id: str
-    path: Path
 
-    def refuse(self, found: str, expected: str, next_step: str) -> CaseError:
-        """Return an error that says what is wrong with the file."""
-        return CaseError(self.case_id, self.path.name, found, expected, next_step)
+def _refuse(found: str, expected: str, next_step: str) -> NoReturn:
+    raise _UnusableFileError(found, expected, next_step)
 
-    @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
-        """Open the file, unless it is a pipe or a device, which may never end."""
-        try:
-            check_regular(self.path)
-            with self.path.open("rb") as stream:
-                yield stream
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            reason = getattr(error, "strerror", None) or str(error)
-            found = f"a file that cannot be read ({reason})"
-            next_step = "Check its name, its permissions and the disk."
-            raise self.refuse(found, "a NIfTI file", next_step) from error
 
-    def unpacked_head(self, start: bytes) -> bytes:
-        """Return the bytes of the header, given the first `_HEAD_BYTES` of the file."""
-        if not start:
-            found = "an empty file"
-            raise self.refuse(found, "a NIfTI file", _FETCH_AGAIN)
-        if not start.startswith(_GZIP_MAGIC):
-            return start[:_HEADER_BYTES]
-        try:
-            with gzip.GzipFile(fileobj=BytesIO(start)) as unpacked:
-                return unpacked.read(_HEADER_BYTES)
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-
-    def unpack(self, packed: bytes, n_bytes: int) -> bytes | bytearray:
-        """Decompress the content, if it is compressed, and check its length against the header."""
-        content: bytes | bytearray = packed
-        if packed.startswith(_GZIP_MAGIC):
-            if n_bytes > _LARGEST_RATIO * len(packed):
-                raise self._damaged()
-            content = _unpack_at_once(packed, n_bytes) or self._unpack_members(packed, n_bytes)
-        if len(content) < n_bytes:
-            found, expected = f"{len(content)} bytes", f"the {n_bytes} that its header states"
-            raise self.refuse(found, expected, _FETCH_AGAIN)
-        self.check_size(len(content), n_bytes)
-        return content
-
-    def check_size(self, n_found: int, n_bytes: int) -> None:
-        """Refuse a file or a content of more than `SPARE_BYTES` beyond what the header states."""
-        if n_found > n_bytes + SPARE_BYTES:
-            found = f"more than {n_bytes + SPARE_BYTES} bytes"
-            expected = f"the {n_bytes} that its header states"
-            next_step = f"The header or the file is wrong. {_FETCH_AGAIN}"
-            raise self.refuse(found, expected, next_step)
-
-    def _unpack_members(self, packed: bytes, n_bytes: int) -> bytearray:
-        """Decompress a file of any number of members, and stop at the first byte that is too many."""
-        content = bytearray()
-        limit = n_bytes + SPARE_BYTES + 1
-        try:
-            with gzip.GzipFile(fileobj=BytesIO(packed)) as stream:
-                while chunk := stream.read(min(_CHUNK_BYTES, limit - len(content))):
-                    content += chunk
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-        return content
-
-    def _damaged(self) -> CaseError:
+@contextmanager
+def _explained(path: Path, case_id: str) -> Iterator[None]:
+    """Turn whatever is wrong with a file into an error that names the case and the file."""
+    try:
+        yield
+    except _UnusableFileError as error:
+        raise CaseError(case_id, path.name, *error.args) from error.__cause__
+    except _GZIP_ERRORS as error:
         found = "a gzip file that is cut off or damaged"
-        return self.refuse(found, "a whole one", _FETCH_AGAIN)
+        raise CaseError(case_id, path.name, found, "a whole one", _FETCH_AGAIN) from error
+    except MemoryError as error:
+        found, expected = "more voxels than there is memory for", "a volume that fits in memory"
+        next_step = "Close other programs, or use a machine with more memory."
+        raise CaseError(case_id, path.name, found, expected, next_step) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        found = f"a file that cannot be read ({reason})"
+        next_step = "Check its name, its permissions and the disk."
+        raise CaseError(case_id, path.name, found, "a NIfTI file", next_step) from error
+
+
+def _unpacked(packed: bytes, n_bytes: int) -> bytes:
+    """Decompress a content, if it is compressed, and check its length against that of the header."""
+    content = packed
+    if packed.startswith(_GZIP_MAGIC):
+        if n_bytes > _LARGEST_RATIO * len(packed):
+            raise EOFError
+        # libdeflate fails on several members, and on damaged ones
+        content = _unpack_at_once(packed, n_bytes) or _gunzip(packed, n_bytes + SPARE_BYTES + 1)
+    if len(content) < n_bytes:
+        expected = f"the {n_bytes} that its header states"
+        _refuse(f"{len(content)} bytes", expected, _FETCH_AGAIN)
+    _check_size(len(content), n_bytes)
+    return content
 
 
 def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
-    """Decompress with libdeflate, 2.6 to 3.1 times as fast as zlib; return nothing if that fails.
+    """Decompress with libdeflate, which is faster than zlib; return nothing if that fails.
 
     It supports one member only, and allocates the length that the last bytes state, which are
     arbitrary in a file that is cut off or has several members.
@@ -332,42 +287,54 @@ def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
         return b""
 
 
-def _parse_header(head: bytes, file: _File) -> _Header:
-    """Return the header of a file whose voxels are numbers, at a place that the header states."""
+def _gunzip(packed: bytes, n_bytes: int) -> bytes:
+    """Return at most that many of the first bytes of a gzip file."""
+    with gzip.GzipFile(fileobj=BytesIO(packed)) as stream:
+        return stream.read(n_bytes)
+
+
+def _check_size(n_found: int, n_bytes: int) -> None:
+    """Refuse a file or a content of more than `SPARE_BYTES` beyond what the header states."""
+    if n_found > n_bytes + SPARE_BYTES:
+        expected = f"the {n_bytes} that its header states"
+        _refuse(f"more than {n_bytes + SPARE_BYTES} bytes", expected, _FETCH_AGAIN)
+
+
+def _read_header(start: bytes) -> _Header:
+    """Return the header of a file whose voxels are numbers, given its first `_HEAD_BYTES` bytes."""
+    if not start:
+        _refuse("an empty file", "a NIfTI file", _FETCH_AGAIN)
+    is_packed = start.startswith(_GZIP_MAGIC)
+    head = _gunzip(start, _HEADER_BYTES) if is_packed else start[:_HEADER_BYTES]
     for kind in (nib.Nifti1Header, nib.Nifti2Header):
-        size = head[:4]
         for endianness in ("little", "big"):
-            is_complete = len(head) >= kind.sizeof_hdr
-            if is_complete and int.from_bytes(size, endianness) == kind.sizeof_hdr:
+            if len(head) >= kind.sizeof_hdr == int.from_bytes(head[:4], endianness):
                 header = kind(head[: kind.sizeof_hdr], endianness=endianness, check=False)
                 if header["magic"].item() in _SINGLE_FILE_MAGICS:
-                    _check_layout(header, file)
+                    _check_layout(header)
                     return header
-    found = f"no NIfTI header (the file begins with {head[:16]!r})"
-    raise file.refuse(found, "a NIfTI file", _FETCH_AGAIN)
+    _refuse(f"no NIfTI header (the file begins with {head[:16]!r})", "a NIfTI file", _FETCH_AGAIN)
 
 
-def _check_layout(header: _Header, file: _File) -> None:
-    """Raise `CaseError` unless a header states how many voxels of which type there are, and where."""
+def _check_layout(header: _Header) -> None:
+    """Refuse a header that does not state how many voxels of which type there are, and where."""
     shape, datatype, start = _stored_shape(header), int(header["datatype"]), header["vox_offset"]
-    found = ""
-    if not shape or min(shape) < 1:
-        found, expected = _shape_words(header), "three axes"
-    elif max(shape) > _LONGEST_AXIS:
-        found, expected = _shape_words(header), f"at most {_LONGEST_AXIS} voxels along an axis"
-    elif math.prod(shape[:3]) > LARGEST_GRID or math.prod(shape[3:]) > _MOST_VOLUMES:
-        found = _shape_words(header)
-        expected = f"at most {LARGEST_GRID} voxels, in at most {_MOST_VOLUMES} volumes"
-    elif datatype not in _NUMBER_TYPES:
-        found, expected = f"voxels of datatype {datatype}", "whole or real numbers of up to 64 bits"
-    # NaN fails the comparison
-    elif start != 0 and not (
-        header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and float(start).is_integer()
+    if (
+        min(shape, default=0) < 1
+        or max(shape) > _LONGEST_AXIS
+        or math.prod(shape[:3]) > LARGEST_GRID
+        or math.prod(shape[3:]) > _MOST_VOLUMES
     ):
-        found = f"voxels that begin at byte {start}"
-        expected = f"a whole number from {header.single_vox_offset} to {_LONGEST_EXTENSIONS}"
-    if found:
-        raise file.refuse(found, expected, _CONVERT_AGAIN)
+        _refuse(_axes(header), _EXPECTED_AXES, _CONVERT_AGAIN)
+    if datatype not in _NUMBER_TYPES:
+        expected = "whole or real numbers of up to 64 bits"
+        _refuse(f"voxels of datatype {datatype}", expected, _CONVERT_AGAIN)
+    first = header.single_vox_offset
+    # NaN fails the comparison
+    has_start = first <= start <= _LONGEST_EXTENSIONS and float(start).is_integer()
+    if start != 0 and not has_start:
+        expected = f"a whole number from {first} to {_LONGEST_EXTENSIONS}"
+        _refuse(f"voxels that begin at byte {start}", expected, _CONVERT_AGAIN)
 
 
 def _stored_shape(header: _Header) -> tuple[int, ...]:
@@ -379,69 +346,70 @@ def _stored_shape(header: _Header) -> tuple[int, ...]:
     return tuple(lengths[:n_axes]) if 1 <= n_axes <= len(lengths) else ()
 
 
-def _shape_words(header: _Header) -> str:
+def _axes(header: _Header) -> str:
     n_axes, shape = int(header["dim"][0]), _stored_shape(header)
-    return f"{n_axes}-D data" + (f" of shape {' x '.join(map(str, shape))}" if shape else "")
+    return f"{n_axes}-D data" + (f" of shape {_by(shape)}" if shape else "")
 
 
-def _geometry(header: _Header, volume: int | None, file: _File) -> Geometry:
-    _check_axes(header, volume, file)
-    try:
-        # overflows are found below, as numbers that are not finite
-        with np.errstate(all="ignore"):
-            geometry = _position(header)
-        header.get_slope_inter()
-    except (HeaderDataError, ValueError) as error:
-        found = f"an invalid header ({error})"
-        raise file.refuse(found, "a NIfTI header", _CONVERT_AGAIN) from error
-    if found := "; ".join(_wrong_position(header, geometry)):
-        raise file.refuse(found, "a position in millimetres", _CONVERT_AGAIN)
-    return geometry
+def _by(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
-def _check_axes(header: _Header, volume: int | None, file: _File) -> None:
+def _edges(edges_mm: Spacing) -> str:
+    return "x".join(f"{mm:g}" for mm in edges_mm)
+
+
+def _geometry(header: _Header, volume: int | None) -> Geometry:
+    """Return the grid of a volume; refuse other axes than asked for, and an unusable position."""
     shape = _stored_shape(header)
-    if volume is None:
-        # some programs store a 3-D volume with a fourth axis of length one
-        fits = len(shape) >= 3 and math.prod(shape[3:]) == 1
-        expected = "three axes"
-    else:
+    # some programs store a 3-D volume with a fourth axis of length one
+    fits, expected = len(shape) >= 3 and math.prod(shape[3:]) == 1, "three axes"
+    if volume is not None:
         fits = len(shape) == 4 and volume < shape[3]
         expected = f"four axes, with a volume {volume} along the last"
     if not fits:
-        raise file.refuse(_shape_words(header), expected, _CONVERT_AGAIN)
-
-
-def _position(header: _Header) -> Geometry:
+        _refuse(_axes(header), expected, _CONVERT_AGAIN)
     # the standard reads any value but -1 as 1 here, where nibabel raises an error
     header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
-    qform_code, sform_code = int(header["qform_code"]), int(header["sform_code"])
-    affine = header.get_best_affine()
-    qform = affine
-    if qform_code:
-        try:
-            qform = header.get_qform()
-            is_usable = not any(_wrong_affine(qform))
-        except (HeaderDataError, ValueError):
-            is_usable = False
-        # the sform comes first: a qform that no program can use is omitted beside it
-        if not is_usable:
-            qform, qform_code = affine, 0
-    x, y, z = _stored_shape(header)[:3]
+    if not (header["qform_code"] or header["sform_code"]):
+        # lengths, as in the reference library: a negative one would be written as a positive one
+        header["pixdim"][1:4] = np.abs(header["pixdim"][1:4])
+    try:
+        # overflows are found below, as numbers that are not finite
+        with np.errstate(all="ignore"):
+            affine, qform = header.get_best_affine(), _usable_qform(header)
+        header.get_slope_inter()
+    except (HeaderDataError, ValueError) as error:
+        _refuse(f"an invalid header ({error})", "a NIfTI header", _CONVERT_AGAIN)
+    if found := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
+        _refuse(found, "a position in millimetres", _CONVERT_AGAIN)
+    x, y, z = shape[:3]
     return Geometry(
-        shape=(x, y, z), affine=affine, qform=qform, qform_code=qform_code, sform_code=sform_code
+        shape=(x, y, z),
+        affine=affine,
+        qform=affine if qform is None else qform,
+        qform_code=0 if qform is None else int(header["qform_code"]),
+        sform_code=int(header["sform_code"]),
     )
 
 
-def _wrong_position(header: _Header, geometry: Geometry) -> Iterator[str]:
+def _usable_qform(header: _Header) -> Affine | None:
+    """Return the qform; None if there is none, or one that no program can use."""
+    try:
+        qform: Affine | None = header.get_qform(coded=True)[0]
+    except (HeaderDataError, ValueError):
+        return None
+    return None if qform is None or any(_wrong_affine(qform)) else qform
+
+
+def _wrong_fields(header: _Header) -> Iterator[str]:
     for kind in ("qform", "sform"):
         code = int(header[f"{kind}_code"])
-        if code not in _XFORM_CODES:
-            yield f"the {kind}_code {code}, where the standard has 0 to {_XFORM_CODES[-1]}"
+        if not 0 <= code <= _LARGEST_XFORM_CODE:
+            yield f"the {kind}_code {code}, where the standard has 0 to {_LARGEST_XFORM_CODE}"
     unit = int(header["xyzt_units"]) & _UNIT_BITS
     if unit in _OTHER_UNITS:
         yield f"lengths in {_OTHER_UNITS[unit]}"
-    yield from _wrong_affine(geometry.affine)
 
 
 def _wrong_affine(affine: Affine) -> Iterator[str]:
@@ -455,15 +423,12 @@ def _wrong_affine(affine: Affine) -> Iterator[str]:
         return
     shortest, longest = VOXEL_EDGES_MM
     if not shortest <= edges_mm.min() <= edges_mm.max() <= longest:
-        edges = "x".join(f"{mm:g}" for mm in edges_mm)
-        yield f"voxels of {edges} mm, where edges have {shortest:g} to {longest:g} mm"
+        yield f"voxels of {_edges(edges_mm)} mm, where edges have {shortest:g} to {longest:g} mm"
     if np.abs(origin_mm).max() > _LARGEST_ORIGIN_MM:
         yield f"an origin at {origin_mm.tolist()} mm"
 
 
-def _voxels(
-    header: _Header, content: bytes | bytearray, shape: tuple[int, int, int], volume: int | None
-) -> npt.NDArray[Any]:
+def _voxels(header: _Header, content: bytes, shape: Triple, volume: int | None) -> npt.NDArray[Any]:
     dtype, n_voxels = header.get_data_dtype(), math.prod(shape)
     offset = _data_start(header) + (volume or 0) * n_voxels * dtype.itemsize
     array = np.frombuffer(content, dtype, n_voxels, offset).reshape(shape, order="F")
@@ -484,7 +449,7 @@ def _data_end(header: _Header) -> int:
     return _data_start(header) + n_voxels * int(header.get_data_dtype().itemsize)
 
 
-def _to_labels(array: npt.NDArray[Any], file: _File) -> npt.NDArray[np.uint8]:
+def _to_labels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     whole = array
     if array.dtype.kind == "f":
         whole = np.rint(array)
@@ -492,10 +457,8 @@ def _to_labels(array: npt.NDArray[Any], file: _File) -> npt.NDArray[np.uint8]:
         with np.errstate(invalid="ignore"):
             broken = ~(np.abs(array - whole) <= WHOLE_NUMBER_TOLERANCE)
         if broken.any():
-            found = f"the value {array[broken][0]}"
-            raise file.refuse(found, "whole numbers", _OTHER_FILE)
+            _refuse(f"the value {array[broken][0]}", "whole numbers", _OTHER_FILE)
     low, high = whole.min(), whole.max()
     if low < 0 or high > np.iinfo(np.uint8).max:
-        found = f"values from {low} to {high}"
-        raise file.refuse(found, "label values", _OTHER_FILE)
+        _refuse(f"values from {low} to {high}", "label values", _OTHER_FILE)
     return whole.astype(np.uint8)

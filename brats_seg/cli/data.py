@@ -2,9 +2,6 @@
 
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import typer
 
 from brats_seg.cli.options import (
     DEFAULT_PATH,
@@ -13,45 +10,49 @@ from brats_seg.cli.options import (
     given_settings,
     holds_scans,
     importing,
+    print_failures,
     print_table,
 )
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import EnvironmentalError, counted
 from brats_seg.progress import tracked
 
-if TYPE_CHECKING:
-    from brats_seg.doctor import Diagnosis
 
-
-def index(scans: Path, output: Path = Path("cases.csv")) -> None:
+def index(scans: Path, output: Path = Path("cases.csv")) -> int:
     """Find cases and their label conventions, and list what is wrong with them.
 
     Exit code 1: some cases cannot be used.
+
+    Examples:
+        brats-seg index data
+        brats-seg index data -o cases.csv --labels brats2017
     """
     with importing():
         from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
     found = open_index(scans, output, given_settings(), n_workers=available_cpus(), track=tracked)
-    for line in summarise(found):
-        print(line)
+    print(*summarise(found), sep="\n")
     emit(table=output, cases=found.cases)
     print(f"wrote {output}")
-    if any(not case.usable for case in found.cases):
-        raise typer.Exit(1)
+    return int(not all(case.usable for case in found.cases))
 
 
 def prepare(
     scans: Path, prepared: Path | None = None, verify: bool = False, repair: bool = False
-) -> None:
-    """Index the scans, distribute them to folds, and prepare them for training."""
+) -> int:
+    """Index the scans, distribute them to folds, and prepare them for training.
+
+    Examples:
+        brats-seg prepare data
+        brats-seg prepare data --preset kaggle-t4 --skip-bad
+    """
     with importing():
         from brats_seg.data.fold import prepare_data, prepared_path_of
 
     folder = prepared or prepared_path_of(scans)
     if verify:
-        _verify(folder)
-        return
+        return _verify(folder)
     done = prepare_data(
         scans, config=given_settings(), prepared_path=folder, repair=repair, track=tracked
     )
@@ -60,20 +61,19 @@ def prepare(
     emit(folder=folder, case_ids=case_ids, n_folds=n_folds, folds_table=done.folds_path, damage=[])
     print(f"{counted(len(case_ids), 'case')} prepared, with cases.csv, in {folder}")
     print(f"the table of {n_folds} folds is {done.folds_path.name} there")
+    return 0
 
 
-def _verify(folder: Path) -> None:
-    """Verify prepared cases, and exit with 1 if some are damaged."""
+def _verify(folder: Path) -> int:
+    """Verify prepared cases, and return 1 if some are damaged."""
     from brats_seg.data.manifest import prepared_ids, verify_cases
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)
     emit(folder=folder, case_ids=case_ids, damage=list(map(str, errors)))
-    for error in errors:
-        print(error)
+    print(*errors, sep="\n", end="\n" if errors else "")
     print(f"{counted(len(case_ids), 'prepared case')} in {folder}, {len(errors)} damaged")
-    if errors:
-        raise typer.Exit(1)
+    return int(bool(errors))
 
 
 def convert(
@@ -82,10 +82,14 @@ def convert(
     series: list[str] | None = None,
     identifiers: bool = False,
     preprocess: bool = False,
-) -> None:
+) -> int:
     """Convert DICOM examinations to NIfTI, and say which series is which modality, and why.
 
     `predict` does the same with a folder of DICOM files. Exit code 1: some cases cannot be predicted.
+
+    Examples:
+        brats-seg convert dicom -o scans
+        brats-seg convert dicom -o scans --series t1c=5 --series t2f=FLAIR
     """
     from brats_seg.dicom.convert import DicomOptions, convert_studies
     from brats_seg.dicom.modalities import parse_overrides
@@ -94,17 +98,18 @@ def convert(
     options = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
     done = convert_studies(dicom, output, options, track=tracked)
     emit(path=output, cases=done)
-    for one in done:
-        for problem in one.case.problems:
-            print(f"FAILED  {problem}")
+    print_failures([problem for one in done for problem in one.case.problems])
     n_usable = sum(one.case.usable for one in done)
     print(f"{n_usable} of {counted(len(done), 'case')} can be predicted: {output}")
-    if n_usable < len(done):
-        raise typer.Exit(1)
+    return int(n_usable < len(done))
 
 
 def phantom(folder: Path, number: int = DEMO_CASES, seed: int = 0) -> None:
-    """Generate phantom cases in the layout of BraTS 2021, to try the software without scans."""
+    """Generate phantom cases in the layout of BraTS 2021, to try the software without scans.
+
+    Examples:
+        brats-seg phantom scans --number 6
+    """
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(folder, n_cases=number, seed=seed)
@@ -114,10 +119,14 @@ def phantom(folder: Path, number: int = DEMO_CASES, seed: int = 0) -> None:
 
 def doctor(
     scans: Path | None = None, prepared: Path | None = None, runs: Path = Path("runs")
-) -> None:
+) -> int:
     """Check packages, GPU, memory, disk, scans and runs; print the command that fixes each problem.
 
     Nothing is changed. Exit code 3: a problem prevents work here.
+
+    Examples:
+        brats-seg doctor
+        brats-seg doctor data --json
     """
     from brats_seg.doctor import diagnose
 
@@ -125,12 +134,6 @@ def doctor(
         scans = DEFAULT_PATH
     diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=given_settings())
     emit(diagnosis)
-    _print_diagnosis(diagnosis)
-    if not diagnosis.can_work:
-        raise typer.Exit(EnvironmentalError.exit_code)
-
-
-def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     print(f"brats_seg {diagnosis.version}")
     columns = ("check", "status", "found")
     print_table(columns, map(attrgetter(*columns), diagnosis.findings), wrapped=("found",))
@@ -141,3 +144,4 @@ def _print_diagnosis(diagnosis: "Diagnosis") -> None:
             print(f"{finding.check}, {finding.status}:\n    {finding.remedy}")
     n_problems = sum(finding.status == "problem" for finding in wrong)
     print(f"{counted(n_problems, 'problem')}, {counted(len(wrong) - n_problems, 'warning')}")
+    return 0 if diagnosis.can_work else EnvironmentalError.exit_code

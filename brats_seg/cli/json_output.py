@@ -1,104 +1,31 @@
-"""Define the JSON that commands print with `--json`, and print its schema.
+"""Select the fields that commands print with `--json`, and print the JSON schema of them.
 
-`python -m brats_seg.cli.json_output` prints the JSON schema (2020-12) of the output of every command,
-under `properties`.
+`json_output.toml` lists them. `python -m brats_seg.cli.json_output` prints the JSON schema (2020-12) of the
+output of every command, under `properties`.
 """
 
 import json
 import sys
+import tomllib
 from collections.abc import Mapping
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema, to_jsonable_python
 
-_FAILURES = ["cases.many:Failure"]
-_SUMMARIES = ["evaluation.scores:RegionSummary"]
-_COMPARISON = ("evaluation.compare:Comparison", None)
-_TEXTS = list[str]
-_CASE = dict.fromkeys(("case_id", "patient_id", "release", "convention"), str)
-_SERIES = {"series.number": int, "series.description": str, "modality": str, "reason": str}
-_STUDY = {"case.case_id": str, "study.folder": Path, "series": [_SERIES]}
-_SCORED = {
-    **dict.fromkeys(("case_ids", "missing", "left_out", "without_reference", "remarks"), _TEXTS),
-    "failures": _FAILURES,
-}
-
-OUTPUTS: dict[str, Any] = {
-    "index": {"table": Path, "cases": [{**_CASE, "problems": _TEXTS, "remarks": _TEXTS}]},
-    "prepare": {
-        "folder": Path,
-        "case_ids": _TEXTS,
-        "damage": _TEXTS,
-        "n_folds": int | None,
-        "folds_table": Path | None,
-    },
-    "convert": {"path": Path, "cases": [{**_STUDY, "case.problems": _TEXTS}]},
-    "phantom": {"path": Path},
-    "doctor": "doctor:Diagnosis",
-    "plan": ["training.memory_plan:PlanRow"],
-    "train": {
-        "run": Path,
-        "finished": bool,
-        "reason": str,
-        "signal": str | None,
-        "best": float | None,
-        "history": list[dict[str, float]],
-    },
-    "settings": ["config_text:Setting"],
-    "certify": ["training.certificate:CertificateRow"],
-    "tune": "inference.tuning:Tuning",
-    "crossval": {
-        "output": Path,
-        "runs": list[Path],
-        "finished": bool,
-        "fingerprint": str | None,
-        "tuning": ("inference.tuning:Tuning", None),
-        "evaluation.summaries": _SUMMARIES,
-        "evaluation.predicted_summaries": _SUMMARIES,
-        "failures": _FAILURES,
-    },
-    "predict": "inference.results:Record | cases.many:Failure",
-    "export": {"path": Path, "n_networks": int, "fingerprint": str},
-    "reconstruct": {
-        "case_id": str,
-        "rmse": dict[str, float],
-        "mean_rmse": float,
-        "picture": Path,
-        "warnings": _TEXTS,
-    },
-    "features": {"table": Path, "case_ids": _TEXTS, "columns": _TEXTS, "failures": _FAILURES},
-    "survival": {
-        "folder": Path,
-        "figures": ["survival.results:FamilyFigures"],
-        "verdict": "survival.results:Verdict",
-        "conclusion": str,
-        "remarks": _TEXTS,
-        "missing": _TEXTS,
-    },
-    "evaluate": {
-        "table": Path,
-        "evaluations": [_SCORED],
-        "summaries": _SUMMARIES,
-        "predicted_summaries": _SUMMARIES,
-        "comparison": _COMPARISON,
-        "predicted_comparison": _COMPARISON,
-    },
-    "report": {"pages": list[Path], "failures": _FAILURES},
-    "figure": {"path": Path},
-}
-"""Output of each command: an object with its fields, a list, a type, or `module:name` of a type.
-
-A tuple with None is a value that may be missing. Of an object only the fields named here are printed,
-each under the last part of its name.
-"""
+OUTPUTS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Output of each command."""
 LINES = ("predict", "reconstruct")
 """Commands that print a line for each case as it ends."""
+_TYPES: dict[str, Any] = {
+    **{kind.__name__: kind for kind in (str, int, float, bool, Path)},
+    "dict[str, float]": dict[str, float],
+}
 
 
 def json_text(command: str, value: object, extra: Mapping[str, object] = {}) -> str:
@@ -112,55 +39,44 @@ def _fields_of(value: Any, output: Any, extra: Mapping[str, object] = {}) -> Any
     """Return the fields of a value that its output names; one that it has not is null."""
     if isinstance(output, dict):
         return {
-            name.rpartition(".")[2]: _fields_of(
-                extra[name] if name in extra else _attribute(value, name), below
+            path.rpartition(".")[2]: _fields_of(
+                extra[path] if path in extra else reduce(_field, path.split("."), value), below
             )
-            for name, below in output.items()
+            for path, below in output.items()
         }
     if isinstance(output, list):
         return [_fields_of(below, output[0]) for below in value or ()]
     return value
 
 
-def _attribute(value: object, path: str) -> Any:
-    """Return an attribute below a value by its dotted path; None if there is no value."""
-    return None if value is None else attrgetter(path)(value)
+def _field(value: object, name: str) -> Any:
+    return getattr(value, name, None)
 
 
 def output_schema() -> dict[str, Any]:
-    """Return the JSON schema of the output of every command."""
-    adapters = [
-        (command, "serialization", TypeAdapter(_type_of(output, command)))
-        for command, output in OUTPUTS.items()
-    ]
-    by_command, schema = TypeAdapter.json_schemas(
-        adapters,  # type: ignore[arg-type]
-        title="Output of the commands of brats-seg with --json",
-        schema_generator=_NullableNumbers,
+    """Return the JSON schema of the output of every command, under `properties`."""
+    schema = TypeAdapter(_type_of(OUTPUTS)).json_schema(
+        mode="serialization", schema_generator=_NullableNumbers
     )
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "properties": {name: by_command[name, "serialization"] for name, _, _ in adapters},
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "required": []}
 
 
-def _type_of(output: Any, name: str) -> Any:
+def _type_of(output: Any, name: str = "") -> Any:
     match output:
-        case str():
-            return reduce(or_, (resolve_name(f"brats_seg.{part}") for part in output.split(" | ")))
-        case [below, None]:
-            return _type_of(below, name) | None
         case [below]:
             return list[_type_of(below, name)]  # type: ignore[misc]
         case dict():
-            fields = {
-                (key := path.rpartition(".")[2]): (_type_of(below, f"{name}_{key}"), ...)
+            names = {path: path.rpartition(".")[2] for path in output}
+            fields: dict[str, Any] = {
+                names[path]: (_type_of(below, f"{name}_{names[path]}".strip("_")), ...)
                 for path, below in output.items()
             }
-            forbidden = ConfigDict(extra="forbid")
-            return create_model(name, __config__=forbidden, **cast("dict[str, Any]", fields))
-    return output
+            return create_model(name or "outputs", __config__=ConfigDict(extra="forbid"), **fields)
+    kinds = [
+        _TYPES.get(kind) or resolve_name(f"brats_seg.{kind}")
+        for kind in output.rstrip("?").split(" | ")
+    ]
+    return reduce(or_, kinds + [None] * output.endswith("?"))
 
 
 class _NullableNumbers(GenerateJsonSchema):

@@ -1,12 +1,192 @@
-"""Commands `figure` and `report`: figures, and pages that a browser opens without a network."""
+"""Commands `evaluate`, `figure`, `report` and `reconstruct`, which show and score results."""
 
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from brats_seg.cli.options import emit, importing, prepared_path
+from brats_seg.cli.options import emit, importing, prepared_path, print_failures, print_table
 from brats_seg.cpu_threads import available_cpus
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
+
+if TYPE_CHECKING:
+    from brats_seg.evaluation.compare import ComparedFolders, Comparison
+    from brats_seg.evaluation.evaluate import Evaluation
+    from brats_seg.evaluation.scores import RegionSummary
+
+_WHOLE = ("dice", "hd95")
+"""Scores of whole regions that are printed; the file has all of them."""
+_LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
+"""Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
+
+
+def evaluate(
+    references: Path,
+    predictions: Path | None = None,
+    output: Path | None = None,
+    protocol: str = "legacy",
+    task: str = "GLI",
+    compare: tuple[Path, Path] | None = None,
+    only_predicted: bool = False,
+) -> int:
+    """Score predictions as the challenges do, and write a table and a summary.
+
+    Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
+    the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
+    predicted cases are printed as well. Exit code 1: predictions are missing, or cases failed.
+
+    Examples:
+        brats-seg evaluate data predictions --protocol lesionwise2023
+        brats-seg evaluate data predictions --only-predicted
+        brats-seg evaluate data --compare predictions/first predictions/second -o tests.csv
+    """
+    if (compare is None) == (predictions is None):
+        msg = "give one set of predictions, or two with --compare A B"
+        raise UsageError(msg)
+    with importing():
+        from brats_seg.evaluation.compare import compare_folders
+        from brats_seg.evaluation.evaluate import score_folders
+        from brats_seg.evaluation.protocols import protocol_named
+
+    rules = protocol_named(protocol, task)
+    table, code = output or Path("scores.csv" if predictions else "comparison.csv"), 0
+    if predictions is not None:
+        scored = score_folders(
+            references,
+            predictions,
+            table,
+            rules,
+            only_predicted=only_predicted,
+            n_workers=available_cpus(),
+            track=tracked,
+        )
+        code = _print_scores(scored, predictions, table)
+    elif compare is not None:
+        compared = compare_folders(
+            references,
+            compare,
+            rules,
+            output=table,
+            only_predicted=only_predicted,
+            n_workers=available_cpus(),
+            track=tracked,
+        )
+        _print_comparisons(compared, compare, table)
+    return code
+
+
+def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
+    """Print the scores; return 1 if predictions are missing, or cases failed."""
+    emit(scored, table=table, evaluations=[scored])
+    print_remarks(scored, predictions)
+    print_summaries(scored.summaries, scored.predicted_summaries)
+    if scored.missing:
+        print("--only-predicted leaves out the references without a prediction.")
+    if scored.left_out and scored.summaries:
+        dices = ", ".join(f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
+        print(f"Mean Dice if those left out counted as 0: {dices}.")
+    print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
+    return int(bool(scored.missing or scored.failures))
+
+
+def _print_comparisons(
+    compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
+) -> None:
+    evaluations, predicted = (compared.first, compared.second), compared.predicted
+    emit(compared, table=table, evaluations=evaluations, predicted_comparison=predicted)
+    for path, evaluation in zip(predictions, evaluations, strict=True):
+        print_remarks(evaluation, path, left_out_because="not in both sets")
+    print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
+    n_cases = compared.comparison.n_cases
+    if predicted is None:
+        _print_comparison(compared.comparison, counted(n_cases, "case"))
+    else:
+        worst = f"{n_cases} references, with the worst scores where a prediction is missing"
+        _print_comparison(compared.comparison, worst)
+        _print_comparison(predicted, f"the {predicted.n_cases} that both sets predict")
+        print("--only-predicted compares the cases that both sets predict.")
+    print(f"wrote {table}. Research use only.")
+
+
+def print_remarks(
+    evaluation: "Evaluation", predictions: Path, *, left_out_because: str = "no prediction"
+) -> None:
+    """Print the number of cases that were scored, and remarks on single cases."""
+    n_scored = len(evaluation.case_ids)
+    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
+    count = counted(n_scored, "case")
+    if evaluation.left_out:
+        count = f"{n_scored} of {n_references} references scored"
+    elif evaluation.missing:
+        n_predicted = n_references - len(evaluation.missing)
+        count = f"{n_predicted} of {n_references} references with a prediction"
+    labels, reference = map(", ".join, (evaluation.prediction_labels, evaluation.reference_labels))
+    conventions = f", labels {labels}, against {reference} of the references" if labels else ""
+    print(f"{predictions}: {count}{conventions}")
+    for remark in evaluation.remarks:
+        print(remark)
+    for case_ids, reason in (
+        (evaluation.missing, "no prediction, given the worst scores"),
+        (evaluation.left_out, f"{left_out_because}, left out"),
+        (evaluation.without_reference, "no reference, not scored"),
+    ):
+        if case_ids:
+            print(f"{some_of(case_ids)}: {reason}")
+    for failure in evaluation.failures:
+        name = "" if failure.case_id in failure.message else f"{failure.case_id}: "
+        print(f"not scored: {name}{failure.message}")
+
+
+def print_summaries(
+    summaries: "Sequence[RegionSummary]", predicted: "Sequence[RegionSummary]"
+) -> None:
+    """Print the means of each region over all cases, and over the predicted ones if they are fewer."""
+    if not summaries:
+        print("no case could be scored")
+        return
+    n_cases = summaries[0].n_cases
+    n_missing = n_cases - (predicted[0].n_cases if predicted else 0)
+    worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
+    _print_means(summaries, worst if n_missing else counted(n_cases, "case"))
+    if n_missing and predicted:
+        _print_means(predicted, f"the {n_cases - n_missing} that have a prediction")
+
+
+def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.significance import CONFIDENCE
+
+    n_cases = summaries[0].n_cases
+    interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
+    print(f"\nmean{interval} over {cases}")
+    has_lesions = {spread.column for spread in summaries[0].spreads}.issuperset(_LESIONS)
+    for columns in (_WHOLE, _LESIONS) if has_lesions else (_WHOLE,):
+        rows = [
+            (one.region, *(one.spread(column).mean_text(n_cases) for column in columns))
+            for one in summaries
+        ]
+        print_table(("region", *map(title_of, columns)), rows)
+        print()
+    empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
+    print(f"references without the region: {empty} (of {n_cases})")
+
+
+def _print_comparison(comparison: "Comparison", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+
+    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
+    rows = []
+    for test in comparison.tests:
+        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
+        counts = (test.n_first_better, test.n_second_better)
+        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
+    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
+    for standing in comparison.ranking:
+        p_value = standing.p_value
+        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
+        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
 
 
 def figure(
@@ -26,6 +206,10 @@ def figure(
     reference and prediction in sections, in three planes, in space. uncertainty: where a prediction
     is uncertain. scores, bars: the scores of every case, their means. distributions: age, survival
     and tumour volume. history: loss and scores of every epoch.
+
+    Examples:
+        brats-seg figure preview data --prediction predictions -o preview.png
+        brats-seg figure scores scores.csv -o scores.png
     """
     from brats_seg.figures.draw import draw
 
@@ -56,12 +240,17 @@ def report(
     prepared: Path | None = None,
     device: str = "auto",
     precision: str = "auto",
-) -> None:
+) -> int:
     """Write pages for a browser: of each case, of all predictions, or of a run.
 
     The page of a case has viewer, volumes, lesions, warnings and origin; that of a folder of
     predictions a table of its cases, the worst first; that of a run its history and its held-out
     cases. A page is one self-contained HTML file. Exit code 1: some cases have no page.
+
+    Examples:
+        brats-seg report predictions --reference data
+        brats-seg report data --prediction predictions --case BraTS2021_00000
+        brats-seg report runs/fold0 --data data
     """
     with importing():
         from brats_seg.pages.write import PageOptions, write_report
@@ -79,13 +268,45 @@ def report(
     )
     written = write_report(results, options, n_workers=available_cpus(), track=tracked)
     emit(pages=written.results, failures=written.failures)
-    for failure in written.failures:
-        print(f"FAILED  {failure.message}")
-    by_folder: dict[Path, list[Path]] = {}
-    for page in written.results:
-        by_folder.setdefault(page.parent, []).append(page)
-    for folder, paths in by_folder.items():
-        print(f"wrote {paths[0]}" if len(paths) == 1 else f"wrote {len(paths)} pages to {folder}")
+    code = print_failures([failure.message for failure in written.failures])
+    for folder, pages in groupby(written.results, attrgetter("parent")):
+        first, *others = pages
+        print(f"wrote {len(others) + 1} pages to {folder}" if others else f"wrote {first}")
     print("Research use only.")
-    if written.failures:
-        raise typer.Exit(1)
+    return code
+
+
+def reconstruct(
+    autoencoder_run: Path,
+    scans: Path,
+    output: Path = Path("reconstructions"),
+    device: str = "auto",
+    precision: str = "auto",
+) -> int:
+    """Draw a case beside its reconstruction, and print the error of each modality.
+
+    The error is the root mean square inside the brain, in units of the normalised intensity: an
+    image without any contrast has an error of 1. Exit code 1: some cases failed.
+
+    Examples:
+        brats-seg reconstruct runs/autoencoder data -o reconstructions
+    """
+    with importing():
+        from brats_seg.inference.reconstruct import reconstruct_cases
+        from brats_seg.inference.settings import prediction_settings
+        from brats_seg.labels import MODALITIES
+
+    settings = prediction_settings({"device": device, "precision": precision})
+    done = reconstruct_cases([scans], autoencoder_run, output, settings, track=tracked)
+    for drawn in done.results:
+        errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
+        emit(drawn, rmse=errors)
+        parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
+        print(
+            f"{drawn.case_id}: error {drawn.mean_rmse:.3f} in the brain ({parts}), {drawn.picture}",
+            *(f"    note: {warning}" for warning in drawn.warnings),
+            sep="\n",
+        )
+    code = print_failures([failure.message for failure in done.failures])
+    print("1 is the error of an image without contrast. Research use only.")
+    return code

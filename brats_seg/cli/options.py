@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
@@ -50,135 +51,34 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
-_CONVENTIONS: tuple[str, ...] = get_args(ConventionName)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ABOUT: dict[str, dict[str, Any]] = _TABLE["arguments"] | _TABLE["options"]
+"""Help, flags and values of every argument and option by the name of its parameter."""
 _VALUES: dict[str, Sequence[str]] = {
+    **{name: about["values"] for name, about in ABOUT.items() if "values" in about},
     "preset": tuple(PRESETS),
     "network": NETWORKS,
     "device": ("auto", "cpu", "cuda", "mps", *GPU_NAMES),
-    "precision": ("auto", "fp32", "fp16", "bf16"),
-    "labels": _CONVENTIONS,
-    "protocol": ("legacy", "lesionwise2023", "lesionwise2024"),
-    "task": ("GLI", "SSA", "MEN", "MET", "PED"),
-    "layout": ("plain", "bids"),
-    "modality": ("t1n", "t1c", "t2w", "t2f"),
+    "labels": get_args(ConventionName),
     "kind": KINDS,
 }
 """Values that the shell completes."""
-_ARGUMENTS = {
-    "scans": "Folder of scans of any layout, or a .csv or .json table of their paths.",
-    "inputs": "Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.",
-    "dicom": "Folder with DICOM files of MR examinations.",
-    "folder": "Folder to write to.",
-    "section": "Part of the keys to list, such as training or loss.",
-    "trained": "Runs, such as the folds of one data set; for `export` also checkpoints or models.",
-    "autoencoder_run": "Run with model.name autoencoder.",
-    "features": "Table that `features` wrote.",
-    "references": "References: a folder of CASE.nii.gz or of case folders, or one label map.",
-    "predictions": "Predictions in the same form, in any label convention.",
-    "kind": f"Kind: {', '.join(KINDS)}.",
-    "source": "Folder of scans; for scores and bars the table of `evaluate`; for history a run.",
-    "results": "Folders that `predict` wrote, or of scans, or tables of paths; or runs.",
-}
-_OPTIONS = {
-    "output": "File or folder to write to.",
-    # scans and prepared cases
-    "data": "Folder of scans, or a table of their paths. (default: data/, or phantom cases)",
-    "prepared": "Folder of prepared cases. (default: NAME-prepared beside the data folder NAME)",
-    "labels": f"Label convention: {', '.join(_CONVENTIONS)}. (default: the detected one)",
-    "verify": "Only compare prepared cases with their check sums.",
-    "repair": "Also prepare cases again that are damaged.",
-    "number": "Number of cases.",
-    "seed": "The same seed gives the same cases.",
-    "series": "DICOM series of a modality: its number, or a part of its description; repeatable.",
-    "identifiers": "Keep the patient's name and number in DICOM segmentations and names of folders.",
-    "preprocess": "Register, resample to 1 mm and skull-strip DICOM scans, by greedy and HD-BET.",
-    # training
-    "fold": "Index of the fold that is held out.",
-    "folds": "Folds to hold out. (default: all)",
-    "run": "Run folder; use -r under torchrun. (default of train: runs/foldN)",
-    "runs": "Folder of the runs fold0, fold1, ...",
-    "session_hours": "Hours of this session; the same command resumes.",
-    "fresh": "Rename an earlier run and start anew.",
-    "patches": "Number of patches in the batch, each a micro-batch.",
-    "device": f"{SHORT['--device'][1]}.",
-    "precision": f"{SHORT['--precision'][1]}.",
-    # prediction
-    "model": "Run, checkpoint or exported folder, several are averaged; or one of nnU-Net or MONAI.",
-    **dict.fromkeys(("t1n", "t1c", "t2w", "t2f"), "One case by its files."),
-    "case": "Id of a case. (default: all; of a figure the first)",
-    "tta": "Average over 8 mirror images.",
-    "window": "Voxels of a window, or whole for one pass. (default: the window that tune chose)",
-    "probabilities": "Write probability maps too.",
-    "uncertainty": "Write a map of the entropy too.",
-    "report": "Write a page of each case too: reports/CASE.html, for any browser.",
-    "layout": "Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
-    "changes": "One setting: overlap, thresholds, smallest_mm3, smallest_et_mm3 or preview.",
-    "workers": "Processes (dask) to distribute the cases to, or the address of a dask cluster.",
-    "license_name": "Licence of the weights, for the model card.",
-    "name_cases": "Name the cases in the model card, or count them. (default: named if public)",
-    "file_format": "safetensors alone, or a MONAI bundle or ONNX files beside them.",
-    # scores and survival
-    "protocol": "Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
-    "task": "Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
-    "compare": "Compare two sets of predictions, case by case.",
-    "only_predicted": "Leave out references without a prediction.",
-    "autoencoder": "Run of an autoencoder, for latent vectors.",
-    "predict_all": "Ignore reference label maps and predict all cases.",
-    "clinical": "Table of ages, survival or ids (name_mapping.csv); repeatable.",
-    "fold_table": "Fold table to use, such as folds-5-seed55.csv. (default: new folds)",
-    "repeats": "Number of cross-validations to average.",
-    "submit": "Table of the cases to submit, such as survival_evaluation.csv. (default: all)",
-    # figures and pages
-    "prediction": "Predictions: a folder that `predict` wrote, or a label map.",
-    "reference": "Label maps to compare with. (default: those beside the scans)",
-    "column": "Score to draw: a column of the table. (default: dice)",
-    "modality": "Modality of a montage: t1n, t1c, t2w or t2f. (default: t2f)",
-    "scores": "Table of `evaluate` for the page of all predictions, instead of --reference.",
-    "no_case_pages": "Write the page of all predictions alone.",
-    # settings and output
-    "preset": f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
-    "config": "YAML file with settings, applied over the preset.",
-    "assignments": "One setting; repeatable. `brats-seg settings` lists the keys.",
-    "as_json": "Print the result as JSON, for programs; messages go to standard error.",
-}
-"""Help of every option by the name of its parameter: an option means the same in all commands."""
-_FLAGS = {
-    "output": ("-o", "--output"),
-    # torchrun under Python 3.11 takes --run for an abbreviation of its own options
-    "run": ("-r", "--run"),
-    "changes": ("--set",),
-    "assignments": ("--set",),
-    "license_name": ("--license",),
-    "name_cases": ("--name-cases/--count-cases",),
-    "file_format": ("--format",),
-    "as_json": ("--json",),
-}
-_METAVARS = {
-    **dict.fromkeys(("changes", "assignments"), "KEY=VALUE"),
-    "series": "MODALITY=SERIES",
-    "folds": "0,1,...",
-    "window": "X,Y,Z",
-    "workers": "N",
-    "compare": "A B",
-}
-_LEAST = {"fold": 0, "session_hours": 0, "number": 1, "repeats": 1, "patches": 2}
 
 
 def _annotated(parameter: Parameter) -> Parameter:
     """Return a parameter of a command as one that typer shows with its flags, help and values."""
-    name, values = parameter.name, _VALUES.get(parameter.name)
-    options: dict[str, Any] = {"autocompletion": one_of(*values)} if values else {}
-    if name in _ARGUMENTS:
-        about: object = typer.Argument(help=_ARGUMENTS[name], **options)
+    name = parameter.name
+    about, values = ABOUT[name], _VALUES.get(name, ())
+    options: dict[str, Any] = {
+        "help": about["help"].format(values=", ".join(values)),
+        "autocompletion": one_of(*values) if values else None,
+    }
+    if name in _TABLE["arguments"]:
+        info: object = typer.Argument(**options)
     else:
-        about = typer.Option(
-            *_FLAGS.get(name, (f"--{name.replace('_', '-')}",)),
-            help=_OPTIONS[name],
-            metavar=_METAVARS.get(name),
-            min=_LEAST.get(name),
-            **options,
-        )
-    return parameter.replace(annotation=Annotated[parameter.annotation, about])
+        flags = about.get("flags", (f"--{name.replace('_', '-')}",))
+        info = typer.Option(*flags, metavar=about.get("metavar"), min=about.get("min"), **options)
+    return parameter.replace(annotation=Annotated[parameter.annotation, info])
 
 
 def _short_option(flag: str) -> Parameter:
@@ -207,8 +107,11 @@ _SETTINGS_OPTIONS = (
 _JSON_OPTION = _annotated(_keyword("as_json", bool, default=False))
 
 
-def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[..., None]:
-    """Return a command with `--json`, and with the options of settings if it reads them."""
+def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callable[..., None]:
+    """Return a command with `--json`, and with the options of settings if it reads them.
+
+    A command returns its exit code; None is 0.
+    """
     options = (*(_SETTINGS_OPTIONS if with_settings else ()), _JSON_OPTION)
     own = signature(command).parameters
 
@@ -220,11 +123,12 @@ def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[...
         try:
             # standard output is for the result
             with redirect_stdout(sys.stderr) if is_json else nullcontext():
-                command(**{name: given[name] for name in own})
+                code = command(**{name: given[name] for name in own})
         # typer would end it without a word
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            raise typer.Exit(128 + signal.SIGINT) from None
+            code = 128 + signal.SIGINT
+        raise typer.Exit(code or 0)
 
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     run.__signature__ = Signature([context, *map(_annotated, own.values()), *options])  # type: ignore[attr-defined]
@@ -299,17 +203,27 @@ def command_again() -> str:
     return f"{program} {shlex.join(sys.argv[1:])}"
 
 
-def given_value(key: str) -> str | None:
-    """Return the value that the short form of a setting was given, as text."""
-    value: str | None = _CONTEXT.get().params[key.replace(".", "_")]
-    return value
+def short_forms(*ignored: str) -> dict[str, Any]:
+    """Return the values of the settings that short forms give, besides some keys.
+
+    That of `--effective-batch` may be a mapping in YAML.
+    """
+    from brats_seg.config_text import parse_yaml
+
+    given = _CONTEXT.get().params
+    values = ((flag, key, given[key.replace(".", "_")]) for flag, (key, _) in SHORT.items())
+    return {
+        key: parse_yaml(value, flag) if str(value).startswith("{") else value
+        for flag, key, value in values
+        # a switch that is not given is False
+        if value not in (None, False) and key not in ignored
+    }
 
 
 def has_settings(*ignored: str) -> bool:
     """Return whether the command line gives settings, besides the short forms of some keys."""
-    names = [key.replace(".", "_") for key, _ in SHORT.values() if key not in ignored]
     given = _CONTEXT.get().params
-    return any(given[name] for name in ("preset", "config", "assignments", *names))
+    return bool(given["preset"] or given["config"] or given["assignments"] or short_forms(*ignored))
 
 
 def given_settings(*, default_preset: str | None = None, without: str = "") -> "Config":
@@ -317,15 +231,15 @@ def given_settings(*, default_preset: str | None = None, without: str = "") -> "
 
     The short form of the setting `without` is not applied.
     """
-    given = _CONTEXT.get().params
     from brats_seg.config_text import load_config, read_yaml
 
+    given = _CONTEXT.get().params
     text = "" if given["config"] is None else read_yaml(given["config"])
     return load_config(
         preset=given["preset"] or default_preset,
         text=text,
         assignments=given["assignments"] or (),
-        values=_short_values(without),
+        values=short_forms(without),
     )
 
 
@@ -349,7 +263,7 @@ def run_settings(
 
     chosen = choose_settings(
         assignments=given["assignments"] or (),
-        values=_short_values(without),
+        values=short_forms(without),
         run_paths=run_paths,
         gpu=gpu,
     )
@@ -359,20 +273,6 @@ def run_settings(
     return chosen.config
 
 
-def _short_values(without: str) -> dict[str, Any]:
-    """Return the values of the short forms; the one of `--effective-batch` may be a mapping in YAML."""
-    from brats_seg.config_text import parse_yaml
-
-    given = _CONTEXT.get().params
-    values = ((flag, key, given[key.replace(".", "_")]) for flag, (key, _) in SHORT.items())
-    return {
-        key: parse_yaml(value, flag) if str(value).startswith("{") else value
-        for flag, key, value in values
-        # a switch that is not given is False
-        if value not in (None, False) and key != without
-    }
-
-
 def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
     """Return the folder of scans, and the default preset: those of the demo if there are no scans."""
     if data is not None:
@@ -380,13 +280,12 @@ def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
     if holds_scans(DEFAULT_PATH):
         return DEFAULT_PATH, None
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
-    if not DEMO_PATH.exists():
-        from brats_seg.cases.phantom import write_phantom_cases
+    from brats_seg.cases.phantom import write_phantom_cases
 
-        with alone_at(DEMO_PATH, wait=True):
-            if not DEMO_PATH.exists():
-                with whole_folder(DEMO_PATH) as beside:
-                    write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
+    with alone_at(DEMO_PATH, wait=True):
+        if not DEMO_PATH.exists():
+            with whole_folder(DEMO_PATH) as folder:
+                write_phantom_cases(folder, n_cases=DEMO_CASES, seed=0)
     return DEMO_PATH, "demo"
 
 
@@ -396,10 +295,9 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
 
     if prepared is not None:
         return prepared
-    if data is not None:
-        return prepared_path_of(data)
-    usual = prepared_path_of(DEFAULT_PATH)
-    return usual if usual.exists() else prepared_path_of(DEMO_PATH)
+    if data is None:
+        data = DEFAULT_PATH if prepared_path_of(DEFAULT_PATH).exists() else DEMO_PATH
+    return prepared_path_of(data)
 
 
 def print_table(
@@ -418,16 +316,20 @@ def print_table(
     cells = [list(row) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, heading in enumerate(columns):
-        is_number = any(isinstance(row[index], int | float) for row in cells)
-        table.add_column(
-            heading, justify="right" if is_number else "left", no_wrap=heading not in wrapped
-        )
+        table.add_column(heading, no_wrap=heading not in wrapped)
+        if any(isinstance(row[index], int | float) for row in cells):
+            table.columns[index].justify = "right"
     for row in cells:
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=10_000)
-    console.print(table)
+    (console if console.is_terminal else Console(width=10_000)).print(table)
+
+
+def print_failures(messages: Sequence[str]) -> int:
+    """Print what failed, and return the exit code of the command."""
+    for message in messages:
+        print(f"FAILED  {message}")
+    return int(bool(messages))
 
 
 def holds_scans(folder: Path) -> bool:

@@ -1,36 +1,30 @@
 """Commands that train, plan, certify, tune and cross-validate."""
 
-from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
+from signal import Signals
 from typing import TYPE_CHECKING
 
-import typer
-
-from brats_seg.cli.evaluate import print_remarks, print_summaries
+from brats_seg.cli.look import print_remarks, print_summaries
 from brats_seg.cli.options import (
     data_or_demo,
     emit,
     given_settings,
-    given_value,
     has_settings,
     importing,
     prepared_path,
     print_table,
     run_settings,
+    short_forms,
 )
-from brats_seg.cli.predict import print_outcome
+from brats_seg.cli.use import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.progress import tracked
 from brats_seg.wings import judges
 
 if TYPE_CHECKING:
-    from brats_seg.config import Config
     from brats_seg.crossval import OutOfFoldResults
-    from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
-    from brats_seg.training.certificate import Certificate
-    from brats_seg.training.memory_plan import MemoryPlan
 
 
 def train(
@@ -40,10 +34,16 @@ def train(
     session_hours: float | None = None,
     fresh: bool = False,
     prepared: Path | None = None,
-) -> None:
-    """Train a fold, or resume it."""
-    epochs, hours = given_value("training.n_epochs"), given_value("training.hours")
-    if epochs is not None and hours is not None:
+) -> int:
+    """Train a fold, or resume it.
+
+    Examples:
+        brats-seg train --data data --fold 0 --preset kaggle-t4 --session-hours 11.5
+        brats-seg train --data data --set optimizer.lr=1e-3 --set loss.batch_dice=true --run runs/batch-dice
+    """
+    given = short_forms()
+    if {"training.n_epochs", "training.hours"} <= given.keys():
+        epochs, hours = given["training.n_epochs"], given["training.hours"]
         msg = f"--epochs {epochs} and --hours {hours} are given; expected one of them"
         raise UsageError(msg)
     scans, preset = data_or_demo(data)
@@ -62,10 +62,13 @@ def train(
         fresh=fresh,
         track=tracked,
     )
-    signal_name = None if outcome.signal is None else outcome.signal.name
-    emit(outcome, run=run_path, signal=signal_name, history=list(map(dict, outcome.history)))
-    if outcome.signal is not None:
-        raise typer.Exit(128 + outcome.signal)
+    name = outcome.signal and outcome.signal.name
+    emit(outcome, run=run_path, signal=name, history=list(map(dict, outcome.history)))
+    return _exit_code(outcome.signal)
+
+
+def _exit_code(signal: "Signals | None") -> int:
+    return 0 if signal is None else 128 + signal
 
 
 def plan() -> None:
@@ -74,25 +77,22 @@ def plan() -> None:
     --device takes a device of this machine, a GPU that it need not have (t4, p100, v100, l4, a100), or
     the memory of one, such as 8GiB. Memory is predicted for the network, loss and optimizer of the
     settings. Exit code 3: nothing fits.
+
+    Examples:
+        brats-seg plan
+        brats-seg plan --device t4 --precision fp16
+        brats-seg plan --device 15GiB --preset full
     """
     with importing():
+        from brats_seg.models.build import size_words
         from brats_seg.runtime.device import gpu_named
-        from brats_seg.training.memory_plan import plan_memory
+        from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
 
-    device = given_value("training.device")
+    device = short_forms().get("training.device")
     gpu = None if device is None else gpu_named(device)
     config = run_settings(gpu=gpu)
     found = plan_memory(config, track=tracked, gpu=gpu)
     emit(found.rows)
-    _print_plan(found, config)
-    if found.suggested is None:
-        raise EnvironmentalError(found.what_to_lower())
-
-
-def _print_plan(found: "MemoryPlan", config: "Config") -> None:
-    from brats_seg.models.build import size_words
-    from brats_seg.training.memory_plan import RESERVED_MIB
-
     left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
     device = found.device.torch_device if found.gpu is None else found.gpu.name
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
@@ -108,15 +108,21 @@ def _print_plan(found: "MemoryPlan", config: "Config") -> None:
         )
     if found.gpu is not None:
         print(
-            f"prediction for {found.gpu.name}: the tensors of a step were counted without a GPU, and a "
-            "share added for the workspaces of its kernels. Nothing was computed on it."
+            f"prediction for {found.gpu.name}: its memory was counted, nothing was computed on it"
         )
+    if found.suggested is None:
+        raise EnvironmentalError(found.what_to_lower())
 
 
 def settings(section: str = "") -> None:
     """List the settings: keys, values, what is allowed, and what they do.
 
     The values are those that `train` would begin a run with, given the same options.
+
+    Examples:
+        brats-seg settings
+        brats-seg settings training
+        brats-seg settings --preset kaggle-t4
     """
     from brats_seg.config_text import describe_settings
 
@@ -129,14 +135,15 @@ def settings(section: str = "") -> None:
     print_table(columns, map(attrgetter(*columns), listed), wrapped=("allowed", "meaning"))
 
 
-def certify(
-    run: Path | None = None,
-    patches: int = 4,
-) -> None:
+def certify(run: Path | None = None, patches: int = 4) -> int:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
     With --run the table is also written to certificate.json there. Without it, the network of the
     settings is first trained on phantom patches for a few steps. Exit code 1: it is not exact.
+
+    Examples:
+        brats-seg certify --run runs/fold0
+        brats-seg certify --preset demo --set loss.batch_dice=true
     """
     if (run is None) == (not has_settings("training.device", "training.precision")):
         msg = "give either --run, or settings such as --preset, --config or --set"
@@ -145,22 +152,14 @@ def certify(
         from brats_seg.training.certificate import certify_run, certify_settings
 
     if run is not None:
+        given = short_forms()
+        device, precision = given.get("training.device"), given.get("training.precision")
         certificate = certify_run(
-            run,
-            n_patches=patches,
-            device=given_value("training.device"),
-            precision=given_value("training.precision"),
-            track=tracked,
+            run, n_patches=patches, device=device, precision=precision, track=tracked
         )
     else:
         certificate = certify_settings(given_settings(), n_patches=patches, track=tracked)
     emit(certificate.rows)
-    _print_certificate(certificate)
-    if not certificate.exact:
-        raise typer.Exit(1)
-
-
-def _print_certificate(certificate: "Certificate") -> None:
     print(f"{certificate.network}, on {certificate.patches}")
     rows = []
     for row in certificate.rows:
@@ -169,10 +168,10 @@ def _print_certificate(certificate: "Certificate") -> None:
         rows.append((loss, row.precision, row.n_patches, row.method, *errors))
     columns = ("loss", "precision", "patches", "method", "relative error", "angle, degrees")
     print_table(columns, rows)
-    if certificate.exact:
-        print("exact: the accumulated gradient is that of the whole batch, to rounding")
-    else:
-        print("NOT exact: the accumulated gradient differs from that of the whole batch")
+    same = "exact: the accumulated gradient is that of the whole batch, to rounding"
+    other = "NOT exact: the accumulated gradient differs from that of the whole batch"
+    print(same if certificate.exact else other)
+    return int(not certificate.exact)
 
 
 def tune(
@@ -188,6 +187,9 @@ def tune(
 
     Every case is predicted by the run that it was held out of. A default is replaced only if the gain
     is statistically significant. Give all runs whose predictions are to be averaged together.
+
+    Examples:
+        brats-seg tune runs/fold0 runs/fold1 runs/fold2 --data data
     """
     with importing():
         from brats_seg.inference.tuning import tune_runs
@@ -214,11 +216,15 @@ def crossval(
     task: str = "GLI",
     session_hours: float | None = None,
     prepared: Path | None = None,
-) -> None:
+) -> int:
     """Train every fold, predict and score its held-out cases, and export the ensemble.
 
     Runs that `train` has begun or finished are continued or kept. If it is interrupted, the same
     command resumes it. Exit code 1: some cases could not be predicted or scored.
+
+    Examples:
+        brats-seg crossval --data data --preset kaggle-t4
+        brats-seg crossval --data data --folds 0,1
     """
     with importing():
         from brats_seg.crossval import cross_validate
@@ -226,6 +232,8 @@ def crossval(
 
     scoring = protocol_named(protocol, task)
     scans, preset = data_or_demo(data)
+    # a run that was set aside is `fold0.1`
+    begun = [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
     try:
         done = cross_validate(
             scans,
@@ -233,7 +241,7 @@ def crossval(
             output=output,
             runs=runs,
             protocol=scoring,
-            config=run_settings(run_paths=_begun(runs), default_preset=preset),
+            config=run_settings(run_paths=begun, default_preset=preset),
             prepared_path=prepared,
             max_hours=session_hours,
             track=tracked,
@@ -242,18 +250,17 @@ def crossval(
     except KeyboardInterrupt:
         print("The same command resumes it.")
         raise
+    emit(done.results, output=output, runs=done.runs, finished=done.results is not None)
     if done.results is None:
-        emit(output=output, runs=done.runs, finished=False)
-        stopped_by = done.trainings[-1].signal
-        raise typer.Exit(0 if stopped_by is None else 128 + stopped_by)
-    emit(done.results, output=output, runs=done.runs, finished=True)
+        return _exit_code(done.trainings[-1].signal)
     _print_results(done.results, len(done.runs), output)
-    if done.results.failures:
-        raise typer.Exit(1)
+    return int(bool(done.results.failures))
 
 
 def _print_tuning(tuning: "Tuning") -> None:
     """Print the fitted settings with their gain, and the scores before and after."""
+    from brats_seg.labels import REGIONS
+
     cases, runs = counted(tuning.n_cases, "held-out case"), counted(len(tuning.runs), "run")
     metric = "Dice" if tuning.metric == "legacy" else "lesion-wise Dice"
     print(f"tuned on {cases} of {runs}, for the mean {metric} of WT, TC and ET")
@@ -264,32 +271,21 @@ def _print_tuning(tuning: "Tuning") -> None:
         rows.append((fit.setting, fit.default, fit.best, *counts, fit.chosen))
     columns = ("setting", "default", "best", "gain", "better", "worse", "p", "stored")
     print_table(columns, rows)
-    before, after = (
-        ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
-    )
-    print(f"WT, TC, ET: {before} before, {after} after.")
+    means = [", ".join(f"{score:.4f}" for score in part) for part in (tuning.before, tuning.after)]
+    print(f"WT, TC, ET: {means[0]} before, {means[1]} after.")
     if tuning.before != tuning.after:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
-    if tuning.subset_scores:
-        _print_subsets(tuning.subset_scores)
+    if scores := tuning.subset_scores:
+        n_cases = counted(scores[0].n_cases, "held-out case")
+        print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
+        headings = ("predicted from", *(region.upper() for region in REGIONS))
+        print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
     for line in checks.dice_lines([tuning.notes]) if (checks := judges()) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"
         )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
-
-
-def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
-    """Print the Dice of held-out cases without some modalities, and its change by their absence."""
-    from brats_seg.labels import REGIONS
-
-    n_cases = counted(scores[0].n_cases, "held-out case")
-    print(f"without some modalities, on {n_cases}: mean Dice (change against all four modalities)")
-    print_table(
-        ("predicted from", *(region.upper() for region in REGIONS)),
-        [(", ".join(one.modalities), *one.texts()) for one in scores],
-    )
 
 
 def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:
@@ -300,15 +296,9 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     print_remarks(results.evaluation, output / "predictions")
     print_summaries(results.evaluation.summaries, results.evaluation.predicted_summaries)
-    print(
-        f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"
-    )
+    networks = counted(n_networks, "network")
+    print(f"{networks} in {output / 'model'}, fingerprint {results.fingerprint}")
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
-
-
-def _begun(runs: Path) -> list[Path]:
-    """Return the folders of the folds that may have begun; a run that was set aside is `fold0.1`."""
-    return [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
 
 
 def _numbers(folds: str | None) -> tuple[int, ...] | None:

@@ -29,7 +29,7 @@ from brats_seg.cases.folds import (
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.manifest import MANIFEST_NAME, Manifest, manifest_of
+from brats_seg.data.manifest import MANIFEST_NAME, manifest_of
 from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
 from brats_seg.errors import (
@@ -55,10 +55,6 @@ _WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 class PreparedData:
     """The labelled cases of a data folder, indexed, prepared and divided into folds."""
 
-    root: Path
-    """Folder of the scans."""
-    folder: Path
-    """Folder of the prepared cases."""
     folds: FoldTable
     folds_path: Path
     """File of the fold table."""
@@ -130,7 +126,15 @@ def open_fold(
             f"{', '.join(missing)}. Restore them, or leave them out with --skip-bad."
         )
         raise FoldError(msg)
-    return _fold_data(prepared, split)
+    train, validation = (
+        tuple(case_id for case_id in case_ids if case_id in prepared.case_ids)
+        for case_ids in (split.train, split.validation)
+    )
+    if not train or not validation:
+        msg = f"no case of the fold is left to {'validate' if train else 'train'} on"
+        raise FoldError(msg)
+    opened = open_split(folder, Split(train=train, validation=validation))
+    return replace(opened, folds_path=prepared.folds_path)
 
 
 def prepare_data(
@@ -165,8 +169,6 @@ def prepare_data(
         log.warning("left out: %s", failure.message)
     failed = {failure.case_id for failure in failures}
     return PreparedData(
-        root=root,
-        folder=folder,
         folds=folds,
         folds_path=folds_path,
         case_ids=frozenset(case.case_id for case in cases) - failed,
@@ -259,7 +261,12 @@ def open_split(folder: Path, split: Split) -> FoldData:
     """
     case_ids = *split.train, *split.validation
     cases = [manifest_of(folder, case_id) for case_id in case_ids]
-    _check_one_spacing(case_ids, cases)
+    for case_id, case in zip(case_ids, cases, strict=True):
+        if case.spacing_mm != cases[0].spacing_mm:
+            found = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
+            expected = f"{spacing_text(cases[0].spacing_mm)} mm as {case_ids[0]}"
+            next_step = "Prepare the cases of this data folder again."
+            raise CaseError(case_id, MANIFEST_NAME, found, expected, next_step)
     x, y, z = zip(*(case.box.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
     return FoldData(
@@ -319,15 +326,6 @@ def _try_to_write(index: CaseIndex, path: Path) -> None:
         )
 
 
-def _check_one_spacing(case_ids: Sequence[str], cases: Sequence[Manifest]) -> None:
-    for case_id, case in zip(case_ids, cases, strict=True):
-        if case.spacing_mm != cases[0].spacing_mm:
-            found = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
-            expected = f"{spacing_text(cases[0].spacing_mm)} mm as {case_ids[0]}"
-            next_step = "Prepare the cases of this data folder again."
-            raise CaseError(case_id, MANIFEST_NAME, found, expected, next_step)
-
-
 def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     """Return the cases that can be trained on."""
     labelled = [case for case in index.cases if case.label is not None]
@@ -346,17 +344,3 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
         )
         raise LayoutError(msg)
     return usable
-
-
-def _fold_data(prepared: PreparedData, split: Split) -> FoldData:
-    """Return the fold without the cases that are not prepared."""
-    train, validation = (
-        tuple(case_id for case_id in case_ids if case_id in prepared.case_ids)
-        for case_ids in (split.train, split.validation)
-    )
-    if not train or not validation:
-        purpose = "train on" if not train else "validate on"
-        msg = f"no case of the fold is left to {purpose}"
-        raise FoldError(msg)
-    opened = open_split(prepared.folder, Split(train=train, validation=validation))
-    return replace(opened, folds_path=prepared.folds_path)

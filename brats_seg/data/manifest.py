@@ -24,6 +24,7 @@ from brats_seg.cases.nifti import Geometry
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM
 from brats_seg.errors import CaseError, UsageError, some_of
+from brats_seg.files import whole_file
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.grids import Spacing
@@ -123,6 +124,11 @@ class Manifest:
         values = json.loads(json.dumps(asdict(self), default=np.ndarray.tolist))
         return json.dumps({**values, _SELF: _own_check_sum(values)}, indent=1)
 
+    def write(self, folder: Path) -> None:
+        """Write `case.json` into the folder of the case."""
+        with whole_file(folder / MANIFEST_NAME) as beside:
+            beside.write_text(self.to_json())
+
 
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a prepared case, or None if there is none of this version.
@@ -186,8 +192,8 @@ def verify_case(folder: Path, case_id: str) -> None:
     Raises:
         CaseError: A file is missing or damaged.
     """
-    for written in manifest_of(folder, case_id).files:
-        _compare(case_id, folder / case_id / written.name, written)
+    if error := _damage(folder, case_id):
+        raise error
 
 
 def verify_cases(
@@ -263,23 +269,23 @@ def _has_files(path: Path) -> bool:
 
 
 def _damage(folder: Path, case_id: str) -> CaseError | None:
+    """Return the error of the first file of a case that is not as it was written."""
     try:
-        verify_case(folder, case_id)
+        files = manifest_of(folder, case_id).files
     except CaseError as error:
         return error
+    for written in files:
+        path = folder / case_id / written.name
+        expected = (
+            f"the check sum {written.crc32:08x} of {written.n_bytes} bytes as they were written"
+        )
+        try:
+            now = StoredFile.of(path)
+        except OSError as error:
+            found = f"a file that cannot be read ({error.strerror})"
+        else:
+            found = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
+            if now == written:
+                continue
+        return CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)
     return None
-
-
-def _compare(case_id: str, path: Path, written: StoredFile) -> None:
-    try:
-        n_bytes = path.stat().st_size
-        crc32 = check_sum(path) if n_bytes == written.n_bytes else None
-    except OSError as error:
-        found = f"a file that cannot be read ({error.strerror})"
-        expected = "a file of the prepared case"
-        raise CaseError(case_id, str(path), found, expected, PREPARE_AGAIN) from error
-    if crc32 != written.crc32:
-        found = f"{n_bytes} bytes" if crc32 is None else f"the check sum {crc32:08x}"
-        expected = f"{written.n_bytes} bytes" if crc32 is None else f"{written.crc32:08x}"
-        expected += " as they were written: the file is damaged"
-        raise CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)

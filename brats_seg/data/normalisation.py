@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry, Volume, planned_resampling, resampled
-from brats_seg.errors import CaseError
+from brats_seg.errors import CaseError, some_of
 from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.brain import brain_mask, normalised
@@ -26,8 +26,6 @@ USUAL_MM = (1.0, 1.0, 1.0)
 """Voxel spacing of every BraTS release."""
 _DECIMALS = 2
 """Headers state edges with rounding errors, such as 0.99999994."""
-_N_LISTED = 3
-"""Spacings that a message lists at most."""
 _CHECK_SCAN = "View the scan, and export it again or leave the case out."
 
 
@@ -161,10 +159,8 @@ def spacing_line(spacings: Sequence[Spacing], spacing_mm: Spacing) -> str | None
     line = f"cases are prepared at {spacing_text(spacing_mm)} mm"
     if not resampled_from:
         return None if spacing_mm == USUAL_MM else line
-    n, most = resampled_from.total(), resampled_from.most_common(_N_LISTED)
-    listed = ", ".join(f"{count} from {text} mm" for text, count in most)
-    n_more = n - sum(count for _, count in most)
-    listed += f" and {n_more} from other spacings" if n_more else ""
+    n = resampled_from.total()
+    listed = some_of([f"{count} from {text} mm" for text, count in resampled_from.most_common()])
     return f"{line}; {n} of {len(spacings)} {'is' if n == 1 else 'are'} resampled: {listed}"
 
 

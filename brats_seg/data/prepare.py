@@ -7,7 +7,7 @@ they are, also on a file system that cannot be written to.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
-from brats_seg.cases.nifti import Geometry, read_geometry
+from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
 from brats_seg.data.manifest import (
     FOREGROUND_NAME,
     IMAGE_NAME,
     LABELS_NAME,
-    MANIFEST_NAME,
     MEASURES_NAME,
     Manifest,
     SourceFile,
@@ -50,11 +49,13 @@ from brats_seg.files import (
     free_bytes,
     locked,
     remove_leftovers,
+    size_text,
     whole_file,
     whole_folder,
 )
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import judges
 
@@ -93,6 +94,20 @@ class _Job:
     @property
     def path(self) -> Path:
         return self.folder / self.case.case_id
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the case is prepared from its files as they are now."""
+        manifest = self.manifest()
+        return manifest is not None and _is_of(manifest, self.case)
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
+        manifest = None if self.is_damaged else read_manifest(self.path)
+        if manifest is None:
+            return None
+        settings = manifest.convention, manifest.spacing_mm
+        return manifest if settings == (self.case.convention, self.spacing_mm) else None
 
 
 def prepare_cases(
@@ -155,7 +170,7 @@ def prepare_cases(
             return ()
         remove_leftovers(folder, folders=True)
         # another process may have prepared them in the meantime
-        outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
+        outdated = [job for job in outdated if not job.is_current]
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
             stack.enter_context(locked(folder / READING_NAME, when_taken=_in_use(folder)))
@@ -173,7 +188,7 @@ def spacing_for(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Spa
         folder: Folder of all prepared cases; their manifests are read faster than headers of scans.
         config: Settings; a spacing that they have is kept.
     """
-    spacings = list(_spacings(cases, folder))
+    spacings = [grid[1] for case in cases if (grid := _grid(case, folder))]
     spacing_mm = config.spacing_mm or choose_spacing(spacings)
     if line := spacing_line(spacings, spacing_mm):
         log.info(line)
@@ -189,8 +204,12 @@ def required_bytes(cases: Sequence[Case], folder: Path, spacing_mm: Spacing | No
     """
     needed = 0
     for case in cases:
-        present = sum(path.stat().st_size for path in (folder / case.case_id).glob("*"))
-        needed += max(0, _case_bytes(case, spacing_mm) - present)
+        if grid := _grid(case, folder):
+            shape, before_mm = grid
+            volume_mm3 = min(prod(shape) * prod(before_mm), LARGEST_BRAIN_MM3)
+            n_voxels = volume_mm3 / prod(spacing_mm or before_mm)
+            present = sum(path.stat().st_size for path in (folder / case.case_id).glob("*"))
+            needed += max(0, int(n_voxels * BYTES_PER_VOXEL) + _BYTES_BESIDES - present)
     return needed
 
 
@@ -202,8 +221,8 @@ def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> Non
     """
     needed, free = required_bytes(cases, folder, spacing_mm), free_bytes(folder)
     claim = (
-        f"preparing {counted(len(cases), 'case')} needs about {_size(needed)} in {folder}, where "
-        f"{_size(free)} are free"
+        f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}, where "
+        f"{size_text(free)} are free"
     )
     if needed > free:
         msg = f"{claim}. {_WHEN_FULL}"
@@ -257,7 +276,7 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
             log.warning("%s", error)
         damaged = {error.case_id for error in errors}
     jobs = [replace(job, is_damaged=job.case_id in damaged) for job in jobs]
-    return [job for job in jobs if job.is_damaged or not _is_current(job)]
+    return [job for job in jobs if not job.is_current]
 
 
 def _in_use(folder: Path) -> UsageError:
@@ -265,11 +284,6 @@ def _in_use(folder: Path) -> UsageError:
         f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
         "them. Wait for it to end, or choose another folder with --prepared."
     )
-
-
-def _is_current(job: _Job) -> bool:
-    manifest = read_manifest(job.path)
-    return manifest is not None and _has_settings(manifest, job) and _is_of(manifest, job.case)
 
 
 def _is_of(manifest: Manifest, case: Case) -> bool:
@@ -280,53 +294,27 @@ def _is_of(manifest: Manifest, case: Case) -> bool:
         return False
 
 
-def _has_settings(manifest: Manifest, job: _Job) -> bool:
-    wanted = job.case.convention, job.spacing_mm
-    return (manifest.convention, manifest.spacing_mm) == wanted
-
-
 def _has_same_contents(job: _Job) -> bool:
     return _manifest_of_same(job, read_case_files(job.case)) is not None
 
 
 def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
     """Return the manifest of a case that was prepared with these settings from these contents."""
-    manifest = None if job.is_damaged else read_manifest(job.path)
-    if manifest is None or not _has_settings(manifest, job):
-        return None
-    return manifest if manifest.contents == files.hashes else None
+    manifest = job.manifest()
+    return manifest if manifest is not None and manifest.contents == files.hashes else None
 
 
-def _spacings(cases: Sequence[Case], folder: Path) -> Iterator[Spacing]:
-    for case in cases:
-        manifest = read_manifest(folder / case.case_id)
-        if manifest is not None and _is_of(manifest, case):
-            yield grid_of(manifest.scan)[1]
-        elif (grid := _stored_grid(case)) is not None:
-            yield grid_of(grid)[1]
-
-
-def _stored_grid(case: Case) -> Geometry | None:
-    """Return the grid of the first modality; None if it cannot be read."""
+def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
+    """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
+    manifest = read_manifest(folder / case.case_id)
+    if manifest is not None and _is_of(manifest, case):
+        return grid_of(manifest.scan)
     scan = case.images[0]
     try:
-        return read_geometry(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
+        path = case.path_of(scan)
+        return grid_of(read_geometry(path, case_id=case.case_id, volume=scan.volume))
     except CaseError:
         return None
-
-
-def _case_bytes(case: Case, spacing_mm: Spacing | None) -> int:
-    geometry = _stored_grid(case)
-    if geometry is None:
-        return 0
-    shape, before_mm = grid_of(geometry)
-    volume_mm3 = min(prod(shape) * prod(before_mm), LARGEST_BRAIN_MM3)
-    n_voxels = volume_mm3 / prod(spacing_mm or before_mm)
-    return int(n_voxels * BYTES_PER_VOXEL) + _BYTES_BESIDES
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
 
 
 def _prepare(job: _Job) -> None:
@@ -341,8 +329,7 @@ def _prepare(job: _Job) -> None:
     files = read_case_files(job.case)
     manifest = _manifest_of_same(job, files)
     if manifest is not None:
-        with whole_file(job.path / MANIFEST_NAME) as beside:
-            beside.write_text(replace(manifest, sources=sources).to_json())
+        replace(manifest, sources=sources).write(job.path)
     else:
         _prepare_voxels(job, sources, files)
 
@@ -364,8 +351,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
             stds=brain.stds,
             files=_write_files(folder, brain, loaded.convention, job.spacing_mm),
         )
-        with whole_file(folder / MANIFEST_NAME) as beside:
-            beside.write_text(manifest.to_json())
+        manifest.write(folder)
 
 
 def _write_files(

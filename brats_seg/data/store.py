@@ -83,10 +83,7 @@ class PreparedCase:
             out: Array to write to; it may be any view, such as one with a reversed axis. Reusing an
                 array saves most of the time, because a new one takes longer to allocate than to fill.
         """
-        if out is None:
-            out = np.empty((len(self.image), *box.shape), dtype=np.float16)
-        _copy(self.image, box, out)
-        return out
+        return _copied(self.image, box, out)
 
     def read_labels(self, box: Box, out: LabelMap | None = None) -> LabelMap:
         """Return the labels in a box of the crop; the arguments are those of `read_image`.
@@ -96,10 +93,7 @@ class PreparedCase:
         """
         if self.labels is None:
             raise self.unlabelled()
-        if out is None:
-            out = np.empty(box.shape, dtype=np.uint8)
-        _copy(self.labels, box, out)
-        return out
+        return _copied(self.labels, box, out)
 
     def regions_of(self, labels: LabelMap) -> RegionMasks:
         """Convert labels of this case `(x, y, z)` to region masks `(3, x, y, z)`.
@@ -223,9 +217,14 @@ def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
         raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
 
 
-def _copy(source: npt.NDArray[Any], box: Box, out: npt.NDArray[Any]) -> None:
+def _copied(
+    source: npt.NDArray[Scalar], box: Box, out: npt.NDArray[Scalar] | None
+) -> npt.NDArray[Scalar]:
     x, y, z = source.shape[-3:]
+    if out is None:
+        out = np.empty((*source.shape[:-3], *box.shape), dtype=source.dtype)
     inside = box.within((x, y, z))
     if inside != box:
         out[...] = 0
     out[..., *inside.seen_from(box.start).slices] = source[..., *inside.slices]
+    return out

@@ -7,7 +7,8 @@ contrast agent, nothing is guessed: a person says it with an override.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
@@ -30,6 +31,7 @@ _WEIGHTINGS = (
     ("t2w", r"t2(?!\*|.?star|.?gre)"),
 )
 """Weighting, and what descriptions of such series contain."""
+_SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
 _OTHERS = (
     ("a localiser", r"\bloc|locali[sz]er|scout|survey|plane.?loc|aahead|\b3.?pl\b"),
     ("diffusion", r"dwi|diff|\bdti|adc|trace|tensor|\bb.?[1-9]\d{2,3}\b|ep2d|\bfa.?map|resolve"),
@@ -56,28 +58,8 @@ _BEFORE = r"\bpre\b(?!.?op)|pre.?(?:con|gd|gad|km|ce\b)|nativ|without|\bw/?o\b|\
 _AFTER = r"post(?!.?op|.?surg|.?rt\b|erior)|\+\s?c\b|\bc\s?\+|\bgd|gad|\bce\b|\bkm\b|contrast|t1.?c\b|t1.?ce|t1.?gd|\+gd|enhanced"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SortedSeries:
-    """A series, with the modality that it is taken for."""
-
-    series: Series
-    modality: str
-    """`t1n`, `t1c`, `t2w`, `t2f`, or empty if it is not used."""
-    reason: str
-    is_chosen: bool = False
-    """Whether a user chose it."""
-
-    def __str__(self) -> str:
-        """Return a line of the table that a user sees."""
-        return f"{self.modality or 'not used'}: {self.series}, {self.reason}"
-
-
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """Return the series that a user chose for a modality, from texts such as `t1c=5`.
-
-    Raises:
-        UsageError: A text has another form, or two name the same modality.
-    """
+    """Return the series that a user chose for a modality, from texts such as `t1c=5`."""
     chosen: dict[str, str] = {}
     for text in texts:
         word, _, wanted = text.partition("=")
@@ -94,87 +76,84 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 def sort_series(
     series: Sequence[Series], overrides: Mapping[str, str] | None = None
-) -> tuple[SortedSeries, ...]:
-    """Return every series with the modality that it is, or why it is none.
+) -> tuple[Series, ...]:
+    """Return every series of an examination with the modality that it is, or why it is none.
 
-    Of several series of one modality the one is taken that can be converted, is no reformatted
-    image, has the thinnest slices, and is the latest, in that order.
-
-    Args:
-        series: The series of one examination.
-        overrides: Series by modality that a user chose: its number, or a part of its description.
+    Of several series of one modality the one is taken that a user chose, that can be converted, is no
+    reformatted image, has the thinnest slices, and is the latest, in that order. `overrides` are the
+    series by modality that a user chose: its number, or a part of its description.
     """
-    judged = [_overridden(one, overrides or {}) or _judged(one) for one in series]
+    overrides = overrides or {}
+    judged = [_judged(one, overrides) for one in series]
+    rank = partial(_rank, overrides=overrides)
     best = {
-        modality: max((one for one in judged if one.modality == modality), key=_rank, default=None)
-        for modality in MODALITIES
+        one.modality: max((other for other in judged if other.modality == one.modality), key=rank)
+        for one in judged
     }
     return tuple(
         one
         if not one.modality or one is best[one.modality]
-        else SortedSeries(series=one.series, modality="", reason=_second(one, best[one.modality]))
+        else replace(one, modality="", reason=_why_second(one, best[one.modality]))
         for one in judged
     )
 
 
-def missing_words(found: Sequence[SortedSeries], overrides: Mapping[str, str] | None = None) -> str:
+def missing_words(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
     """Return what is missing of the four modalities, and why; empty if nothing is."""
-    of_modality = {one.modality: one for one in found if one.modality}
+    of_modality = {one.modality: one for one in series if one.modality}
     missing = [modality for modality in MODALITIES if modality not in of_modality]
-    words = [f"no series for {', '.join(missing)}"] if missing else []
-    words += [
+    reasons = [f"no series for {', '.join(missing)}"] if missing else []
+    reasons += [
         f"nothing that is --series {modality}={wanted}"
         for modality, wanted in (overrides or {}).items()
-        if not any(one.modality == modality and one.is_chosen for one in found)
+        if modality in missing or not _fits(of_modality[modality], wanted)
     ]
-    words += [
-        f"{modality} is {one.series}, which cannot be converted: {one.series.problem}"
+    reasons += [
+        f"{modality} is {one}, which cannot be converted: {one.problem}"
         for modality, one in of_modality.items()
-        if one.series.problem
+        if one.problem
     ]
-    return "; ".join(words)
+    return "; ".join(reasons)
 
 
-def _overridden(series: Series, overrides: Mapping[str, str]) -> SortedSeries | None:
+def _fits(series: Series, wanted: str) -> bool:
+    """Return whether a series is the one that a user named by its number or a part of its description."""
+    is_part = not wanted.isdecimal() and wanted.lower() in series.description.lower()
+    return is_part or wanted == str(series.number)
+
+
+def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool, bool, bool, float, int]:
+    wanted = overrides.get(series.modality)
+    is_chosen = wanted is not None and _fits(series, wanted)
+    is_original = "DERIVED" not in series.image_type
+    return is_chosen, not series.problem, is_original, -max(series.spacing_mm), series.number
+
+
+def _why_second(series: Series, best: Series) -> str:
+    if series.problem:
+        return f"{series.modality}, but {series.problem}"
+    why = f"series {best.number} has thinner slices, is later, or was chosen"
+    return f"{series.modality} too, but {why}"
+
+
+def _judged(series: Series, overrides: Mapping[str, str]) -> Series:
     for modality, wanted in overrides.items():
-        if wanted == str(series.number) or (
-            not wanted.isdecimal() and wanted.lower() in series.description.lower()
-        ):
+        if _fits(series, wanted):
             reason = f"chosen by --series {modality}={wanted}"
-            return SortedSeries(series=series, modality=modality, reason=reason, is_chosen=True)
-    return None
+            return replace(series, modality=modality, reason=reason)
+    text = re.sub(r"[_^,;:]", " ", series.description.lower())
+    reason = _why_excluded(series, text)
+    modality, reason = ("", reason) if reason else _modality(series, text)
+    return replace(series, modality=modality, reason=reason)
 
 
-def _judged(series: Series) -> SortedSeries:
-    reason = _excluded(series)
-    if reason:
-        return SortedSeries(series=series, modality="", reason=reason)
-    by_words, by_times = _by_words(series.description), _by_times(series)
-    weighting = by_words or by_times
-    # the headers of some fluid-attenuated series do not state their inversion time
-    if {by_words, by_times} == {"t2f", "t2w"}:
-        weighting = "t2f"
-    elif by_words and by_times and by_words != by_times:
-        reason = f"the description says {_shown(by_words)}, {_times(series)} say {_shown(by_times)}"
-        return SortedSeries(series=series, modality="", reason=reason)
-    if not weighting:
-        reason = f"neither its description nor {_times(series)} say what it is"
-        return SortedSeries(series=series, modality="", reason=reason)
-    why = "its description" if by_words == weighting else _times(series)
-    if weighting != _T1:
-        return SortedSeries(series=series, modality=weighting, reason=f"by {why}")
-    modality, agent = _contrast(series)
-    return SortedSeries(series=series, modality=modality, reason=f"T1 by {why}; {agent}")
-
-
-def _excluded(series: Series) -> str:
+def _why_excluded(series: Series, text: str) -> str:
     """Return why a series is none of the four modalities; empty if it may be one."""
     if series.kind != "MR":
         return f"{series.kind or 'without a modality'}, not MR"
     types = sorted({word.upper() for word in series.image_type})
     if kinds := [word for word in types if re.fullmatch(_DERIVED_KINDS, word)]:
         return f"its image type is {', '.join(kinds).lower()}"
-    text = _words(series.description)
     for name, pattern in _OTHERS:
         if re.search(pattern, text):
             return f"{name}, by its description"
@@ -185,21 +164,40 @@ def _excluded(series: Series) -> str:
     return ""
 
 
-def _words(description: str) -> str:
-    """Return a description in lower case, with spaces for what joins words in it."""
-    return re.sub(r"[_^,;:]", " ", description.lower())
+def _modality(series: Series, text: str) -> tuple[str, str]:
+    """Return the modality of a series, empty if it is not clear, and the reason."""
+    described, timed, times = _described(text), _timed(series), _times(series)
+    weighting = described or timed
+    # the headers of some fluid-attenuated series do not state their inversion time
+    if {described, timed} == {"t2f", "t2w"}:
+        weighting = "t2f"
+    elif described and timed and described != timed:
+        return "", f"the description says {_SHOWN[described]}, {times} say {_SHOWN[timed]}"
+    if not weighting:
+        return "", f"neither its description nor {times} say what it is"
+    why = "its description" if described == weighting else times
+    if weighting != _T1:
+        return weighting, f"by {why}"
+    for modality, is_so, agent in (
+        ("t1n", re.search(_BEFORE, text), "before contrast agent, by its description"),
+        ("t1c", re.search(_AFTER, text), "with contrast agent, by its description"),
+        ("t1c", series.has_agent, "its header names a contrast agent"),
+    ):
+        if is_so:
+            return modality, f"T1 by {why}; {agent}"
+    return "t1n", f"T1 by {why}; no contrast agent is named"
 
 
-def _by_words(description: str) -> str:
-    text = _words(description)
-    found = [name for name, pattern in _WEIGHTINGS if re.search(pattern, text)]
+def _described(text: str) -> str:
+    """Return the weighting that a description names, or nothing."""
+    named = [name for name, pattern in _WEIGHTINGS if re.search(pattern, text)]
     # a FLAIR sequence may have weak T1 contrast: T1 FLAIR
-    if _T1 in found and "t2w" not in found:
+    if _T1 in named and "t2w" not in named:
         return _T1
-    return found[0] if found else ""
+    return named[0] if named else ""
 
 
-def _by_times(series: Series) -> str:
+def _timed(series: Series) -> str:
     """Return the weighting that echo, repetition and inversion time (ms) show, or nothing."""
     echo, repetition, inversion = series.echo_ms, series.repetition_ms, series.inversion_ms or 0
     if echo is None or repetition is None:
@@ -214,45 +212,8 @@ def _by_times(series: Series) -> str:
     return _T1 if is_inverted or (echo < 40 and repetition < 1200) else ""
 
 
-def _contrast(series: Series) -> tuple[str, str]:
-    """Return t1c or t1n, and the reason."""
-    text = _words(series.description)
-    if re.search(_BEFORE, text):
-        return "t1n", "before contrast agent, by its description"
-    if re.search(_AFTER, text):
-        return "t1c", "with contrast agent, by its description"
-    if series.has_agent:
-        return "t1c", "its header names a contrast agent"
-    return "t1n", "no contrast agent is named"
-
-
-def _rank(one: SortedSeries) -> tuple[bool, bool, bool, float, int]:
-    series = one.series
-    return (
-        one.is_chosen,
-        not series.problem,
-        "DERIVED" not in series.image_type,
-        -max(series.spacing_mm),
-        series.number,
-    )
-
-
-def _second(one: SortedSeries, best: SortedSeries | None) -> str:
-    if one.series.problem:
-        return f"{one.modality}, but {one.series.problem}"
-    number = "" if best is None else f" {best.series.number}"
-    return f"{one.modality} too, but series{number} has thinner slices, is later, or was chosen"
-
-
-def _shown(weighting: str) -> str:
-    return {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}[weighting]
-
-
 def _times(series: Series) -> str:
-    named = (
-        ("echo", series.echo_ms),
-        ("repetition", series.repetition_ms),
-        ("inversion", series.inversion_ms),
-    )
+    values = (series.echo_ms, series.repetition_ms, series.inversion_ms)
+    named = zip(("echo", "repetition", "inversion"), values, strict=True)
     shown = [f"{name} {value:.4g} ms" for name, value in named if value is not None]
     return f"its times ({', '.join(shown) or 'none given'})"

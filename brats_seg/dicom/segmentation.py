@@ -7,6 +7,7 @@ are, because without them the segmentation refers to no images.
 """
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry
 from brats_seg.dicom.convert import DicomSource
@@ -23,7 +25,6 @@ from brats_seg.dicom.series import (
     frames_of,
     plane_of,
     read_header,
-    without_warnings,
 )
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
@@ -34,14 +35,14 @@ REFERENCE = "t1c"
 
 _TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
-_IMAGE = (
+_IMAGE = [
     *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
     *("FrameOfReferenceUID", "PositionReferenceIndicator", "Rows", "Columns", "PixelSpacing"),
     *("SliceThickness", "SpacingBetweenSlices", "ImagePositionPatient", "InstanceNumber"),
     *("ImageOrientationPatient", "SeriesNumber", "NumberOfFrames", "DimensionIndexSequence"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-    *("DimensionOrganizationSequence",),
-)
+    "DimensionOrganizationSequence",
+]
 """Elements of the images that a segmentation needs and that do not name the patient."""
 _PATIENT = (
     *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID"),
@@ -60,7 +61,6 @@ _TISSUES = {
 """Name and code (value, scheme, meaning) of each tissue that predictions have."""
 _ABNORMAL = ("49755003", "SCT", "Morphologically Abnormal Structure")
 _BRAIN = ("12738006", "SCT", "Brain")
-_NAME = "brats_seg (research use only)"
 _SERIES_OFFSET = 1000
 """Added to the number of the source series for that of the segmentation."""
 
@@ -72,31 +72,22 @@ def write_segmentation(
     convention: LabelConvention,
     source: DicomSource,
 ) -> str:
-    """Write a label map as a DICOM segmentation.
+    """Write a label map (X, Y, Z), on the grid `geometry`, as a DICOM segmentation.
 
-    Args:
-        path: File to write.
-        label_map: (X, Y, Z), on the grid `geometry`.
-        geometry: Its grid.
-        convention: Its label convention.
-        source: DICOM files that the case was converted from.
-
-    Returns:
-        Empty, or the reason why none was written: the DICOM files are gone or damaged.
-
-    Raises:
-        EnvironmentalError: pydicom or highdicom is not installed, or the file cannot be written.
+    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
+    `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
-    files = [Path(name) for name in source.series[REFERENCE].files]
+    files = source.series[REFERENCE].files
     if missing := [file for file in files if not file.is_file()]:
         return (
             f"no DICOM segmentation was written: {len(missing)} of the {len(files)} files of its "
             f"series are gone, such as {missing[0]}"
         )
     try:
-        with without_warnings():
+        # pydicom warns with values that may identify the patient
+        with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
-            on_images = label_map_on(images, label_map, geometry)
+            on_images = _label_map_on(images, label_map, geometry)
             segmentation = _segmentation(images, on_images, convention)
     except HEADER_ERRORS as error:
         # its message may quote what identifies the patient
@@ -104,35 +95,9 @@ def write_segmentation(
             f"no DICOM segmentation was written: the headers of its series, such as {files[0]}, are "
             f"not as the standard says ({type(error).__name__})"
         )
-    with whole_file(path) as beside:
-        segmentation.save_as(beside)
+    with whole_file(path) as temporary:
+        segmentation.save_as(temporary)
     return ""
-
-
-def label_map_on(
-    images: Sequence[Any], label_map: LabelMap, geometry: Geometry
-) -> npt.NDArray[np.uint8]:
-    """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
-
-    Pixels take the nearest label; outside of the label map it is 0.
-    """
-    to_voxel = np.linalg.inv(geometry.affine)
-    rows, columns = np.indices((images[0].Rows, images[0].Columns))
-    pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
-    slices = []
-    for frame in (frame for image in images for frame in frames_of(image)):
-        directions, position = plane_of(frame)
-        row_mm, column_mm = (float(mm) for mm in frame["PixelSpacing"])
-        # from (column, row, 1) of a pixel to its voxel
-        step = np.stack([directions[0] * column_mm, directions[1] * row_mm, position], axis=1)
-        there = to_voxel[:3, :3] @ (_TO_DICOM @ step)
-        there[:, 2] += to_voxel[:3, 3]
-        voxels = np.rint(there @ pixels).astype(np.int64)
-        inside = ((voxels >= 0) & (voxels < np.array(label_map.shape)[:, None])).all(axis=0)
-        labels = np.zeros(rows.size, dtype=np.uint8)
-        labels[inside] = label_map[tuple(voxels[:, inside])]
-        slices.append(labels.reshape(rows.shape))
-    return np.stack(slices)
 
 
 def _image(path: Path, *, with_identifiers: bool) -> Any:
@@ -146,62 +111,82 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
     return header
 
 
+def _label_map_on(
+    images: Sequence[Any], label_map: LabelMap, geometry: Geometry
+) -> npt.NDArray[np.uint8]:
+    """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
+
+    Pixels take the nearest label; outside of the label map it is 0.
+    """
+    to_voxel = np.linalg.inv(geometry.affine)
+    rows, columns = np.indices((images[0].Rows, images[0].Columns))
+    pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
+    slices = []
+    for frame in (frame for image in images for frame in frames_of(image)):
+        directions, position = plane_of(frame)
+        row_mm, column_mm = map(float, frame["PixelSpacing"])
+        # from (column, row, 1) of a pixel to its voxel
+        step = np.stack([directions[0] * column_mm, directions[1] * row_mm, position], axis=1)
+        transform = to_voxel[:3, :3] @ (_TO_DICOM @ step)
+        transform[:, 2] += to_voxel[:3, 3]
+        labels = map_coordinates(label_map, np.rint(transform @ pixels), order=0)
+        slices.append(labels.reshape(rows.shape))
+    return np.stack(slices)
+
+
 def _segmentation(
     images: Sequence[Any], on_images: npt.NDArray[np.uint8], convention: LabelConvention
 ) -> Any:
     """Return a `highdicom.seg.Segmentation` with a segment for each tissue of the convention."""
     try:
-        from highdicom.seg import Segmentation
+        from highdicom import AlgorithmIdentificationSequence
+        from highdicom.seg import Segmentation, SegmentDescription
     except ImportError:
         msg = f"a DICOM segmentation needs highdicom, which is not installed: {INSTALL_DICOM}"
         raise EnvironmentalError(msg) from None
-    values = sorted(convention.painted)
-    masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
-    series_uid = images[0].SeriesInstanceUID
-    content = hashlib.sha256(masks.tobytes()).hexdigest()
-    return Segmentation(
-        source_images=images,
-        pixel_array=masks,
-        segmentation_type="BINARY",
-        segment_descriptions=_descriptions(convention, values),
-        # an equal label map gets the same UIDs, so that an archive stores it once
-        series_instance_uid=_uid(series_uid, "series"),
-        sop_instance_uid=_uid(series_uid, content),
-        series_number=int(images[0].get("SeriesNumber") or 0) + _SERIES_OFFSET,
-        instance_number=1,
-        manufacturer="brats_seg",
-        manufacturer_model_name="brats_seg",
-        software_versions=version("brats_seg"),
-        device_serial_number="0",
-        content_creator_name="brats_seg",
-        content_label="TUMOUR",
-        content_description="Brain tumour, research use only",
-        series_description=_NAME,
-    )
-
-
-def _descriptions(convention: LabelConvention, values: Sequence[int]) -> list[Any]:
-    from highdicom import AlgorithmIdentificationSequence
-    from highdicom.seg import SegmentDescription
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    names = dict(convention.meanings)
+    ours = version("brats_seg")
     algorithm = AlgorithmIdentificationSequence(
-        name="brats_seg", version=version("brats_seg"), family=codes.DCM.ArtificialIntelligence
+        name="brats_seg", version=ours, family=codes.DCM.ArtificialIntelligence
     )
-    return [
+    values, names = sorted(convention.painted), dict(convention.meanings)
+    descriptions = [
         SegmentDescription(
             segment_number=number,
-            segment_label=_TISSUES[names[value]][0],
+            segment_label=label,
             segmented_property_category=Code(*_ABNORMAL),
-            segmented_property_type=Code(*_TISSUES[names[value]][1]),
+            segmented_property_type=Code(*code),
             algorithm_type="AUTOMATIC",
             algorithm_identification=algorithm,
             anatomic_regions=[Code(*_BRAIN)],
         )
-        for number, value in enumerate(values, start=1)
+        for number, (label, code) in enumerate(
+            (_TISSUES[names[value]] for value in values), start=1
+        )
     ]
+    masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
+    series_uid = images[0].SeriesInstanceUID
+    return Segmentation(
+        source_images=images,
+        pixel_array=masks,
+        segmentation_type="BINARY",
+        segment_descriptions=descriptions,
+        # an equal label map gets the same UIDs, so that an archive stores it once
+        series_instance_uid=_uid(series_uid, "series"),
+        sop_instance_uid=_uid(series_uid, hashlib.sha256(masks.tobytes()).hexdigest()),
+        series_number=int(images[0].get("SeriesNumber") or 0) + _SERIES_OFFSET,
+        instance_number=1,
+        manufacturer="brats_seg",
+        manufacturer_model_name="brats_seg",
+        software_versions=ours,
+        device_serial_number="0",
+        content_creator_name="brats_seg",
+        content_label="TUMOUR",
+        content_description="Brain tumour, research use only",
+        series_description="brats_seg (research use only)",
+    )
 
 
 def _uid(*parts: str) -> str:

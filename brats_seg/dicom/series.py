@@ -11,8 +11,7 @@ import re
 import struct
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from brats_seg.cases.find import LONGEST_ID, walk_folders
 from brats_seg.errors import EnvironmentalError, UsageError, counted, printable
 from brats_seg.files import check_regular
+from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
 
@@ -31,26 +31,30 @@ INSTALL_DICOM = "pip install 'brats_seg[dicom]'"
 
 _GAP_TOLERANCE = 0.1
 """Share of the usual distance of slices by which a distance may differ."""
-_SAME_PLACE_MM = 0.01
+_SAME_POSITION_MM = 0.01
 _SHORTEST_IDENTIFIER = 3
 """Characters of an identifier that is looked for in the name of a folder."""
 _IDENTIFIERS = (
-    *("PatientID", "PatientName", "PatientBirthDate", "OtherPatientIDs", "AccessionNumber"),
+    "PatientID",
+    "PatientName",
+    "PatientBirthDate",
+    "OtherPatientIDs",
+    "AccessionNumber",
 )
-_TAGS = (
-    *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
-    *("SeriesNumber", "SeriesDescription", "ProtocolName", "SequenceName", "ImageType"),
-    *("ScanningSequence", "EchoTime", "RepetitionTime", "InversionTime", "DiffusionBValue"),
-    *("ContrastBolusAgent", "ContrastBolusVolume", "ImagePositionPatient", "InstanceNumber"),
-    *("ImageOrientationPatient", "PixelSpacing", "Rows", "Columns", "PatientIdentityRemoved"),
-    *("ImagesInAcquisition", "NumberOfFrames"),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "EchoPulseSequence"),
-    *("InversionRecovery", "EchoPlanarPulseSequence", "ContrastBolusAgentSequence"),
-    *_IDENTIFIERS,
+_KEPT = (
+    *("SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality", "SeriesNumber"),
+    *("SeriesDescription", "ProtocolName", "SequenceName", "ImageType", "ScanningSequence"),
+    *("EchoTime", "RepetitionTime", "InversionTime", "DiffusionBValue", "InstanceNumber"),
+    *("ContrastBolusAgent", "ContrastBolusVolume", "ContrastBolusAgentSequence"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows", "Columns"),
+    *("PatientIdentityRemoved", "ImagesInAcquisition"),
+    *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
 )
-_KEPT = frozenset(_TAGS).difference(
-    _IDENTIFIERS, ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-)
+"""Elements of a header that are kept."""
+_TAGS = [
+    *(*_KEPT, *_IDENTIFIERS),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+]
 _OF_FRAMES = {
     "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
     "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
@@ -60,7 +64,7 @@ _OF_FRAMES = {
     "InversionTime": ("MRModifierSequence", "InversionTimes"),
     "DiffusionBValue": ("MRDiffusionSequence", "DiffusionBValue"),
 }
-"""Place in the functional groups of enhanced MR, whose slices are frames of one file, of what other
+"""Functional group and element of enhanced MR, whose slices are frames of one file, that have what other
 files state at their top."""
 HEADER_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
@@ -69,7 +73,7 @@ HEADER_ERRORS = (
 """Errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
-_SEVERAL_PATIENTS = "the images of one examination name several patients"
+_SIZES = ("Rows", "Columns", "PixelSpacing")
 _NO_AGENT = frozenset({"", "none", "no", "n", "without", "0"})
 
 
@@ -95,26 +99,28 @@ class Series:
     has_agent: bool = False
     """Whether the header names a contrast agent."""
     is_diffusion: bool = False
-    spacing_mm: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    spacing_mm: Spacing = (0.0, 0.0, 0.0)
     """Distance of columns, rows and slices."""
     problem: str = ""
     """Reason why it cannot be converted; empty if it can."""
+    modality: str = ""
+    """Modality that it is taken for: `t1n`, `t1c`, `t2w`, `t2f`, or empty if it is not used."""
+    reason: str = ""
+    """Why it is taken for that modality, or is not used."""
 
     def __str__(self) -> str:
         """Return number, description and size for a message."""
         size = "x".join(f"{mm:.2g}" for mm in self.spacing_mm)
-        return (
-            f'series {self.number} "{self.description}" '
-            f"({counted(self.n_slices, 'slice')}, {size} mm)"
-        )
+        slices = counted(self.n_slices, "slice")
+        return f'series {self.number} "{self.description}" ({slices}, {size} mm)'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DicomStudy:
     """One examination of one patient."""
 
-    name: str
-    """Name for the case: that of its folder, or `study-` and a hash if it may identify the patient."""
+    case_id: str
+    """Name of its folder, or `study-` and a hash if it may identify the patient."""
     folder: Path
     """Highest folder that holds no other examination."""
     series: tuple[Series, ...]
@@ -124,45 +130,31 @@ class DicomStudy:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Image:
-    """Header of one file."""
+    """Header of one file, or of one frame of it."""
 
     path: Path
-    values: Mapping[str, Any]
+    texts: Mapping[str, tuple[str, ...]]
+    """Values of each element, none if it is missing or empty."""
     patient: str
     """Hash of name and number."""
     identifiers: tuple[str, ...]
     """Letters and digits of what identifies the patient; dropped with this value."""
 
     def text(self, name: str) -> str:
-        """Return a value as text, empty if there is none."""
-        return printable(str(self.values.get(name) or "").strip())
+        """Return an element as text, empty if there is none."""
+        return "\\".join(self.texts[name])
 
     def number(self, name: str) -> float | None:
-        """Return a value as a number, None if there is none."""
-        value = self.values.get(name)
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            value = value[0] if value else None
-        return None if value is None or value == "" else float(value)
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return the parts of a value of several texts."""
-        value = self.values.get(name) or ()
-        return tuple(map(str, [value] if isinstance(value, str) else value))
+        """Return the first value of an element as a number, None if there is none."""
+        first = next(iter(self.texts[name]), "")
+        return float(first) if first else None
 
 
 def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomStudy, ...]:
     """Return the examinations below a folder, in the order of their names.
 
-    Files that are not DICOM are ignored; links are followed.
-
-    Args:
-        root: Folder with DICOM files at any depth.
-        with_identifiers: Whether an examination may be named after a folder that is called after
-            the patient.
-
-    Raises:
-        UsageError: No DICOM image is below the folder.
-        EnvironmentalError: pydicom is not installed.
+    Files that are not DICOM are ignored; links are followed. An examination is named after a folder that
+    is called after the patient only `with_identifiers`. `UsageError` is raised if no DICOM image is there.
     """
     images = _images_below(root)
     if not images:
@@ -171,50 +163,43 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     n_patients = len({patient for _, patient in images})
     if n_patients > 1:
         log.warning("%s holds %s: each examination is a case", root, counted(n_patients, "patient"))
-    n_of_uid = Counter(uid for uid, _ in images)
     folders = _study_folders(root, images)
     names = {
         key: _name(root, folders[key], group[0], with_identifiers=with_identifiers)
         for key, group in images.items()
     }
-    n_of_name = Counter(names.values())
-    studies = [
-        DicomStudy(
-            name=names[key]
-            if names[key] and n_of_name[names[key]] == 1
-            else f"study-{_hash('^'.join(key))[:8]}",
+    n_of_name, n_of_uid = Counter(names.values()), Counter(uid for uid, _ in images)
+    studies = []
+    for key, group in images.items():
+        is_named = names[key] and n_of_name[names[key]] == 1
+        is_shared = n_of_uid[key[0]] > 1
+        study = DicomStudy(
+            case_id=names[key] if is_named else f"study-{_hash('^'.join(key))[:8]}",
             folder=folders[key] or _common_folder(group),
             series=_all_series(group),
-            problem=_SEVERAL_PATIENTS if n_of_uid[key[0]] > 1 else "",
+            problem="the images of one examination name several patients" if is_shared else "",
         )
-        for key, group in images.items()
-    ]
-    return tuple(sorted(studies, key=lambda study: study.name))
+        studies.append(study)
+    return tuple(sorted(studies, key=lambda study: study.case_id))
 
 
 def frames_of(header: Any) -> list[dict[str, Any]]:
     """Return position, orientation, spacing and times of each frame of an image; of most images one.
 
-    Args:
-        header: A `pydicom.Dataset`; what it does not state is None.
+    `header` is a `pydicom.Dataset`; what it does not state is None.
     """
     groups = header.get("PerFrameFunctionalGroupsSequence")
     if not groups:
         return [{name: header.get(name) for name in _OF_FRAMES}]
-    shared = header.get("SharedFunctionalGroupsSequence") or [{}]
+    (shared,) = header.get("SharedFunctionalGroupsSequence") or [{}]
+
+    def element(frame: Any, sequence: str, name: str) -> Any:
+        items = frame.get(sequence) or shared.get(sequence) or [{}]
+        return items[0].get(name)
+
     return [
-        {name: _in_groups((frame, shared[0]), *place) for name, place in _OF_FRAMES.items()}
-        for frame in groups
+        {name: element(frame, *source) for name, source in _OF_FRAMES.items()} for frame in groups
     ]
-
-
-def _in_groups(groups: Sequence[Any], sequence: str, name: str) -> Any:
-    """Return an element from the first of several functional groups that has it, or None."""
-    for group in groups:
-        items = group.get(sequence)
-        if items and name in items[0]:
-            return items[0].get(name)
-    return None
 
 
 def plane_of(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -228,15 +213,10 @@ def plane_of(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], npt.ND
     return np.stack([along, down, np.cross(along, down)]), position
 
 
-def read_header(path: Path, tags: Sequence[str] | None = None) -> Any:
+def read_header(path: Path, tags: list[str] | None = None) -> Any:
     """Return the header of a DICOM file as a `pydicom.Dataset`, or None if it is not DICOM.
 
-    Args:
-        path: The file.
-        tags: Names of the elements to read; all of them by default, without the pixels.
-
-    Raises:
-        EnvironmentalError: pydicom is not installed.
+    `tags` are the names of the elements to read; all of them by default, without the pixels.
     """
     try:
         import pydicom
@@ -245,19 +225,10 @@ def read_header(path: Path, tags: Sequence[str] | None = None) -> Any:
         msg = f"DICOM files need pydicom, which is not installed: {INSTALL_DICOM}"
         raise EnvironmentalError(msg) from None
     check_regular(path)
-    wanted = None if tags is None else [*tags]
     try:
-        return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
+        return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
     except InvalidDicomError:
         return None
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silence the warnings of pydicom, which quote values that may identify the patient."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
@@ -266,13 +237,14 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     n_damaged = 0
     for path in (root / one.path / name for one in walk_folders(root) for name in one.others):
         try:
-            with without_warnings():
+            # pydicom warns with values that may identify the patient
+            with warnings.catch_warnings(action="ignore"):
                 frames = _read(path)
         except HEADER_ERRORS:
             n_damaged += 1
             continue
-        for number, image in enumerate(frames):
-            uid = f"{image.text('SOPInstanceUID')}.{number}"
+        for index, image in enumerate(frames):
+            uid = f"{image.text('SOPInstanceUID')}.{index}"
             images[image.text("StudyInstanceUID"), image.patient].setdefault(uid, image)
     if n_damaged:
         damaged = counted(n_damaged, "file")
@@ -283,24 +255,33 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
 def _read(path: Path) -> list[_Image]:
     """Return the slices in a file: none if it is not DICOM, one, or those of enhanced MR."""
     header = read_header(path, _TAGS)
-    # a segmentation that was made from the scans may lie beside them, without the patient's name
+    # a segmentation that was made from the scans may lie in their folder, without the patient's name
     if header is None or "SOPInstanceUID" not in header or header.get("Modality") == "SEG":
         return []
-    values = {name: header.get(name) for name in _TAGS}
     # of DOE^JOHN both names
-    texts = [re.split(r"[\^=\\ ]", str(values.get(name) or "")) for name in _IDENTIFIERS]
+    texts = [re.split(r"[\^=\\ ]", str(header.get(name) or "")) for name in _IDENTIFIERS]
     identifiers = [_plain(part) for parts in texts for part in parts]
-    patient = "^".join(str(values.get(name)) for name in ("PatientID", "PatientName"))
-    kept = {name: value for name, value in values.items() if name in _KEPT}
-    return [
-        _Image(
+    patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
+    values = {name: header.get(name) for name in _KEPT}
+    images = []
+    for index, frame in enumerate(frames_of(header)):
+        number = values["InstanceNumber"] or index
+        merged = {**values, **frame, "InstanceNumber": number}
+        image = _Image(
             path=path,
-            values={**kept, **frame, "InstanceNumber": values["InstanceNumber"] or number},
+            texts={name: _texts(value) for name, value in merged.items()},
             patient=_hash(patient),
             identifiers=tuple(one for one in identifiers if len(one) >= _SHORTEST_IDENTIFIER),
         )
-        for number, frame in enumerate(frames_of(header))
-    ]
+        images.append(image)
+    return images
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the values of an element, which has one or several, as texts."""
+    is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    values = value if is_several else [] if value in {None, ""} else [value]
+    return tuple(printable(str(one).strip()) for one in values)
 
 
 def _plain(text: str) -> str:
@@ -322,13 +303,13 @@ def _study_folders(
     n_studies = Counter(
         folder
         for group in images.values()
-        for folder in {above for image in group for above in image.path.parents}
+        for folder in {parent for image in group for parent in image.path.parents}
     )
     highest: dict[_StudyKey, Path | None] = {}
     for key, group in images.items():
         common = _common_folder(group)
-        above = [one for one in (common, *common.parents) if one.is_relative_to(root)]
-        highest[key] = next((one for one in reversed(above) if n_studies[one] == 1), None)
+        inside = [one for one in (common, *common.parents) if one.is_relative_to(root)]
+        highest[key] = next((one for one in reversed(inside) if n_studies[one] == 1), None)
     return highest
 
 
@@ -348,82 +329,79 @@ def _all_series(images: Sequence[_Image]) -> tuple[Series, ...]:
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
     for image in images:
         groups[image.text("SeriesInstanceUID"), image.text("EchoTime")].append(image)
-    found = map(_series, groups.values())
-    return tuple(sorted(found, key=lambda one: (one.number, one.echo_ms or 0)))
+    every = map(_series, groups.values())
+    return tuple(sorted(every, key=lambda series: (series.number, series.echo_ms or 0)))
 
 
 def _series(images: Sequence[_Image]) -> Series:
     first = min(images, key=lambda image: (image.number("InstanceNumber") or 0, str(image.path)))
     try:
-        files, distance, problem = _ordered(images)
-        rows, columns = first.texts("PixelSpacing") or ("0", "0")
-        spacing = float(columns), float(rows), distance
+        files, spacing_mm, problem = _ordered(images)
     except (KeyError, TypeError, ValueError):
-        files, spacing = sorted(image.path for image in images), (0.0, 0.0, 0.0)
+        files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
         problem = "its headers do not say where its slices lie"
-    named = ("SeriesDescription", "ProtocolName", "SequenceName")
+    names = ("SeriesDescription", "ProtocolName", "SequenceName")
+    agent = first.text("ContrastBolusAgent").lower()
     return Series(
         number=int(first.number("SeriesNumber") or 0),
-        description=next(filter(None, map(first.text, named)), ""),
+        description=next(filter(None, map(first.text, names)), ""),
         kind=first.text("Modality"),
         n_slices=len(images),
         files=tuple(dict.fromkeys(files)),
-        image_type=first.texts("ImageType"),
+        image_type=first.texts["ImageType"],
         techniques=_techniques(first),
         echo_ms=first.number("EchoTime"),
         repetition_ms=first.number("RepetitionTime"),
         inversion_ms=first.number("InversionTime"),
-        has_agent=_has_agent(first),
+        has_agent=agent not in _NO_AGENT
+        or bool(first.texts["ContrastBolusAgentSequence"])
+        or bool(first.number("ContrastBolusVolume")),
         is_diffusion=bool(first.number("DiffusionBValue")),
-        spacing_mm=spacing,
+        spacing_mm=spacing_mm,
         problem=problem,
     )
 
 
-def _has_agent(image: _Image) -> bool:
-    named = image.text("ContrastBolusAgent").lower() not in _NO_AGENT
-    listed = bool(image.values.get("ContrastBolusAgentSequence"))
-    return named or listed or bool(image.number("ContrastBolusVolume"))
-
-
 def _techniques(image: _Image) -> tuple[str, ...]:
     """Return the scanning sequences, also where enhanced MR states them in other elements."""
-    pulse = {"SPIN": "SE", "GRADIENT": "GR"}.get(image.text("EchoPulseSequence"))
-    others = {"IR": "InversionRecovery", "EP": "EchoPlanarPulseSequence"}
-    found = [name for name, element in others.items() if image.text(element) == "YES"]
-    return (*image.texts("ScanningSequence"), *([pulse] if pulse else []), *found)
+    stated = (
+        ("SE", "EchoPulseSequence", "SPIN"),
+        ("GR", "EchoPulseSequence", "GRADIENT"),
+        ("IR", "InversionRecovery", "YES"),
+        ("EP", "EchoPlanarPulseSequence", "YES"),
+    )
+    more = [name for name, element, text in stated if image.text(element) == text]
+    return (*image.texts["ScanningSequence"], *more)
 
 
-def _ordered(images: Sequence[_Image]) -> tuple[list[Path], float, str]:
-    """Return the files along the normal of the slices, their distance in mm, and what is wrong."""
+def _ordered(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
+    """Return the files along the normal of the slices, the spacing in mm, and what is wrong."""
     files = [image.path for image in images]
-    planes = [plane_of(image.values) for image in images]
-    if any(not np.allclose(plane[0], planes[0][0], atol=1e-3) for plane in planes):
-        return files, 0.0, "its slices have several directions"
-    size = ("Rows", "Columns")
-    if len({(*map(i.text, size), *i.texts("PixelSpacing")) for i in images}) > 1:
-        return files, 0.0, "its slices have several sizes"
-    along = np.array([position @ directions[2] for directions, position in planes])
+    planes = [plane_of(image.texts) for image in images]
+    row_mm, column_mm = map(float, images[0].texts["PixelSpacing"] or ("0", "0"))
+    directions = planes[0][0]
+    if not all(np.allclose(plane[0], directions, atol=1e-3) for plane in planes):
+        return files, (column_mm, row_mm, 0.0), "its slices have several directions"
+    sizes = {tuple(image.texts[name] for name in _SIZES) for image in images}
+    if len(sizes) > 1:
+        return files, (column_mm, row_mm, 0.0), "its slices have several sizes"
+    along = np.array([position @ normal for (*_, normal), position in planes])
     order = np.argsort(along)
-    files = [files[index] for index in order]
-    if len(files) == 1:
-        return files, 0.0, ""
     steps = np.diff(along[order])
-    usual = float(np.median(steps))
-    return files, usual, _gap(images, steps, usual)
+    usual_mm = float(np.median(steps)) if len(steps) else 0.0
+    problem = _gap(images, steps, usual_mm) if len(steps) else ""
+    return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
 
 
-def _gap(images: Sequence[_Image], steps: npt.NDArray[np.float64], usual: float) -> str:
+def _gap(images: Sequence[_Image], steps: npt.NDArray[np.float64], usual_mm: float) -> str:
     """Return what is wrong with the distances of neighbouring slices."""
-    if steps.min() < _SAME_PLACE_MM:
+    if steps.min() < _SAME_POSITION_MM:
         return "it has several images at one place, as of several times or contrasts"
     widest = float(steps.max())
-    if widest > usual * (1 + _GAP_TOLERANCE) or steps.min() < usual * (1 - _GAP_TOLERANCE):
+    if widest > usual_mm * (1 + _GAP_TOLERANCE) or steps.min() < usual_mm * (1 - _GAP_TOLERANCE):
         return (
             f"slices are missing, or not evenly spaced: {widest:.2f} mm between two neighbours, and "
-            f"{usual:.2f} mm between most"
+            f"{usual_mm:.2f} mm between most"
         )
     expected = images[0].number("ImagesInAcquisition") or 0
-    if len(images) < expected:
-        return f"slices are missing: {len(images)} of {expected:.0f}"
-    return ""
+    return f"slices are missing: {len(images)} of {expected:.0f}" if len(images) < expected else ""

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.many import Failure, attempt_case
+from brats_seg.cases.many import Failure, HasCaseId, attempt_case
 from brats_seg.cpu_threads import available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference.method import Scan
@@ -44,6 +44,7 @@ from brats_seg.wings import dicom, pages
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Started = TypeVar("Started", bound=HasCaseId)
 Result = TypeVar("Result")
 Workers: TypeAlias = int | str | None
 """Number of processes of this machine, or address of a dask cluster; None computes in this process."""
@@ -129,11 +130,7 @@ def find_scans(
 ) -> tuple[Case, ...]:
     """Return the cases in folders and tables; DICOM files are converted into the output folder.
 
-    Args:
-        inputs: As of `predict_folder`.
-        output: As of `predict_folder`.
-        options: `dicom.convert.DicomOptions`: choices about DICOM examinations.
-        track: Shows the progress.
+    The options are `dicom.convert.DicomOptions`: choices about DICOM examinations.
     """
     convert, wing = None, dicom()
     if wing is not None:
@@ -197,25 +194,27 @@ def finish_batch(
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
-    """Count the outcomes of a batch as they arrive, and write its tables, also after an error."""
-    ended: list[CaseOutcome] = []
+    """Collect the outcomes of a batch as they arrive, and write its tables, also after an error."""
+    done: list[Record] = []
+    predicted: list[str] = []
     failures: list[Failure] = []
     try:
         # closing finishes the cases that have been started
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
-                ended.append(outcome)
                 if isinstance(outcome.record, Failure):
                     failures.append(outcome.record)
+                else:
+                    done.append(outcome.record)
+                    predicted += [outcome.record.case_id] * outcome.is_new
                 on_case(outcome)
     finally:
         output.write_tables(sorted(failures, key=lambda failure: failure.case_id))
-    done = [outcome for outcome in ended if isinstance(outcome.record, Record)]
     return BatchOutcome(
-        predicted=tuple(outcome.record.case_id for outcome in done if outcome.is_new),
-        n_skipped=sum(not outcome.is_new for outcome in done),
+        predicted=tuple(predicted),
+        n_skipped=len(done) - len(predicted),
         failures=tuple(failures),
-        remarks=convention_remarks(one.record for one in done if isinstance(one.record, Record)),
+        remarks=convention_remarks(done),
     )
 
 
@@ -262,178 +261,95 @@ class ReadCase:
     """DICOM files that the case was converted from; None if it was not."""
     prediction: Prediction | None = None
 
+    @property
+    def case_id(self) -> str:
+        """Id of the case."""
+        return self.case.case_id
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CaseWork:
-    """Reads, predicts and writes the cases of one batch.
-
-    Each stage returns the input of the next, or the outcome of a case that has ended.
-    """
+    """The stages of the cases of one batch: each returns the input of the next, or the outcome."""
 
     predictor: Predictor
     output: OutputFolder
     earlier: Mapping[str, Record]
     """Records of earlier batches, by case id."""
 
-    def run(self, case: Case) -> CaseOutcome:
-        """Do all three stages."""
-        return self.write(self.predict(self.read(case)))
-
     def read(self, case: Case) -> ReadCase | CaseOutcome:
-        """Read and check a case, unless it is finished."""
-        return _attempt(case.case_id, lambda: self._read(case))
-
-    def predict(self, read: ReadCase | CaseOutcome) -> ReadCase | CaseOutcome:
-        """Segment a case."""
-        if isinstance(read, CaseOutcome):
-            return read
-        predict = partial(self.predictor.predict_scan, read.scan)
-        return _attempt(read.case.case_id, lambda: replace(read, prediction=predict()))
-
-    def write(self, predicted: ReadCase | CaseOutcome) -> CaseOutcome:
-        """Write the files of a case."""
-        if isinstance(predicted, CaseOutcome):
-            return predicted
-        return _attempt(predicted.case.case_id, lambda: self._write(predicted))
-
-    def write_and_record(self, predicted: ReadCase | CaseOutcome) -> CaseOutcome:
-        """Write the files of a case, and then its line of the manifest."""
-        outcome = self.write(predicted)
-        if outcome.is_new:
-            self.output.append(outcome.record)
-        return outcome
-
-    def _read(self, case: Case) -> ReadCase | CaseOutcome:
+        """Read, check and prepare a case, unless it is finished."""
         started_s = time.monotonic()
         case = self.predictor.accept(case)
         files = read_case_files(case, with_label=False)
-        inputs, source = files.hashes, _source_of(case)
-        model, settings = self.predictor.model, self.predictor.settings
-        hashes = inputs if source is None else (*inputs, source.key)
-        key = key_of(hashes, model.fingerprint, settings, case.modalities)
+        wing, source = dicom(), None
+        if wing is not None and "t1c" in case.files:
+            source = wing.read_source(case.path_of(case.files["t1c"]).parent)
+        model = self.predictor.model
+        hashes = files.hashes if source is None else (*files.hashes, source.key)
+        key = key_of(hashes, model.fingerprint, model.settings, case.modalities)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
         return ReadCase(
-            case=case, scan=scan, inputs=inputs, key=key, seconds=seconds, source=source
+            case=case, scan=scan, inputs=files.hashes, key=key, seconds=seconds, source=source
         )
 
-    def _write(self, read: ReadCase) -> CaseOutcome:
-        prediction, settings = read.prediction, self.predictor.settings
+    def predict(self, read: ReadCase) -> ReadCase:
+        """Segment a case."""
+        return replace(read, prediction=self.predictor.predict_scan(read.scan))
+
+    def write(self, read: ReadCase) -> CaseOutcome:
+        """Write the files of a case, the label map last."""
+        prediction, model = read.prediction, self.predictor.model
         assert prediction is not None
-        summary = prediction.summary
-        segmentation, remarks = self._write_segmentation(read, prediction)
-        outputs = self.output.write_case(read.scan, prediction, settings)
+        summary, remark = prediction.summary, ""
+        written: tuple[str, ...] = ()
+        if read.source is not None and (wing := dicom()) is not None:
+            names = result_files(model.settings.layout, read.case_id, prediction.convention)
+            path = self.output.path / names.segmentation
+            grid = (read.scan.geometry, prediction.convention)
+            remark = wing.write_segmentation(path, prediction.label_map, *grid, read.source)
+            written = () if remark else (names.segmentation,)
+        written += self.output.write_case(read.scan, prediction, model.settings)
         provenance = {
             "key": read.key,
             "inputs": read.inputs,
             "files": read.case.read_as,
-            "model": self.predictor.model.fingerprint,
-            "settings": settings,
-            "outputs": (*segmentation, *outputs),
+            "model": model.fingerprint,
+            "settings": model.settings,
+            "outputs": written,
             "version": version("brats_seg"),
-            "warnings": (*summary.warnings, *remarks),
+            "warnings": (*summary.warnings, *([remark] if remark else [])),
             "seconds": round(read.seconds + summary.seconds, 3),
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
         }
         return CaseOutcome(record=Record.model_validate({**dict(summary), **provenance}))
 
-    def _write_segmentation(
-        self, read: ReadCase, prediction: Prediction
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Write the DICOM segmentation of a case that was converted from DICOM.
-
-        Returns:
-            The name of the file, and a remark if there is none although there should be.
-        """
-        wing = dicom()
-        if wing is None or read.source is None:
-            return (), ()
-        convention, geometry = prediction.convention, read.scan.geometry
-        files = result_files(self.predictor.settings.layout, read.case.case_id, convention)
-        path = self.output.path / files.segmentation
-        labels = prediction.label_map
-        remark = wing.write_segmentation(path, labels, geometry, convention, read.source)
-        return ((), (remark,)) if remark else ((files.segmentation,), ())
-
 
 def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
     """Predict cases in this process: one is predicted while the next is read and the last written."""
+
+    def write(predicted: ReadCase | CaseOutcome) -> CaseOutcome:
+        outcome = _attempt(work.write, predicted)
+        if outcome.is_new:
+            work.output.append(outcome.record)
+        return outcome
+
     with _one_thread() as reader, _one_thread() as writer:
-        predicted = map(work.predict, _ahead(reader, work.read, cases))
-        yield from _ahead(writer, work.write_and_record, predicted)
+        read = _ahead(reader, partial(_attempt, work.read), cases)
+        yield from _ahead(writer, write, map(partial(_attempt, work.predict), read))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """Description of a batch for a worker, which loads the model itself."""
-
-    model_paths: tuple[Path, ...]
-    fingerprint: str
-    """Fingerprint of the model."""
-    settings: PredictionSettings
-    output_path: Path
-
-
-def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
-    """Predict cases by dask, in the order in which they are finished.
-
-    Raises:
-        EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
-            processes cannot be started.
-    """
-    output = OutputFolder(job.output_path)
-    with closing(cluster_results(partial(run_case, job=job), cases, workers)) as results:
-        for case, result in results:
-            if isinstance(result, BaseException):
-                result = _lost(case.case_id, result)
-            if result.is_new:
-                output.append(result.record)
-            yield result
-
-
-def run_case(case: Case, job: Job) -> CaseOutcome:
-    """Do one case in a worker."""
-    return _work(job).run(case)
-
-
-@lru_cache(maxsize=1)
-def _work(job: Job) -> CaseWork:
-    predictor = Predictor.load(job.model_paths, job.settings)
-    if predictor.model.fingerprint != job.fingerprint:
-        msg = "the model changed while the batch was running. Start the same command again."
-        raise UsageError(msg)
-    output = OutputFolder(job.output_path)
-    return CaseWork(predictor=predictor, output=output, earlier=output.records())
-
-
-def _source_of(case: Case) -> Any:
-    """Return the DICOM files that a case was converted from, if it was."""
-    wing = dicom()
-    if wing is None or "t1c" not in case.files:
-        return None
-    return wing.read_source(case.path_of(case.files["t1c"]).parent)
-
-
-def _attempt(case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
-    result = attempt_case(case_id, stage)
+def _attempt(
+    stage: Callable[[Started], Result], given: Started | CaseOutcome
+) -> Result | CaseOutcome:
+    """Do a stage of a case, unless the case has ended in an earlier one."""
+    if isinstance(given, CaseOutcome):
+        return given
+    result = attempt_case(given.case_id, lambda: stage(given))
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
-
-
-def _lost(case_id: str, error: BaseException) -> CaseOutcome:
-    """Return the outcome of a case that came back from its worker as an error."""
-    if isinstance(error, BratsError):
-        raise error
-    message = f"case {case_id}: {error}"
-    if type(error).__name__ == "KilledWorker":
-        message = (
-            f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
-            "ran out. Predict it alone, or on a machine with more memory."
-        )
-    failure = Failure(case_id=case_id, error=type(error).__name__, message=message)
-    return CaseOutcome(record=failure)
 
 
 def _ahead(
@@ -460,32 +376,103 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def cluster_results(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int | str
-) -> Generator[tuple[Item, Result | BaseException]]:
-    """Yield each item with its result, or with the error that it ended with, as they are done."""
-    distributed = _distributed()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Description of a batch for a worker, which loads the model itself."""
+
+    model_paths: tuple[Path, ...]
+    fingerprint: str
+    """Fingerprint of the model."""
+    settings: PredictionSettings
+    output_path: Path
+
+
+def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
+    """Predict cases by dask, in the order in which they are finished.
+
+    Raises:
+        EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
+            processes cannot be started.
+    """
+    output, distributed = OutputFolder(job.output_path), _distributed()
     with _client(workers) as client:
-        item_of = {client.submit(function, item, pure=False): item for item in items}
-        for future in distributed.as_completed(list(item_of)):
-            error = future.exception()
+        case_of = {client.submit(run_case, case, job, pure=False): case for case in cases}
+        for future in distributed.as_completed(list(case_of)):
             # the future is dropped, so that the cluster can free its result
-            yield item_of.pop(future), future.result() if error is None else error
+            case, error = case_of.pop(future), future.exception()
+            outcome = future.result() if error is None else _lost(case.case_id, error)
+            if outcome.is_new:
+                output.append(outcome.record)
+            yield outcome
+
+
+def run_case(case: Case, job: Job) -> CaseOutcome:
+    """Do one case in a worker."""
+    work = _work(job)
+    return _attempt(work.write, _attempt(work.predict, _attempt(work.read, case)))
+
+
+@lru_cache(maxsize=1)
+def _work(job: Job) -> CaseWork:
+    predictor = Predictor.load(job.model_paths, job.settings)
+    if predictor.model.fingerprint != job.fingerprint:
+        msg = "the model changed while the batch was running. Start the same command again."
+        raise UsageError(msg)
+    output = OutputFolder(job.output_path)
+    return CaseWork(predictor=predictor, output=output, earlier=output.records())
+
+
+def _lost(case_id: str, error: BaseException) -> CaseOutcome:
+    """Return the outcome of a case that came back from its worker as an error."""
+    if isinstance(error, BratsError):
+        raise error
+    message = f"case {case_id}: {error}"
+    if type(error).__name__ == "KilledWorker":
+        message = (
+            f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
+            "ran out. Predict it alone, or on a machine with more memory."
+        )
+    failure = Failure(case_id=case_id, error=type(error).__name__, message=message)
+    return CaseOutcome(record=failure)
 
 
 @contextmanager
 def _client(workers: int | str) -> Iterator[Any]:
+    import dask
+
     distributed = _distributed()
-    with ExitStack() as opened:
-        if isinstance(workers, int):
-            cluster = opened.enter_context(_local_cluster(workers))
-        else:
-            check_scheduler(workers)
-            cluster = workers
-        client = opened.enter_context(distributed.Client(cluster))
-        if not client.scheduler_info()["workers"]:
-            log.info("the scheduler at %s has no workers yet: waiting for them", workers)
-        yield client
+    if isinstance(workers, str):
+        check_scheduler(workers)
+        with distributed.Client(workers) as client:
+            if not client.scheduler_info()["workers"]:
+                log.info("the scheduler at %s has no workers yet: waiting for them", workers)
+            yield client
+        return
+    options: dict[str, Any] = {
+        # the scheduler gives a case up after more deaths than this
+        "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
+        # a case that waits at a worker would be blamed for its death
+        "distributed.scheduler.worker-saturation": 1.0,
+    }
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        # dask sets both to 1, and torch takes the lower
+        n_threads = chosen_by_user(name) or str(max(1, available_cpus() // workers))
+        options[f"distributed.nanny.pre-spawn-environ.{name}"] = n_threads
+    with dask.config.set(options), ExitStack() as opened:
+        try:
+            # without a loop-back interface, as in a container, the processes would wait without end
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                socket.create_connection(server.getsockname(), timeout=ANSWER_S).close()
+            cluster = distributed.LocalCluster(
+                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
+            )
+        except (OSError, RuntimeError, TimeoutError) as error:
+            msg = (
+                f"the {workers} processes of --workers could not be started, or not be reached at "
+                f"127.0.0.1 ({error}). Use fewer, or leave --workers out."
+            )
+            raise EnvironmentalError(msg) from error
+        yield opened.enter_context(distributed.Client(opened.enter_context(cluster)))
 
 
 def check_scheduler(address: str) -> None:
@@ -493,82 +480,28 @@ def check_scheduler(address: str) -> None:
 
     `distributed.Client` waits without end for an address that accepts connections and is silent.
     """
+    distributed = _distributed()
+
+    async def identify() -> str:
+        arguments = distributed.Security().get_connection_args("client")
+        async with (
+            asyncio.timeout(ANSWER_S),
+            distributed.rpc(address, connection_args=arguments) as server,
+        ):
+            return f"a dask {(await server.identity())['type']}"
+
     try:
         # in a thread of its own, because a notebook has an event loop already
         with ThreadPoolExecutor(1) as pool:
-            kind = pool.submit(asyncio.run, _kind_at(address)).result()
+            answer = pool.submit(asyncio.run, identify()).result()
     except (OSError, ValueError, TimeoutError) as error:
-        found = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
-    else:
-        if kind == "Scheduler":
-            return
-        found = f"a dask {kind}"
-    msg = (
-        f"no dask scheduler answers at {address} ({found}). Check the address; it looks like "
-        "tcp://host:8786."
-    )
-    raise EnvironmentalError(msg)
-
-
-async def _kind_at(address: str) -> str:
-    """Return what answers at an address: `Scheduler`, `Worker` or `Nanny`."""
-    distributed = _distributed()
-    arguments = distributed.Security().get_connection_args("client")
-    async with (
-        asyncio.timeout(ANSWER_S),
-        distributed.rpc(address, connection_args=arguments) as server,
-    ):
-        identity: dict[str, Any] = await server.identity()
-    return str(identity["type"])
-
-
-@contextmanager
-def _local_cluster(n_workers: int) -> Iterator[Any]:
-    import dask
-
-    distributed = _distributed()
-    _check_loop_back()
-    options: dict[str, Any] = {
-        # the scheduler gives a case up after more deaths than this
-        "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
-        # a case that waits at a worker would be blamed for its death
-        "distributed.scheduler.worker-saturation": 1.0,
-    }
-    n_threads = max(1, available_cpus() // n_workers)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        # dask sets both to 1, and torch takes the lower
-        value = chosen_by_user(name) or str(n_threads)
-        options[f"distributed.nanny.pre-spawn-environ.{name}"] = value
-    with ExitStack() as opened:
-        opened.enter_context(dask.config.set(options))
-        try:
-            cluster = distributed.LocalCluster(
-                n_workers=n_workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
-            )
-        except (OSError, RuntimeError, TimeoutError) as error:
-            msg = (
-                f"the {n_workers} processes of --workers could not be started ({error}). Use "
-                "fewer, or leave --workers out."
-            )
-            raise EnvironmentalError(msg) from error
-        yield opened.enter_context(cluster)
-
-
-def _check_loop_back() -> None:
-    """Raise `EnvironmentalError` unless processes of this machine can connect to each other."""
-    try:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=ANSWER_S),
-        ):
-            return
-    except OSError as error:
+        answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
+    if answer != "a dask Scheduler":
         msg = (
-            f"--workers needs connections between processes of this machine, and 127.0.0.1 cannot "
-            f"be reached ({error.strerror or error}). Leave --workers out, or give the container a "
-            "loop-back network interface."
+            f"no dask scheduler answers at {address} ({answer}). Check the address; it looks like "
+            "tcp://host:8786."
         )
-        raise EnvironmentalError(msg) from error
+        raise EnvironmentalError(msg)
 
 
 def _distributed() -> Any:

@@ -2,46 +2,157 @@
 
 model.json             identity and settings of each network, tables of labels, checksums
 member0.safetensors    weights of the first network, and so on
-README.md, card.json   the model card and its facts
+README.md              the model card: what the model is, was trained on and can do
+card.json              the facts of the card that the weights do not hold; unknown ones are left out
 
 A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
+import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from pydantic import Field
 from safetensors.torch import save
 
-from brats_seg.errors import UsageError
-from brats_seg.files import alone_at, whole_file, whole_folder, write_json
-from brats_seg.inference.model import assemble, read_together
-from brats_seg.inference.model_card import CARD_NAME, write_card
-from brats_seg.inference.model_facts import (
-    CrossValidationScores,
-    ModelFacts,
-    facts_of,
-    read_facts,
-)
-from brats_seg.labels import LabelConvention, convention_named
+from brats_seg.cases.conventions import release_of
+from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.cases.layouts import UNKNOWN
+from brats_seg.config import Section
+from brats_seg.errors import ResumeError, UsageError, counted, printable
+from brats_seg.evaluation.metrics import region_counts
+from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
+from brats_seg.evaluation.significance import CONFIDENCE
+from brats_seg.evaluation.subset_scores import pooled
+from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, write_json
+from brats_seg.inference.model import assemble, default_of, read_together
+from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
+    BEST_NAME,
     FORMAT_VERSION,
     MODEL_NAME,
+    NOT_FITTED,
     ExportedModel,
     ExportedNetwork,
     TrainedModel,
     fingerprint_of,
-    read_exported,
+    read_checkpoint,
+    reason_of,
+    sha256_of,
 )
 from brats_seg.wings import interop
 
 log = logging.getLogger(__name__)
+
+CARD_NAME = "README.md"
+FACTS_NAME = "card.json"
+_LARGEST_FACTS = 1 << 26
+"""Bytes of the longest `card.json`; a case takes about 250."""
+_REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
+_SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
+_PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
+"""Entries of the environment of a run that are in the card."""
+_ROLES = (
+    ("held_out", "held out", "held out of"),
+    ("training", "trained on", "trained on by"),
+    (
+        "learnt_before",
+        "trained on before, by the weights that it started from",
+        "trained on before the start of",
+    ),
+)
+"""Facts that list cases, and what they say of a case of one network, and of several."""
+
+Count = Annotated[int, Field(ge=0)]
+CountRow = tuple[Count, Count, Count]
+
+
+class ValidatedCase(Section):
+    """Voxel counts of a held-out case, of the validation that the weights were chosen by."""
+
+    case_id: str = ""
+    """Empty if ids are left out."""
+    counts: tuple[CountRow, CountRow, CountRow, CountRow]
+    """True and false positives, false and true negatives, for WT, TC and ET."""
+
+
+class NetworkFacts(Section):
+    """Facts about the training of one network."""
+
+    run: str = ""
+    """Name of the folder of its run."""
+    training: tuple[str, ...] = ()
+    """Ids of the cases that it was trained on."""
+    held_out: tuple[str, ...] = ()
+    """Ids of the cases that were held out."""
+    n_training: Count | None = None
+    """Number of those cases; None if it is not known."""
+    n_held_out: Count | None = None
+    epoch: Count | None = None
+    """Epochs of training until the weights were saved."""
+    validation: tuple[ValidatedCase, ...] = ()
+    """Held-out cases as the weights were validated on them; none where they were not, or on patches."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Versions and device of the training."""
+    started_from: str = ""
+    """Name of the model whose weights it started from; empty if they were drawn at random."""
+    learnt_before: tuple[str, ...] = ()
+    """Ids of the cases that those weights were trained on; none if they are not known."""
+
+    @property
+    def case_ids(self) -> frozenset[str]:
+        """All ids of cases."""
+        validated = (case.case_id for case in self.validation if case.case_id)
+        return frozenset({*self.training, *self.held_out, *self.learnt_before, *validated})
+
+    def without_ids(self) -> "NetworkFacts":
+        """Return the facts without the ids of cases."""
+        anonymous = tuple(case.model_copy(update={"case_id": ""}) for case in self.validation)
+        no_ids = {name: () for name, *_ in _ROLES}
+        return self.model_copy(update={**no_ids, "validation": anonymous})
+
+
+class CrossValidationScores(Section):
+    """Scores of a cross-validation with the networks of a model."""
+
+    protocol: str
+    """Name of the scoring protocol."""
+    summaries: tuple[RegionSummary, ...]
+
+
+class ModelFacts(Section):
+    """Content of `card.json`."""
+
+    exported: str
+    """Date of the export."""
+    brats_seg: str
+    """Version that exported the model."""
+    license: str = ""
+    """Licence of the weights; empty if none is stated."""
+    networks: tuple[NetworkFacts, ...]
+    scores: CrossValidationScores | None = None
+    """None without a cross-validation."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the id of any case is among the facts."""
+        return any(network.case_ids for network in self.networks)
+
+    @property
+    def knows_cases(self) -> bool:
+        """Whether the cases of any network are known, at least by their number."""
+        return any(network.n_training is not None for network in self.networks)
 
 
 def export_model(
@@ -59,8 +170,7 @@ def export_model(
     Args:
         runs: Runs, checkpoints or exported folders.
         folder: Folder to write; empty or missing.
-        replace: Whether an exported model may be there already. It is kept if it holds the same
-            networks, with a new card if that differs, and replaced as a whole otherwise.
+        replace: Whether an exported model may be there already, which is replaced as a whole.
         license_name: Licence of the weights, for the model card.
         case_ids: Whether the model card names the cases by their ids; by default if all ids are of
             public releases. Other ids may identify patients.
@@ -83,27 +193,25 @@ def export_model(
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         msg = f"{folder} exists already. Choose another folder, or remove it first."
         raise UsageError(msg)
-    write_more = _writer(file_format)
+    wing = interop()
+    if wing is None and file_format != "safetensors":
+        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
+        raise UsageError(msg)
     networks = read_together(runs)
     for network in networks:
         # raises if the weights do not fit the network of the settings
         assemble([network], choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
-    is_there = replace and _holds(folder, exported.fingerprint)
-    if is_there and _has_card(folder, facts):
-        return exported
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
             shutil.rmtree(leftover)
-        if is_there:
-            write_card(exported, facts, folder)
-        else:
-            when_full = "Free some space and start the same command again."
-            with whole_folder(folder, when_full=when_full) as beside:
-                _write(exported, facts, beside)
-                write_more(exported, beside)
+        when_full = "Free some space and start the same command again."
+        with whole_folder(folder, when_full=when_full) as new_folder:
+            _write(exported, facts, new_folder)
+            if wing is not None and file_format != "safetensors":
+                wing.writer_of(file_format)(exported, new_folder)
     _log_card(facts)
     return exported
 
@@ -115,47 +223,24 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def _writer(file_format: FileFormat) -> Callable[[ExportedModel, Path], None]:
-    """Return the function that writes the files of another program beside the weights."""
-    if file_format == "safetensors":
-        return lambda _exported, _folder: None
-    wing = interop()
-    if wing is None:
-        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
-        raise UsageError(msg)
-    writer: Callable[[ExportedModel, Path], None] = wing.writer_of(file_format)
-    return writer
-
-
 def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
-    conventions = sorted({name for network in networks for name in network.identity.conventions})
+    labels = {
+        convention.name: {
+            "meanings": {str(value): meaning for value, meaning in convention.meanings},
+            "regions": dict(zip(REGIONS, convention.regions, strict=True)),
+        }
+        for convention in _conventions(networks)
+    }
     description = {
         "format_version": FORMAT_VERSION,
         "brats_seg": version("brats_seg"),
         "fingerprint": exported.fingerprint,
-        "labels": {name: _table(convention_named(name)) for name in conventions},
+        "labels": labels,
         "members": [_write_member(network, i, folder) for i, network in enumerate(networks)],
     }
     write_card(exported, facts, folder)
     write_json(folder / MODEL_NAME, description)
-
-
-def _holds(folder: Path, fingerprint: str) -> bool:
-    try:
-        return folder.exists() and read_exported(folder).fingerprint == fingerprint
-    except UsageError:
-        # damaged, or of another version
-        return False
-
-
-def _has_card(folder: Path, facts: ModelFacts) -> bool:
-    """Tell whether the model card of an exported folder has these facts."""
-    try:
-        stored = read_facts(folder)
-    except UsageError:
-        return False
-    return stored is not None and facts.is_alike(stored) and (folder / CARD_NAME).exists()
 
 
 def _log_card(facts: ModelFacts) -> None:
@@ -171,22 +256,203 @@ def _log_card(facts: ModelFacts) -> None:
 def _write_member(network: TrainedModel, index: int, folder: Path) -> dict[str, Any]:
     """Write the weights of a network, and return its entry of `model.json`."""
     name = f"member{index}.safetensors"
-    with whole_file(folder / name) as beside:
+    with whole_file(folder / name) as new_file:
         # in memory first: `save_file` reports a full disk in an error of its own
-        beside.write_bytes(
+        new_file.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
-    entry = ExportedNetwork(
-        weights=name,
-        sha256=sha256_of(folder / name),
-        card=network.card,
-    )
+    entry = ExportedNetwork(weights=name, sha256=sha256_of(folder / name), card=network.card)
     return entry.model_dump(mode="json")
 
 
-def _table(convention: LabelConvention) -> Mapping[str, Any]:
-    wt, tc, et = convention.regions
-    return {
-        "meanings": {str(value): meaning for value, meaning in convention.meanings},
-        "regions": {"wt": wt, "tc": tc, "et": et},
-    }
+def write_card(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
+    """Write the model card and its facts to an exported folder."""
+    texts = {FACTS_NAME: facts.model_dump_json(indent=1) + "\n"}
+    texts[CARD_NAME] = model_card(exported, facts)
+    for name, text in texts.items():
+        with whole_file(folder / name) as new_file:
+            new_file.write_text(text, encoding="utf-8")
+
+
+def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
+    """Return the text of the model card, in Markdown."""
+    networks = exported.networks
+    sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
+    decoding = networks[0].fitted.decoding
+    environments = [
+        ", ".join(
+            f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
+        )
+        for one in facts.networks
+    ]
+    return _template().render(
+        networks=networks,
+        facts=facts,
+        fingerprint=exported.fingerprint,
+        sizes=" or ".join(f"{size:,}" for size in sorted(sizes)),
+        regions=[
+            *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
+        ],
+        windows=[str(default_of(network)) for network in networks],
+        validations=[*_validations(facts.networks)],
+        is_fitted=any(network.fitted != NOT_FITTED for network in networks),
+        subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
+        conventions=_conventions(networks),
+        environments=[*dict.fromkeys(environments)],
+        roles=_roles(facts.networks),
+    )
+
+
+def _conventions(networks: Sequence[TrainedModel]) -> list[LabelConvention]:
+    names = {name for network in networks for name in network.identity.conventions}
+    return [convention_named(name) for name in sorted(names)]
+
+
+@cache
+def _template() -> Template:
+    # Markdown is not escaped: `printable` keeps names and ids on their lines
+    environment = Environment(
+        loader=PackageLoader("brats_seg.inference"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["printable"] = printable
+    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    return environment.get_template(
+        "model_card.md", globals={**names, "confidence": 100 * CONFIDENCE}
+    )
+
+
+def _validations(
+    networks: Sequence[NetworkFacts],
+) -> Iterator[tuple[str, tuple[RegionSummary, ...]]]:
+    """Yield the scores of all held-out cases together, if each was held out once, or by network."""
+    all_cases = [case for network in networks for case in network.validation]
+    ids = [case.case_id for case in all_cases]
+    if all(network.validation for network in networks) and all(ids) and len({*ids}) == len(ids):
+        yield "", _summarise(all_cases)
+        return
+    for index, network in enumerate(networks):
+        if network.validation:
+            yield f"Network {index}" if len(networks) > 1 else "", _summarise(network.validation)
+
+
+def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
+    counts = [region_counts(case.case_id, case.counts) for case in cases]
+    return summarise_counts(counts, np.random.default_rng(0))
+
+
+def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
+    """Return the ids of the cases that have the same part in every network, by words for the part."""
+    users: dict[str, list[list[int]]] = {}
+    for role, (name, *_) in enumerate(_ROLES):
+        for index, network in enumerate(networks):
+            for case_id in getattr(network, name):
+                users.setdefault(printable(case_id), [[], [], []])[role].append(index)
+    grouped: dict[str, list[str]] = {}
+    for case_id, indices in sorted(users.items(), key=lambda item: (item[1], item[0])):
+        parts = [
+            alone
+            if len(networks) == 1
+            else f"{among} network{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+            for (_, alone, among), of in zip(_ROLES, indices, strict=True)
+            if of
+        ]
+        grouped.setdefault("; ".join(parts), []).append(case_id)
+    return grouped
+
+
+def facts_of(
+    paths: Sequence[Path],
+    *,
+    license_name: str = "",
+    case_ids: bool | None = None,
+    scores: CrossValidationScores | None = None,
+) -> ModelFacts:
+    """Collect the facts about the networks of runs, checkpoints or exported folders, in their order.
+
+    Licence and scores are those of an exported folder given alone, unless others are given. Without
+    `case_ids`, cases are named if all are of public releases: other ids may identify patients.
+    """
+    networks = tuple(facts for path in paths for facts in _network_facts(path))
+    if case_ids is None:
+        ids = {case_id for network in networks for case_id in network.case_ids}
+        case_ids = all(release_of(case_id) != UNKNOWN for case_id in ids)
+    stored = read_facts(paths[0]) if len(paths) == 1 else None
+    if stored is not None:
+        license_name, scores = license_name or stored.license, scores or stored.scores
+    return ModelFacts(
+        exported=datetime.now(UTC).date().isoformat(),
+        brats_seg=version("brats_seg"),
+        license=printable(license_name),
+        networks=networks if case_ids else tuple(network.without_ids() for network in networks),
+        scores=scores,
+    )
+
+
+def read_facts(folder: Path) -> ModelFacts | None:
+    """Read `card.json` of an exported folder; None if there is none.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    path = folder / FACTS_NAME
+    if not (folder / MODEL_NAME).exists() or not path.exists():
+        return None
+    try:
+        facts = ModelFacts.model_validate(json.loads(read_bounded(path, _LARGEST_FACTS)))
+        if len(facts.networks) != (n_networks := _n_networks(folder)):
+            msg = f"it describes {len(facts.networks)} networks; expected {n_networks}"
+            raise ValueError(msg)
+    except (OSError, ValueError, RecursionError) as error:
+        msg = (
+            f"{path} cannot be read: {reason_of(error)}. Copy or export the model again, or remove "
+            "this file: scores and cases are then not in the model card."
+        )
+        raise UsageError(msg) from None
+    return facts
+
+
+def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
+    """Return the facts of each network of a path, in the order of `read_trained`."""
+    if (path / MODEL_NAME).exists():
+        stored = read_facts(path)
+        return stored.networks if stored else (NetworkFacts(),) * _n_networks(path)
+    checkpoint = path / BEST_NAME if path.is_dir() else path
+    content = read_checkpoint(checkpoint, torch.device("cpu"))
+    try:
+        return (NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent)),)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{checkpoint} cannot be read as a model: {reason_of(error)}"
+        raise ResumeError(msg) from None
+
+
+def _n_networks(folder: Path) -> int:
+    return len(json.loads((folder / MODEL_NAME).read_bytes())["members"])
+
+
+def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """Return the facts in a checkpoint and in the split beside it."""
+    facts: dict[str, Any] = {"environment": content.get("environment", {})}
+    if (run / SPLIT_NAME).exists():
+        split = read_split(run / SPLIT_NAME)
+        facts |= {"training": split.train, "held_out": split.validation}
+        facts |= {"n_training": len(split.train), "n_held_out": len(split.validation)}
+    if start := content.get("started_from"):
+        facts["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
+        facts["learnt_before"] = start["learnt_from"]
+    if "optimizer" in content:
+        # the latest state need not have been validated
+        return facts
+    progress, config = content["progress"], content["card"].config
+    if progress["history"] and "epoch" in progress["history"][-1]:
+        facts["epoch"] = int(progress["history"][-1]["epoch"])
+    counts, n_patches = progress["sums"]["counts"], progress["sums"]["n_patches"]
+    # on patches, each case has `per_case` of them
+    is_one_each = config.patch.per_case > 1 and 0 < n_patches == len(counts)
+    if is_one_each or not config.validation.patches_between:
+        cases = [{"case_id": name, "counts": rows} for name, rows in sorted(counts.items())]
+        facts["validation"] = cases
+    return facts

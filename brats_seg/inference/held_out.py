@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
+from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.many import evenly_spread
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.loader import whole_case
@@ -63,11 +63,6 @@ class HeldOut:
     data: FoldData
 
     @property
-    def checkpoint_path(self) -> Path:
-        """Checkpoint with the weights, the identity and the fitted settings."""
-        return self.run / BEST_NAME
-
-    @property
     def unfitted(self) -> TrainedModel:
         """The network without what was fitted and measured since its training."""
         changes = {"fitted": NOT_FITTED, "subset_scores": ()}
@@ -92,15 +87,19 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     check_is_run(run)
     trained = load_trained(run / BEST_NAME)
     require_task(trained, "segmentation", run)
-    data = _open_prepared(prepared, read_split(run / SPLIT_NAME))
-    if data is not None and data.fingerprint == trained.identity.fingerprint:
-        return HeldOut(run=run, trained=trained, data=data)
-    found = "other cases" if data is None else f"cases of the fingerprint {data.fingerprint}"
-    msg = (
-        f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
-        f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
-    )
-    raise UsageError(msg)
+    split = read_split(run / SPLIT_NAME)
+    try:
+        data = open_split(prepared, split)
+    except CaseError:
+        data = None
+    if data is None or data.fingerprint != trained.identity.fingerprint:
+        found = f"cases of the fingerprint {data.fingerprint}" if data else "other cases"
+        msg = (
+            f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
+            f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
+        )
+        raise UsageError(msg)
+    return HeldOut(run=run, trained=trained, data=data)
 
 
 def check_is_run(run: Path) -> None:
@@ -186,20 +185,11 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in work])
     scores = tuple(
         SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
-        for i, subset in enumerate(subsets)
-        if i > 0
+        for i, subset in enumerate(trained.identity.subsets, start=1)
     )
     card = trained.card.model_copy(update={"subset_scores": scores})
-    store_card(held_out.checkpoint_path, card)
+    store_card(held_out.run / BEST_NAME, card)
     return scores
-
-
-def _open_prepared(prepared: Path, split: Split) -> FoldData | None:
-    """Return the prepared cases of a split, or None if one is not there."""
-    try:
-        return open_split(prepared, split)
-    except CaseError:
-        return None
 
 
 def _clean_folder(held_out: HeldOut, device: Device) -> Path:
@@ -215,19 +205,27 @@ def _clean_folder(held_out: HeldOut, device: Device) -> Path:
     return above / name
 
 
+def _read_sample(
+    held_out: HeldOut, case_id: str
+) -> tuple[Field, RegionMasks, tuple[float, float, float]]:
+    """Return the image (4, x, y, z) and the reference (3, x, y, z) of a case, and its voxel size."""
+    sample = whole_case(held_out.data.folder, case_id)
+    spacing_mm = open_case(held_out.data.folder, case_id).geometry.spacing_mm
+    return sample.image.float().numpy(), sample.target.numpy().astype(np.bool_), spacing_mm
+
+
 def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> None:
-    sample = whole_case(held_out.data.folder, case.case_id)
-    probabilities = _predict(model, case.case_id, sample.image.float().numpy())
-    reference = sample.target.numpy().astype(np.bool_)
+    image, reference, spacing_mm = _read_sample(held_out, case.case_id)
+    probabilities = _predict(model, case.case_id, image)
     near = np.any((probabilities > LOWEST_PROBABILITY) | reference, axis=0)
     box = bounding_box(near) or Box.at((0, 0, 0), (1, 1, 1))
     cut = (slice(None), *box.slices)
-    with whole_file(case.path) as beside:
+    with whole_file(case.path) as new_file:
         np.savez_compressed(
-            beside,
+            new_file,
             probabilities=probabilities[cut].astype(np.float16),
             reference=reference[cut],
-            spacing_mm=open_case(held_out.data.folder, case.case_id).geometry.spacing_mm,
+            spacing_mm=spacing_mm,
         )
 
 
@@ -235,14 +233,12 @@ def _dice_from(
     subsets: Sequence[Sequence[str]], held_out: HeldOut, model: Model, case_id: str
 ) -> npt.NDArray[np.float64]:
     """Return the Dice (subsets, 3) of a case."""
-    sample = whole_case(held_out.data.folder, case_id)
-    reference = sample.target.numpy().astype(np.bool_)
-    voxel_mm3 = prod(open_case(held_out.data.folder, case_id).geometry.spacing_mm)
+    image, reference, spacing_mm = _read_sample(held_out, case_id)
     rows = []
     for subset in subsets:
-        image = sample.image.float().numpy()
-        image[[modality not in subset for modality in MODALITIES]] = 0
-        regions = decode_regions(_predict(model, case_id, image), model.decoding, voxel_mm3)
+        kept = np.array([modality in subset for modality in MODALITIES])
+        probabilities = _predict(model, case_id, np.where(kept[:, None, None, None], image, 0))
+        regions = decode_regions(probabilities, model.decoding, prod(spacing_mm))
         rows.append(dice(count_regions(regions, reference, case_id)))
     return np.stack(rows)
 

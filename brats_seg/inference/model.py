@@ -1,11 +1,11 @@
 """Load trained networks, from runs, an exported folder or another program, onto a device."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from brats_seg.config import OVERLAP, Config
 from brats_seg.errors import CaseError, ConfigError, UsageError
@@ -37,38 +37,40 @@ _SIZED_BY_SETTINGS = frozenset({"unet", "dynunet"})
 """Networks whose number of weights depends on the widths or on the patch."""
 _USUAL_WIDTH, _USUAL_AXIS = 320, 256
 """Width and length of a patch up to which every network takes less than 1 GB."""
-_OF_YOUR_OWN = "For a network of your own, load them in Python and use Predictor.of_network."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Member:
-    """One network of an ensemble."""
+    """One network of an ensemble, of this package or another, and how it is applied to a scan."""
 
     network: nn.Module
     name: str
-    """`model.name` of the network, for messages."""
-    patch: Triple
-    """Voxels of a training patch."""
+    """`model.name` of the network, or that of its architecture, for messages."""
+    identity: ModelIdentity
+    method: Method
     window: Window
-    channels: tuple[int, ...]
-    """Index in `MODALITIES` of each input channel."""
+    """The window of the network, until `load_model` puts that of the settings in its place."""
     regions: tuple[int, ...]
     """Index of the output channel of each region of `REGIONS`; of an autoencoder, of each modality; and
     of a network of another program, of each that its method takes."""
     multiple: Triple
     """Numbers that the size of an input must be a multiple of, along each axis."""
+    channels: tuple[int, ...] = tuple(range(len(MODALITIES)))
+    """Index in the image of the method of each input channel."""
+    decoding: Decoding = field(default_factory=Decoding)
+    """Decoding that was fitted to the network, until that of the settings replaces it."""
+
+    @property
+    def patch(self) -> Triple:
+        """Voxels of a training patch."""
+        return self.identity.patch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Model:
-    """One network or several whose probabilities are averaged."""
+    """One network or several whose probabilities are averaged; all agree in how they are applied."""
 
     members: tuple[Member, ...]
-    method: Method
-    """The way in which they are applied to a scan."""
-    identity: ModelIdentity
-    """Identity of the first member; the others agree with it in all that prediction depends on."""
-    decoding: Decoding
     fingerprint: str
     """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
@@ -80,6 +82,21 @@ class Model:
     """Scores of held-out cases with these subsets, where they were measured."""
     notes: tuple[Notes, ...] = ()
     """Notes in the card of each member; none for networks of other programs."""
+
+    @property
+    def method(self) -> Method:
+        """The way in which the networks are applied to a scan."""
+        return self.members[0].method
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Identity of the first network; the others agree with it in all that prediction depends on."""
+        return self.members[0].identity
+
+    @property
+    def decoding(self) -> Decoding:
+        """Thresholds and smallest volumes."""
+        return self.members[0].decoding
 
     def require(self, case_id: str, modalities: Sequence[str], file: str = "(all)") -> None:
         """Raise `CaseError` unless the networks were trained for these modalities alone."""
@@ -104,25 +121,6 @@ class Model:
         return next(known, None)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ForeignNetwork:
-    """A network of another program with its weights, and how that program applies it."""
-
-    network: nn.Module
-    name: str
-    """Name of its architecture, for messages."""
-    identity: ModelIdentity
-    method: Method
-    window: Window
-    """Window unless the user gives another."""
-    regions: tuple[int, ...]
-    """Index of each output channel that the method takes."""
-    multiple: Triple
-    """Numbers that the size of an input must be a multiple of."""
-    fingerprint: str
-    decoding: Decoding = field(default_factory=Decoding)
-
-
 def load_model(
     paths: Sequence[Path], device: Device, settings: PredictionSettings = DEFAULT_SETTINGS
 ) -> Model:
@@ -138,48 +136,20 @@ def load_model(
             cannot be averaged.
         ConfigError: A network cannot take the window of the settings.
     """
-    foreign = [path for path in paths if _foreign_reader(path) is not None]
-    if foreign and len(paths) > 1:
-        msg = (
-            f"{foreign[0]} is a model of another program, which cannot be averaged with others; "
-            "expected it alone. Predict with one at a time."
-        )
-        raise UsageError(msg)
-    if foreign and (read := _foreign_reader(foreign[0])) is not None:
-        return _of_foreign(read(foreign[0]), device, settings)
-    return assemble(read_together(paths), device, settings)
-
-
-def _foreign_reader(path: Path) -> Callable[[Path], ForeignNetwork] | None:
-    """Return the function that reads a model of another program, or None for one of this package."""
-    is_known = (path / MODEL_NAME).exists() or (path / BEST_NAME).exists()
-    return None if is_known else foreign_reader(path)
-
-
-def _of_foreign(foreign: ForeignNetwork, device: Device, settings: PredictionSettings) -> Model:
+    read = _foreign_reader(paths[0]) if len(paths) == 1 else None
+    if read is None:
+        return assemble(read_together(paths), device, settings)
     if settings.precision == "auto" and device.torch_device.type == "cpu":
         # as the other programs compute on a CPU
         device = choose_device("cpu", "fp32")
-    window, decoding = resolve(settings, foreign.decoding, foreign.window)
-    member = Member(
-        network=_on_device(foreign.network, device),
-        name=foreign.name,
-        patch=foreign.identity.patch,
-        window=window,
-        channels=tuple(range(len(MODALITIES))),
-        regions=foreign.regions,
-        multiple=foreign.multiple,
-    )
-    _check_window(member)
-    return Model(
-        members=(member,),
-        method=foreign.method,
-        identity=foreign.identity,
-        decoding=decoding,
-        fingerprint=foreign.fingerprint,
-        device=device,
-        settings=settings,
-    )
+    member = read(paths[0])
+    return _as_model([member], [], member.identity.fingerprint, device, settings)
+
+
+def _foreign_reader(path: Path) -> Callable[[Path], Member] | None:
+    """Return the function that reads a model of another program, or None for one of this package."""
+    is_known = (path / MODEL_NAME).exists() or (path / BEST_NAME).exists()
+    return None if is_known else foreign_reader(path)
 
 
 def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
@@ -191,8 +161,8 @@ def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
     for path in paths:
         if _foreign_reader(path) is not None:
             msg = (
-                f"{path} is a model of another program, which only `predict` can use; expected a run, "
-                "a checkpoint or an exported folder of this package."
+                f"{path} is a model of another program, which only `predict` can use, and alone; "
+                "expected runs, checkpoints or exported folders of this package."
             )
             raise UsageError(msg)
     read = [(path, network) for path in paths for network in read_trained(path)]
@@ -209,23 +179,8 @@ def assemble(
     settings: PredictionSettings = DEFAULT_SETTINGS,
 ) -> Model:
     """Build networks that have been read as one ensemble."""
-    members = []
-    for trained in networks:
-        _check_sizes(trained)
-        config, patch = trained.config.model, trained.identity.patch
-        # the initial weights are overwritten: drawing them must not advance torch's generator
-        with torch.random.fork_rng(devices=[]):
-            network = build_model(config, patch)
-        try:
-            network.load_state_dict(trained.weights)
-        except RuntimeError as error:
-            msg = (
-                f"the weights are not those of model.name {config.name!r}: {error}. {_OF_YOUR_OWN}"
-            )
-            raise UsageError(msg) from None
-        multiple = size_multiple(config, patch)
-        members.append(_member(trained, network, config.name, multiple, device, settings))
-    return _model(members, networks, device, settings)
+    members = [_build(trained) for trained in networks]
+    return _as_model(members, networks, fingerprint_of(networks), device, settings)
 
 
 def wrap_network(
@@ -238,23 +193,15 @@ def wrap_network(
 ) -> Model:
     """Return a model of a network that was built elsewhere, with its weights loaded.
 
-    Args:
-        network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
-        identity: Channels and regions of the network, and the data that it was trained on.
-        settings: Settings of prediction.
-        device: Device to compute on; the network is moved there.
-        multiple: Numbers that the size of an input must be a multiple of.
-
     Raises:
         UsageError: It was trained on other modalities, regions or intensities than this package
             prepares.
     """
     _check_known(identity)
-    trained = TrainedModel(
-        weights=network.state_dict(), card=ModelCard(identity=identity, config=Config())
-    )
-    member = _member(trained, network, type(network).__name__, multiple, device, settings)
-    return _model([member], [trained], device, settings)
+    card = ModelCard(identity=identity, config=Config())
+    trained = TrainedModel(weights=network.state_dict(), card=card)
+    member = _member(trained, network, type(network).__name__, multiple)
+    return _as_model([member], [trained], fingerprint_of([trained]), device, settings)
 
 
 def default_of(trained: TrainedModel) -> Window:
@@ -267,65 +214,75 @@ def default_of(trained: TrainedModel) -> Window:
     return Window(size=size, overlap=OVERLAP)
 
 
-def _member(
-    trained: TrainedModel,
-    network: nn.Module,
-    name: str,
-    multiple: Triple,
-    device: Device,
-    settings: PredictionSettings,
-) -> Member:
+def _build(trained: TrainedModel) -> Member:
+    config, patch = trained.config.model, trained.identity.patch
+    _check_sizes(trained)
+    # the initial weights are overwritten: drawing them must not advance torch's generator
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(config, patch)
+    try:
+        network.load_state_dict(trained.weights)
+    except RuntimeError as error:
+        raise _wrong_weights(config.name, f"{error}") from None
+    return _member(trained, network, config.name, size_multiple(config, patch))
+
+
+def _member(trained: TrainedModel, network: nn.Module, name: str, multiple: Triple) -> Member:
     identity = trained.identity
-    member = Member(
-        network=_on_device(network, device),
+    is_segmentation = trained.config.model.task == "segmentation"
+    return Member(
+        network=network,
         name=name,
-        patch=identity.patch,
-        window=resolve(settings, trained.fitted.decoding, default_of(trained))[0],
+        identity=identity,
+        method=standard_method(identity.spacing_mm),
+        window=default_of(trained),
         channels=tuple(map(MODALITIES.index, identity.modalities)),
         regions=tuple(map(identity.regions.index, REGIONS))
-        if trained.config.model.task == "segmentation"
+        if is_segmentation
         else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
+        decoding=trained.fitted.decoding,
     )
-    _check_window(member)
-    return member
 
 
-def _check_window(member: Member) -> None:
-    size = member.window.size
+def _as_model(
+    members: Sequence[Member],
+    networks: Sequence[TrainedModel],
+    fingerprint: str,
+    device: Device,
+    settings: PredictionSettings,
+) -> Model:
+    """Return a model of networks as they were read, on a device and with the settings of the user."""
+    resolved = []
+    for member in members:
+        window, decoding = resolve(settings, member.decoding, member.window)
+        _check_window(window, member)
+        member.network.to(device.torch_device)
+        check_in_place(member.network)
+        member.network.eval()
+        resolved.append(replace(member, window=window, decoding=decoding))
+    subsets = [member.identity.subsets for member in members]
+    return Model(
+        members=tuple(resolved),
+        fingerprint=fingerprint,
+        device=device,
+        settings=settings,
+        subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),
+        subset_scores=pooled(
+            scores for network in networks for scores in network.card.subset_scores
+        ),
+        notes=tuple(network.card.notes for network in networks),
+    )
+
+
+def _check_window(window: Window, member: Member) -> None:
+    size = window.size
     if size is not None and (above := rounded_up(size, member.multiple)) != size:
         msg = (
             f"--window {size_words(size)} does not fit model.name {member.name!r}; expected "
             f"multiples of {size_words(member.multiple)}. Nearest above: {','.join(map(str, above))}."
         )
         raise ConfigError(msg)
-
-
-def _model(
-    members: Sequence[Member],
-    networks: Sequence[TrainedModel],
-    device: Device,
-    settings: PredictionSettings,
-) -> Model:
-    first, *others = networks
-    return Model(
-        members=tuple(members),
-        method=standard_method(first.identity.spacing_mm),
-        identity=first.identity,
-        decoding=resolve(settings, first.fitted.decoding, default_of(first))[1],
-        fingerprint=fingerprint_of(networks),
-        device=device,
-        settings=settings,
-        subsets=tuple(
-            subset
-            for subset in first.identity.subsets
-            if all(subset in other.identity.subsets for other in others)
-        ),
-        subset_scores=pooled(
-            scores for network in networks for scores in network.card.subset_scores
-        ),
-        notes=tuple(network.card.notes for network in networks),
-    )
 
 
 def _check_known(identity: ModelIdentity) -> None:
@@ -346,11 +303,11 @@ def _check_known(identity: ModelIdentity) -> None:
 
 
 def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
-    own, others = entries_of(network), entries_of(first)
+    entries, expected = entries_of(network), entries_of(first)
     for what in ("spacing_mm", *Decoding.model_fields):
-        if own[what] != others[what]:
+        if entries[what] != expected[what]:
             msg = (
-                f"the models cannot be averaged: {what} is {others[what]} in one and {own[what]} "
+                f"the models cannot be averaged: {what} is {expected[what]} in one and {entries[what]} "
                 "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)
@@ -367,21 +324,17 @@ def _check_sizes(trained: TrainedModel) -> None:
         return
     with torch.device("meta"):
         expected = build_model(config, patch).state_dict()
-    found = {name: tuple(value.shape) for name, value in trained.weights.items()}
-    if found != {name: tuple(value.shape) for name, value in expected.items()}:
-        words = f"{_n_values(expected)} weights of the network, {_n_values(trained.weights)} in the file"
-        msg = (
-            f"the weights are not those of model.name {config.name!r} with these settings: {words}. "
-            f"{_OF_YOUR_OWN}"
-        )
-        raise UsageError(msg)
+    shapes, expected_shapes = (
+        {name: value.shape for name, value in weights.items()}
+        for weights in (trained.weights, expected)
+    )
+    if shapes != expected_shapes:
+        raise _wrong_weights(config.name, f"model.widths {config.widths} need others")
 
 
-def _n_values(weights: Mapping[str, Tensor]) -> int:
-    return sum(value.numel() for value in weights.values())
-
-
-def _on_device(network: nn.Module, device: Device) -> nn.Module:
-    network.to(device.torch_device)
-    check_in_place(network)
-    return network.eval()
+def _wrong_weights(name: str, reason: str) -> UsageError:
+    msg = (
+        f"the weights are not those of model.name {name!r}: {reason}. For a network of your own, load "
+        "them in Python and use Predictor.of_network."
+    )
+    return UsageError(msg)

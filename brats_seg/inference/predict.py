@@ -22,7 +22,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, modality_named
 from brats_seg.config import Section
-from brats_seg.errors import UnusableCaseError
+from brats_seg.errors import CaseError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
 from brats_seg.inference.method import Field, Scan
@@ -111,8 +111,9 @@ class Predictor:
                 "the model has no profile of its training scans, as those of other programs or of few "
                 "brains: new scans are not compared with them"
             )
-        windows = dict.fromkeys(str(member.window) for member in model.members)
-        log.info("windows: %s", "; ".join(windows))
+        log.info(
+            "windows: %s", "; ".join(dict.fromkeys(str(member.window) for member in model.members))
+        )
         if device.torch_device.type == "cpu":
             keep_freed_memory()
         return cls(model=model)
@@ -143,8 +144,9 @@ class Predictor:
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        model = wrap_network(network, identity, settings, device=device, multiple=multiple)
-        return cls(model=model)
+        return cls(
+            model=wrap_network(network, identity, settings, device=device, multiple=multiple)
+        )
 
     def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
@@ -205,7 +207,7 @@ class Predictor:
             CaseError: The case has problems, or lacks modalities that the model needs.
         """
         if case.problems:
-            raise UnusableCaseError(case.case_id, case.problems)
+            raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
         # a task of one modality, whose target is not ours
         if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
             raise refusal
@@ -221,22 +223,13 @@ class Predictor:
         scan, checks = self.model.method.prepare(loaded), judges()
         if checks is None:
             return scan
-        unlike = checks.unlike_training(scan, self.model.notes, self.spacing_mm)
+        spacing_mm = self.model.identity.spacing_mm
+        unlike = checks.unlike_training(scan, self.model.notes, spacing_mm)
         return replace(scan, warnings=(*scan.warnings, *unlike))
 
     def predict_scan(self, scan: Scan) -> Prediction:
         """Segment a scan that has been prepared; see the function `predict_scan`."""
         return predict_scan(self.model, scan)
-
-    @property
-    def settings(self) -> PredictionSettings:
-        """Settings that the model was loaded with."""
-        return self.model.settings
-
-    @property
-    def spacing_mm(self) -> tuple[float, float, float]:
-        """Voxel size that scans are resampled to."""
-        return self.model.identity.spacing_mm
 
 
 def predict_scan(model: Model, scan: Scan) -> Prediction:
@@ -298,10 +291,10 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     """Return a sentence that says which modalities are missing, and what to expect of the result."""
     if not (missing := absent_from(modalities)):
         return ()
-    words = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
-    if loss is not None:
-        return (f"{words}; expect a lower Dice than with all four modalities: it was {loss}",)
-    return (
-        f"{words}; the loss of Dice to expect is not known: `brats-seg tune` measures it on the "
-        "held-out cases of the runs",
+    measured = f"expect a lower Dice than with all four modalities: it was {loss}"
+    unknown = (
+        "the loss of Dice to expect is not known: `brats-seg tune` measures it on the held-out cases "
+        "of the runs"
     )
+    source = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
+    return (f"{source}; {measured if loss else unknown}",)

@@ -90,14 +90,19 @@ def apply_model(
     axes = method.mirror_axes if tta else ()
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
     passes, inside = (mirrors, [()]) if method.mean_of == "probabilities" else ([()], mirrors)
-    n_all = len(passes) * sum(_n_windows(member, image, method) for member in model.members)
+    n_all = len(passes) * sum(
+        n_windows(_shape(image), _window(member, image), member.window.overlap, method.rule)
+        for member in model.members
+    )
     with part(f"{fallback.case_id}, windows", n_all) as after_window:
 
         def output_of(member: Member, mirror: tuple[int, ...]) -> Field:
             dims = [1 + axis for axis in mirror]
-            work = _Pass(member=member, method=method, mirrors=inside, after_window=after_window)
-            logits = fallback.run(partial(work.logits, _flip(image, dims)))
-            return given.back(_select(_flip(logits, dims), member.regions))
+            applied = partial(_logits, _flip(image, dims), member, method, inside, after_window)
+            logits = _flip(fallback.run(applied), dims)
+            is_ordered = list(member.regions) == list(range(len(logits)))
+            # a copy only where the network returns another order
+            return given.back(logits if is_ordered else logits[list(member.regions)])
 
         # in place, which saves a whole float32 volume
         total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
@@ -124,41 +129,37 @@ def _check_numbers(case_id: str, outputs: Field) -> None:
         raise CaseError(case_id, "(all)", found, "finite numbers", next_step)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Pass:
-    """Application of one network to a case, in windows and their mirror images."""
+def _logits(
+    image: Tensor,
+    member: Member,
+    method: Method,
+    mirrors: Sequence[tuple[int, ...]],
+    after_window: Callable[[], None],
+    mode: PredictionMode,
+) -> Tensor:
+    """Return the logits (R, ...) of an image (4, ...): in each window, the mean over mirror images."""
+    window, device = _window(member, image), mode.device
+    for _ in range(mode.n_halvings):
+        window = _halved(window, member.multiple)
 
-    member: Member
-    method: Method
-    mirrors: Sequence[tuple[int, ...]]
-    """Axes of each mirror image of a window; none for the first."""
-    after_window: Callable[[], None]
-
-    def logits(self, image: Tensor, mode: PredictionMode) -> Tensor:
-        """Return the logits (R, ...) of an image (4, ...)."""
-        member, device = self.member, mode.device
-        window = member.window.fit(_shape(image), member.patch, member.multiple)
-        for _ in range(mode.n_halvings):
-            window = _halved(window, member.multiple)
-        channels = image[list(member.channels)]
-        with _on(member.network, device):
-            return predict_logits(
-                self._mean_logits,
-                channels if mode.stitch_on_host else channels.to(device.torch_device),
-                window=window,
-                overlap=member.window.overlap,
-                rule=self.method.rule,
-                device=device,
-                after_window=self.after_window,
-            )
-
-    def _mean_logits(self, voxels: Tensor) -> Tensor:
-        """Return the logits of a window (1, C, X, Y, Z): the mean over its mirror images."""
-        logits: Tensor = self.member.network(voxels)
-        for axes in self.mirrors[1:]:
+    def mean_logits(voxels: Tensor) -> Tensor:
+        logits: Tensor = member.network(voxels)
+        for axes in mirrors[1:]:
             dims = [2 + axis for axis in axes]
-            logits = logits + self.member.network(voxels.flip(dims)).flip(dims)
-        return logits / len(self.mirrors) if len(self.mirrors) > 1 else logits
+            logits = logits + member.network(voxels.flip(dims)).flip(dims)
+        return logits / len(mirrors) if len(mirrors) > 1 else logits
+
+    channels = image[list(member.channels)]
+    with _on(member.network, device):
+        return predict_logits(
+            mean_logits,
+            channels if mode.stitch_on_host else channels.to(device.torch_device),
+            window=window,
+            overlap=member.window.overlap,
+            rule=method.rule,
+            device=device,
+            after_window=after_window,
+        )
 
 
 def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
@@ -166,14 +167,8 @@ def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
     return tensor.flip(dims) if dims else tensor
 
 
-def _select(logits: Tensor, regions: Sequence[int]) -> Tensor:
-    """Return the outputs of a network in another order, without a copy if it is the same."""
-    return logits if list(regions) == list(range(len(logits))) else logits[list(regions)]
-
-
-def _n_windows(member: Member, image: Tensor, method: Method) -> int:
-    window = member.window.fit(_shape(image), member.patch, member.multiple)
-    return n_windows(_shape(image), window, member.window.overlap, method.rule)
+def _window(member: Member, image: Tensor) -> Triple:
+    return member.window.fit(_shape(image), member.patch, member.multiple)
 
 
 def _shape(image: Tensor) -> Triple:

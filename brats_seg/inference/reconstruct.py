@@ -14,7 +14,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
-from brats_seg.inference.method import NetworkInput, Scan, prepare_scan
+from brats_seg.inference.method import NetworkInput, Scan
 from brats_seg.inference.model import Model, assemble
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
@@ -135,8 +135,7 @@ class Reconstructor:
         Raises:
             CaseError: The case cannot be used, or the reconstruction is not finite.
         """
-        loaded = load_case(case, with_label=False)
-        return self.reconstruct_scan(prepare_scan(loaded, self.spacing_mm))
+        return self.reconstruct_scan(self.model.method.prepare(load_case(case, with_label=False)))
 
     def reconstruct_scan(self, scan: Scan) -> Reconstruction:
         """Encode and decode a scan, whole or in windows as the network was trained.
@@ -160,12 +159,9 @@ def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     from brats_seg.figures.sections import write_figure
 
     made = reconstructor.reconstruct(case)
-    picture = output / f"{made.case_id}.png"
+    picture, spacing_mm = output / f"{made.case_id}.png", reconstructor.spacing_mm
     figure = reconstruction_figure(
-        made.image,
-        made.reconstruction,
-        case_id=made.case_id,
-        spacing_mm=reconstructor.spacing_mm,
+        made.image, made.reconstruction, case_id=made.case_id, spacing_mm=spacing_mm
     )
     write_figure(figure, picture)
     return DrawnCase(case_id=made.case_id, rmse=made.rmse, picture=picture, warnings=made.warnings)

@@ -66,13 +66,26 @@ _NOT_BIDS = (
     *("**/*_desc-entropy_*", "**/*.dcm"),
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""
-_SNAP_HEAD = """################################################
-# ITK-SnAP Label Description File
-# File format:
-# IDX   -R-  -G-  -B-  -A--  VIS MSH  LABEL
-################################################
-    0     0    0    0        0  0  0    "Clear Label"
-"""
+_LABEL_TABLES = (
+    (
+        "labels-{convention}.txt",
+        f"{'#' * 48}\n# ITK-SnAP Label Description File\n# File format:\n"
+        f"# IDX   -R-  -G-  -B-  -A--  VIS MSH  LABEL\n{'#' * 48}\n"
+        '    0     0    0    0        0  0  0    "Clear Label"\n',
+        '{value:5d} {red:5d} {green:4d} {blue:4d}        1  1  1    "{tissue}"\n',
+    ),
+    (
+        "labels-{convention}.ctbl",
+        "# Color table file of brats_seg for {convention}\n0 background 0 0 0 0\n",
+        "{value} {tissue} {red} {green} {blue} 255\n",
+    ),
+)
+"""Name, head and row of the tables of label values for ITK-SNAP and 3D Slicer."""
+_BIDS_LABEL_TABLE = (
+    "desc-{letters}_dseg.tsv",
+    "index\tname\tcolor\n",
+    "{value}\t{tissue}\t#{red:02x}{green:02x}{blue:02x}\n",
+)
 
 
 class Record(Summary):
@@ -117,23 +130,20 @@ def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention
         >>> result_files("bids", "BraTS-GLI-00001-000", BRATS2023).label_map
         'sub-BraTSGLI00001000/anat/sub-BraTSGLI00001000_desc-brats2023_dseg.nii.gz'
     """
-    preview = f"previews/{case_id}.png"
-    if layout == "plain":
-        return ResultFiles(
-            label_map=f"{case_id}.nii.gz",
-            probabilities=tuple(f"probabilities/{case_id}-{region}.nii.gz" for region in REGIONS),
-            uncertainty=f"uncertainty/{case_id}.nii.gz",
-            preview=preview,
-            segmentation=f"{case_id}.dcm",
-        )
-    name = bids_name(case_id)
+    is_bids, name = layout == "bids", bids_name(case_id)
     start = f"{name.replace('_', '/')}/anat/{name}"
-    labels = f"{start}_desc-{_letters(convention.name)}_dseg"
+    labels = f"{start}_desc-{_letters(convention.name)}_dseg" if is_bids else case_id
+    entropy = f"{start}_desc-entropy_probseg" if is_bids else f"uncertainty/{case_id}"
     return ResultFiles(
         label_map=f"{labels}.nii.gz",
-        probabilities=tuple(f"{start}_label-{r.upper()}_probseg.nii.gz" for r in REGIONS),
-        uncertainty=f"{start}_desc-entropy_probseg.nii.gz",
-        preview=preview,
+        probabilities=tuple(
+            f"{start}_label-{region.upper()}_probseg.nii.gz"
+            if is_bids
+            else f"probabilities/{case_id}-{region}.nii.gz"
+            for region in REGIONS
+        ),
+        uncertainty=f"{entropy}.nii.gz",
+        preview=f"previews/{case_id}.png",
         segmentation=f"{labels}.dcm",
     )
 
@@ -273,26 +283,12 @@ class OutputFolder:
         columns = _VOLUME_COLUMNS + _DICE_COLUMNS * is_predicted
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         write_failures(list(failures), self.path / "failures.csv")
-        for layout in sorted({record.settings.layout for record in done}):
-            names = {one.convention for one in done if one.settings.layout == layout}
-            self._describe(layout, [convention_named(name) for name in sorted(names)])
-
-    def _describe(self, layout: ResultLayout, conventions: Iterable[LabelConvention]) -> None:
-        """Write what other programs need to show the label maps."""
-        for convention in conventions:
-            texts = {
-                f"labels-{convention.name}.txt": itk_snap_labels(convention),
-                f"labels-{convention.name}.ctbl": slicer_colours(convention),
-            }
-            if layout == "bids":
-                texts |= {
-                    f"desc-{_letters(convention.name)}_dseg.tsv": bids_labels(convention),
-                    "dataset_description.json": _description(),
-                    ".bidsignore": "".join(f"{name}\n" for name in _NOT_BIDS),
-                }
-            for name, text in texts.items():
-                with whole_file(self.path / name) as beside:
-                    beside.write_text(text)
+        for layout, name in sorted(
+            {(record.settings.layout, record.convention) for record in done}
+        ):
+            for file_name, text in label_tables(layout, convention_named(name)).items():
+                with whole_file(self.path / file_name) as new_file:
+                    new_file.write_text(text)
 
     def _tidy_up(self) -> None:
         below = filter(Path.is_dir, self.path.iterdir())
@@ -303,8 +299,8 @@ class OutputFolder:
         """Mark a folder as results, so that no index reads them as scans."""
         path = folder / OUTPUT_MARKER
         if not path.exists():
-            with whole_file(path) as beside:
-                beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
+            with whole_file(path) as new_file:
+                new_file.write_text(json.dumps({"holds": "predictions"}) + "\n")
 
 
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
@@ -327,40 +323,31 @@ def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     write_figure(planes_figure(images, regions, grid, title=f"{scan.case_id}{without}"), path)
 
 
-def itk_snap_labels(convention: LabelConvention) -> str:
-    """Return the label description file of ITK-SNAP for a convention."""
-    return _SNAP_HEAD + "".join(
-        f'{value:5d} {red:5d} {green:4d} {blue:4d}        1  1  1    "{name}"\n'
-        for value, name, (red, green, blue) in _labels(convention)
-    )
-
-
-def slicer_colours(convention: LabelConvention) -> str:
-    """Return the colour table of 3D Slicer for a convention."""
-    head = f"# Color table file of brats_seg for {convention.name}\n0 background 0 0 0 0\n"
-    return head + "".join(
-        f"{value} {name} {red} {green} {blue} 255\n"
-        for value, name, (red, green, blue) in _labels(convention)
-    )
-
-
-def bids_labels(convention: LabelConvention) -> str:
-    """Return the table of the label values of a convention, as BIDS wants it."""
-    return "index\tname\tcolor\n" + "".join(
-        f"{value}\t{name}\t#{bytes(colour).hex()}\n" for value, name, colour in _labels(convention)
-    )
-
-
-def _labels(convention: LabelConvention) -> list[tuple[int, str, tuple[int, ...]]]:
-    """Return value, name and colour (red, green, blue: 0 to 255) of each tissue."""
+def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str, str]:
+    """Return the texts, by file name, that other programs need to show label maps."""
     # matplotlib takes long to import
     from brats_seg.figures.cases import tissue_colours
 
+    texts, tables = {}, list(_LABEL_TABLES)
+    if layout == "bids":
+        description = {
+            "Name": "Tumour segmentations by brats_seg (research use only)",
+            "BIDSVersion": "1.10.0",
+            "DatasetType": "derivative",
+            "GeneratedBy": [{"Name": "brats_seg", "Version": version("brats_seg")}],
+        }
+        texts["dataset_description.json"] = json.dumps(description, indent=2) + "\n"
+        texts[".bidsignore"] = "".join(f"{name}\n" for name in _NOT_BIDS)
+        tables.append(_BIDS_LABEL_TABLE)
     colours = tissue_colours(convention)
-    return [
-        (value, name, tuple(bytes.fromhex(colours[value].removeprefix("#"))))
-        for value, name in convention.meanings
-    ]
+    for name, head, row in tables:
+        text = head.format(convention=convention.name)
+        for value, tissue in convention.meanings:
+            red, green, blue = bytes.fromhex(colours[value].removeprefix("#"))
+            text += row.format(value=value, tissue=tissue, red=red, green=green, blue=blue)
+        names = {"convention": convention.name, "letters": _letters(convention.name)}
+        texts[name.format(**names)] = text
+    return texts
 
 
 def _volume_row(record: Record) -> dict[str, str | float]:
@@ -372,16 +359,6 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     for expected in record.predicted_dice:
         row |= expected.columns
     return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
-
-
-def _description() -> str:
-    text = {
-        "Name": "Tumour segmentations by brats_seg (research use only)",
-        "BIDSVersion": "1.10.0",
-        "DatasetType": "derivative",
-        "GeneratedBy": [{"Name": "brats_seg", "Version": version("brats_seg")}],
-    }
-    return json.dumps(text, indent=2) + "\n"
 
 
 def _letters(text: str) -> str:

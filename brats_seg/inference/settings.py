@@ -116,9 +116,8 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
         >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).tta
         True
     """
+    values = {name: value for name, value in given.items() if value is not None}
     try:
-        return PredictionSettings.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
+        return PredictionSettings.model_validate(values)
     except ValidationError as error:
         raise ConfigError("\n".join(f"setting {line}" for line in explained(error))) from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,7 @@ from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
+    BEST_NAME,
     Decoding,
     FittedPrediction,
     ModelCard,
@@ -69,11 +70,28 @@ SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
 SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
 METRICS = ("dice", "lesionwise")
-_INNERMOST_FIRST = (2, 1, 0)
+_TUNED = (
+    *(
+        ("thresholds", region, f"threshold of {REGIONS[region].upper()}", THRESHOLDS)
+        for region in (2, 1, 0)
+    ),
+    *(
+        (
+            "smallest_mm3",
+            region,
+            f"smallest component of {REGIONS[region].upper()}, mm3",
+            SMALLEST_MM3,
+        )
+        for region in (2, 1, 0)
+    ),
+    ("smallest_et_mm3", None, "less ET than this is necrosis, mm3", SMALLEST_ET_MM3),
+)
+"""Fields of `Decoding` in the order of fitting, the innermost region first: the index of the region,
+the words for the table of results, and the values to try."""
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 Cases: TypeAlias = Sequence[HeldOutCase]
-Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +112,11 @@ class FittedSetting:
 class Tuning:
     """Result of tuning."""
 
-    key: str
+    key: str = ""
     """Hash of weights, cases, metric and candidates."""
     metric: str
     n_cases: int
-    runs: tuple[str, ...]
+    runs: tuple[str, ...] = ()
     fits: tuple[FittedSetting, ...]
     before: tuple[float, float, float]
     """Mean score of WT, TC, ET with the default decoding."""
@@ -145,20 +163,20 @@ def tune_runs(
         EnvironmentalError: The device is not available, a process was killed, or the disk is full.
     """
     protocol = metric_named(metric, task)
-    where = choose_device(device, precision)
-    own = list({run.resolve(): run for run in runs}.values())
-    for run in own:
+    torch_device = choose_device(device, precision)
+    folders = list({run.resolve(): run for run in runs}.values())
+    for run in folders:
         check_is_run(run)
     with ExitStack() as locks:
-        for run in own:
+        for run in folders:
             # a training would replace the weights that the settings are fitted to
             locks.enter_context(run_locked(run))
-        held_out = [open_held_out(run, prepared_path) for run in own]
-        tuning = tune(held_out, protocol, where, n_workers=available_cpus(), track=track)
+        held_out = [open_held_out(run, prepared_path) for run in folders]
+        tuning = tune(held_out, protocol, torch_device, n_workers=available_cpus(), track=track)
         store_tuning(tuning, held_out)
         # with the settings that are stored now
-        held_out = [open_held_out(run, prepared_path) for run in own]
-        scores = [one for run in held_out for one in measure_subsets(run, where, track)]
+        held_out = [open_held_out(run, prepared_path) for run in folders]
+        scores = [one for run in held_out for one in measure_subsets(run, torch_device, track)]
     return replace(tuning, subset_scores=pooled(scores))
 
 
@@ -178,21 +196,48 @@ def tune(
     key = _key(held_out, protocol, device)
     if (earlier := stored_tuning(held_out, key)) is not None:
         return earlier
-    _warn_of_few_cases(held_out)
-    score: Score = partial(_scores, protocol=protocol, n_workers=n_workers, track=track)
+    n_cases = sum(len(run.data.split.validation) for run in held_out)
+    if n_cases < FEWEST_CASES:
+        log.warning(
+            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
+            "%g is needed, which takes %d cases. The table will only show which values score best. "
+            "Give the runs of more folds to fit the settings.",
+            *(counted(n_cases, "held-out case"), least_p_value(n_cases)),
+            *(LARGEST_CHANCE, FEWEST_CASES),
+        )
     cases = [case for run in held_out for case in predict_held_out(run, device, track)]
-    before = score(cases, [Decoding()])[0]
-    decoding, fits = _fit_decoding(cases, score)
-    after = score(cases, [decoding])[0]
-    notes = _notes_of_dice(cases, decoding, n_workers=n_workers, track=track)
+    tuning = fit_cases(cases, protocol, n_workers=n_workers, track=track)
+    return replace(tuning, key=key, runs=tuple(str(run.run) for run in held_out))
+
+
+def fit_cases(
+    cases: Cases, protocol: ScoringProtocol, *, n_workers: int = 0, track: Track = untracked
+) -> Tuning:
+    """Fit the decoding to the mean score of cases that were held out, and predict their Dice."""
+
+    def on_cases(function: Callable[[HeldOutCase], Result], what: str) -> tuple[Result, ...]:
+        done = map_cases(function, cases, what, n_workers=n_workers, track=track)
+        if done.failures:
+            raise CaseProblemsError([failure.message for failure in done.failures])
+        return done.results
+
+    def score(decodings: Sequence[Decoding]) -> Scores:
+        function = partial(_score_case, decodings=decodings, protocol=protocol)
+        return np.stack(on_cases(function, "fitting"), axis=1)
+
+    decoding, fits = _fit_decoding(score)
+    before, after = score([Decoding(), decoding]).mean(axis=1).tolist()
+    notes: dict[str, JsonValue] = {}
+    if (checks := judges()) is not None:
+        count = partial(_count_case, decoding=decoding)
+        probabilities, counts = zip(*on_cases(count, "fitting the predicted Dice"), strict=True)
+        notes = checks.notes_of_held_out(probabilities, counts)
     return Tuning(
-        key=key,
         metric=protocol.name,
         n_cases=len(cases),
-        runs=tuple(str(run.run) for run in held_out),
         fits=tuple(fits),
-        before=_means(before),
-        after=_means(after),
+        before=tuple(before),
+        after=tuple(after),
         fitted=FittedPrediction(decoding=decoding),
         notes=notes,
     )
@@ -211,33 +256,29 @@ def metric_named(name: str, task: str) -> ScoringProtocol:
 
 
 def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
-    """Store the chosen settings with the weights of each run, and `tuning.json` beside them.
-
-    Raises:
-        EnvironmentalError: A file cannot be written.
-    """
+    """Store the chosen settings with the weights of each run, and `tuning.json` beside them."""
     content = _TUNING.dump_json(tuning, indent=1) + b"\n"
     for run in held_out:
         card = tuned_card(run.trained.card, tuning.fitted, tuning.notes)
         if run.trained.card != card:
-            store_card(run.checkpoint_path, card)
-        with whole_file(run.run / TUNING_NAME) as beside:
-            beside.write_bytes(content)
+            store_card(run.run / BEST_NAME, card)
+        with whole_file(run.run / TUNING_NAME) as new_file:
+            new_file.write_bytes(content)
 
 
 def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
     """Return the result of an earlier tuning with that key, if all of it is still stored."""
-    found = None
+    stored = None
     for run in held_out:
         try:
-            found = _TUNING.validate_json((run.run / TUNING_NAME).read_bytes())
+            stored = _TUNING.validate_json((run.run / TUNING_NAME).read_bytes())
         except (FileNotFoundError, ValidationError):
             # missing, or of another version
             return None
         card = run.trained.card
-        if found.key != key or tuned_card(card, found.fitted, found.notes) != card:
+        if stored.key != key or tuned_card(card, stored.fitted, stored.notes) != card:
             return None
-    return found
+    return stored
 
 
 def tuned_card(
@@ -250,30 +291,14 @@ def tuned_card(
     return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
 
 
-def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
-    n_cases = sum(len(own.data.split.validation) for own in held_out)
-    if n_cases < FEWEST_CASES:
-        log.warning(
-            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
-            "%g is needed, which takes %d cases. The table will only show which values score best. "
-            "Give the runs of more folds to fit the settings.",
-            counted(n_cases, "held-out case"),
-            least_p_value(n_cases),
-            LARGEST_CHANCE,
-            FEWEST_CASES,
-        )
-
-
-def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSetting]]:
+def _fit_decoding(
+    score: Callable[[Sequence[Decoding]], Scores],
+) -> tuple[Decoding, list[FittedSetting]]:
+    """Fit one setting after another to scores (decodings, cases, regions)."""
     decoding, fits = Decoding(), []
-    steps = (
-        *(("thresholds", region, THRESHOLDS) for region in _INNERMOST_FIRST),
-        *(("smallest_mm3", region, SMALLEST_MM3) for region in _INNERMOST_FIRST),
-        ("smallest_et_mm3", None, SMALLEST_ET_MM3),
-    )
-    for name, region, values in steps:
-        candidates = [decoding, *(_changed(decoding, name, region, value) for value in values)]
-        means = score(cases, candidates).mean(axis=2)
+    for name, region, label, values in _TUNED:
+        candidates = [decoding, *(_change(decoding, name, region, value) for value in values)]
+        means = score(candidates).mean(axis=2)
         sure = best_candidate(means[0], list(means[1:]))
         chosen = 0 if sure is None else sure + 1
         best = chosen or int(np.argmax(means.mean(axis=1)))
@@ -283,7 +308,7 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
         ]
         fits.append(
             FittedSetting(
-                setting=_WORDS[name].format(region=REGIONS[region or 0].upper()),
+                setting=label,
                 default=texts[0],
                 chosen=texts[chosen],
                 best=texts[best],
@@ -294,37 +319,13 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
     return decoding, fits
 
 
-def _changed(decoding: Decoding, name: str, region: int | None, value: float) -> Decoding:
+def _change(decoding: Decoding, name: str, region: int | None, value: float) -> Decoding:
     """Return a decoding with another value of a setting, of one region or of all."""
-    if region is None:
-        return decoding.model_copy(update={name: value})
-    values = list(getattr(decoding, name))
-    values[region] = value
-    return decoding.model_copy(update={name: tuple(values)})
-
-
-_WORDS = {
-    "thresholds": "threshold of {region}",
-    "smallest_mm3": "smallest component of {region}, mm3",
-    "smallest_et_mm3": "less ET than this is necrosis, mm3",
-}
-"""Settings in the table of the results."""
-
-
-def _scores(
-    cases: Cases,
-    decodings: Sequence[Decoding],
-    *,
-    protocol: ScoringProtocol,
-    n_workers: int,
-    track: Track,
-) -> Scores:
-    """Return scores (decodings, cases, regions)."""
-    score = partial(_score_case, decodings=decodings, protocol=protocol)
-    done = map_cases(score, cases, "fitting", n_workers=n_workers, track=track)
-    if done.failures:
-        raise CaseProblemsError([one.message for one in done.failures])
-    return np.stack(done.results, axis=1)
+    changed: object = value
+    if region is not None:
+        values = getattr(decoding, name)
+        changed = (*values[:region], value, *values[region + 1 :])
+    return decoding.model_copy(update={name: changed})
 
 
 def _score_case(
@@ -343,30 +344,14 @@ def _score_case(
     return np.stack(rows)
 
 
-def _notes_of_dice(
-    cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
-) -> dict[str, JsonValue]:
-    """Return the notes of the Dice that is expected of new cases; none without the checks."""
-    if (checks := judges()) is None:
-        return {}
-    count = partial(_count_case, decoding=decoding)
-    what = "fitting the predicted Dice"
-    done = map_cases(count, cases, what, n_workers=n_workers, track=track)
-    if done.failures:
-        raise CaseProblemsError([one.message for one in done.failures])
-    probabilities, counts = zip(*done.results, strict=True)
-    notes: dict[str, JsonValue] = checks.notes_of_held_out(probabilities, counts)
-    return notes
-
-
 def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
-    stored = case.read()
+    stored, checks = case.read(), judges()
     regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
-    checks = judges()
-    means = np.empty(0) if checks is None else checks.mean_probabilities(stored.values, regions)
-    return means, counts
+    return np.empty(0) if checks is None else checks.mean_probabilities(
+        stored.values, regions
+    ), counts
 
 
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
@@ -374,9 +359,3 @@ def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device)
     parts = [protocol.name, protocol.task, device.precision, str(tried)]
     parts += [f"{run.key} {run.data.fingerprint}" for run in held_out]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-
-
-def _means(scores: Scores) -> tuple[float, float, float]:
-    """Return the means over cases of scores (cases, regions)."""
-    wt, tc, et = map(float, scores.mean(axis=0))
-    return wt, tc, et

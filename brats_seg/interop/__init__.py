@@ -13,17 +13,16 @@ from torch import Tensor, nn
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import UsageError
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.labels import MODALITIES
-from brats_seg.runtime.torch_files import reason_of, sha256_of
-from brats_seg.runtime.weights import ExportedModel
+from brats_seg.runtime.weights import ExportedModel, reason_of, sha256_of
 
 LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
 COPY_AGAIN = "Copy the folder of the model again."
 
 
-def reader_of(path: Path) -> Callable[[Path], ForeignNetwork] | None:
+def reader_of(path: Path) -> Callable[[Path], Member] | None:
     """Return the function that reads a model of another program; None if the path is no such model."""
     from brats_seg.interop import monai_bundle, nnunet
 

@@ -20,8 +20,8 @@ import torch
 import yaml
 
 from brats_seg.files import whole_file, write_json
+from brats_seg.inference.export import CARD_NAME
 from brats_seg.inference.model import Member, assemble
-from brats_seg.inference.model_card import CARD_NAME
 from brats_seg.labels import BRATS2023, LabelConvention, convention_named
 from brats_seg.models.unet import LEAKY_SLOPE, UNet
 from brats_seg.runtime.device import choose_device

@@ -27,7 +27,7 @@ from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.interop import (
     COPY_AGAIN,
     LONGEST_TEXT,
@@ -38,8 +38,7 @@ from brats_seg.interop import (
 )
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
@@ -113,7 +112,7 @@ def is_bundle(path: Path) -> bool:
     return (path / _METADATA).is_file()
 
 
-def read_bundle(path: Path) -> ForeignNetwork:
+def read_bundle(path: Path) -> Member:
     """Read a bundle.
 
     `UsageError` is raised if a file is missing or damaged, or the bundle is not one of the four modalities
@@ -138,7 +137,7 @@ def read_bundle(path: Path) -> ForeignNetwork:
     _load_weights(network, weights)
     fingerprint = hash_of_files([metadata, file, weights])
     channels = tuple(map(MODALITIES.index, modalities))
-    return ForeignNetwork(
+    return Member(
         network=network,
         name=type(network).__name__,
         identity=ModelIdentity(
@@ -150,7 +149,6 @@ def read_bundle(path: Path) -> ForeignNetwork:
             normalisation=", ".join(type(transform).__name__ for transform in transforms),
         ),
         multiple=image.multiple,
-        fingerprint=fingerprint,
         decoding=decoding,
         method=Method(
             prepare=_whole_scan,

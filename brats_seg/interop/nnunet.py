@@ -29,7 +29,7 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.interop import (
     COPY_AGAIN,
     LONGEST_TEXT,
@@ -40,8 +40,7 @@ from brats_seg.interop import (
 )
 from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
@@ -127,7 +126,7 @@ def is_nnunet(path: Path) -> bool:
     return _root_of(path) is not None
 
 
-def read_nnunet(path: Path) -> ForeignNetwork:
+def read_nnunet(path: Path) -> Member:
     """Read the folds of a trained model of nnU-Net, or one of them.
 
     `path` is the folder with `plans.json`, a folder `fold_*` in it, or a checkpoint of a fold.
@@ -153,7 +152,7 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         heads=heads,
     )
     fingerprint = hash_of_files([dataset_path, plans_path, *files])
-    return ForeignNetwork(
+    return Member(
         network=MeanNetwork([_network(architecture, len(heads.values), fold) for fold in folds]),
         name=architecture.name,
         identity=ModelIdentity(
@@ -166,7 +165,6 @@ def read_nnunet(path: Path) -> ForeignNetwork:
             spacing_mm=configuration.spacing,
         ),
         multiple=architecture.multiple,
-        fingerprint=fingerprint,
         method=Method(
             prepare=grid.prepare,
             to_network=grid.to_network,

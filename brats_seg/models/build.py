@@ -17,8 +17,13 @@ from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
-from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
-from brats_seg.models.unet import SMALLEST_AXIS, UNet, level_strides
+from brats_seg.models.unet import (
+    SMALLEST_AXIS,
+    SMALLEST_NOTEBOOK_PATCH,
+    NotebookUNet,
+    UNet,
+    level_strides,
+)
 from brats_seg.presets import NETWORKS
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -249,7 +254,7 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
 
 _NETWORKS = {
     "unet": _Network(_unet, None, SMALLEST_AXIS),
-    "notebook": _Network(lambda *_: (NotebookUNet, _CHANNELS), 1, SMALLEST_PATCH),
+    "notebook": _Network(lambda *_: (NotebookUNet, _CHANNELS), 1, SMALLEST_NOTEBOOK_PATCH),
     "autoencoder": _Network(_autoencoder, 1, 1),
     "segresnet": _Network(_segresnet, 8, 8),
     "dynunet": _Network(_dynunet, None, SMALLEST_AXIS),

@@ -1,4 +1,4 @@
-"""The default network: a 3D U-Net in the shape that nnU-Net gives it (Isensee et al. 2021).
+"""The default network, a 3D U-Net in the shape that nnU-Net gives it (Isensee et al. 2021), and the notebook's.
 
 Features are `(N, C, X, Y, Z)`. Level 0 is the finest; every lower level halves the axes that
 stay long enough.
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from brats_seg.models.convolution import Convolution, convolve, fast_format
 from brats_seg.models.interface import ActivationCheckpointing, TrainingOutput, run_level
@@ -21,6 +23,8 @@ Run: TypeAlias = Callable[..., Tensor]
 SMALLEST_AXIS = 4
 """Fewest voxels of an axis at the lowest level; InstanceNorm cannot be trained on a single one."""
 LEAKY_SLOPE = 0.01
+SMALLEST_NOTEBOOK_PATCH = 16
+"""Voxels of the smallest patch of `NotebookUNet` along an axis, of which four poolings leave one."""
 
 
 def level_strides(patch: Triple, n_levels: int) -> tuple[Triple, ...]:
@@ -137,3 +141,63 @@ def initialise(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+class NotebookUNet(nn.Module):
+    """The U-Net of the Kaggle notebook "BraTS20 3dUnet 3dAutoEncoder": 5,652,507 parameters.
+
+    Inputs may have any size: pooling rounds down, and the decoder pads its features to the size of the
+    skip connection. Widths are 24-48-96-192-192 in the encoder, 96-48-24-24 in the decoder.
+    """
+
+    def __init__(self, *, n_in: int, n_out: int) -> None:
+        super().__init__()
+        down, up = [24, 48, 96, 192, 192], [96, 48, 24, 24]
+        below, skips = [down[-1], *up[:-1]], down[-2::-1]
+        joined = [n + m for n, m in zip(below, skips, strict=True)]
+        self.encoder = nn.ModuleList(map(_double_convolution, [n_in, *down[:-1]], down))
+        self.decoder = nn.ModuleList(map(_double_convolution, joined, up))
+        self.head = nn.Conv3d(up[-1], n_out, 1)
+        self.checkpointing = ActivationCheckpointing.NONE
+
+    def forward(self, image: Tensor) -> Tensor | TrainingOutput:
+        """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
+        run = partial(run_level, self.checkpointing)
+        features = run(0, self.encoder[0], image)
+        skips = []
+        for level, encode in enumerate(self.encoder[1:], start=1):
+            skips.append(features)
+            features = run(level, partial(_below, encode), features)
+        for decode in self.decoder:
+            level = len(skips) - 1
+            features = run(level, partial(_beside, decode), features, skips.pop())
+        logits: Tensor = self.head(features)
+        return TrainingOutput(logits=(logits,)) if self.training else logits
+
+
+def _double_convolution(n_in: int, n_out: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for n_before in (n_in, n_out):
+        layers += [
+            Convolution(n_before, n_out, 3, padding=1),
+            nn.GroupNorm(8, n_out),
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers)
+
+
+def _below(encode: nn.Module, features: Tensor) -> Tensor:
+    encoded: Tensor = encode(functional.max_pool3d(features, 2))
+    return encoded
+
+
+def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
+    decoded: Tensor = decode(_joined(below, skip))
+    return decoded
+
+
+def _joined(below: Tensor, skip: Tensor) -> Tensor:
+    doubled = functional.interpolate(below, scale_factor=2, mode="trilinear", align_corners=True)
+    missing = [wanted - got for wanted, got in zip(skip.shape[2:], doubled.shape[2:], strict=True)]
+    x, y, z = ((n // 2, n - n // 2) for n in missing)
+    return torch.cat((skip, functional.pad(doubled, (*z, *y, *x))), dim=1)

@@ -17,7 +17,7 @@ import torch
 
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user, cpu_quota
 from brats_seg.errors import EnvironmentalError, Finding, counted
-from brats_seg.files import check_writable, free_bytes
+from brats_seg.files import check_writable, free_bytes, size_text
 from brats_seg.runtime.device import (
     choose_device,
     has_kernels,
@@ -63,7 +63,7 @@ def machine_findings(needed_shared: int) -> list[Finding]:
 def disk_finding(check: str, folder: Path, needed: int, found: str = "") -> Finding:
     """Judge the free space of a disk for a number of bytes; `found` says what needs them."""
     free = free_bytes(folder)
-    text = f"{_gib(free)} free in {folder.absolute()}, {found}{_gib(needed)} needed"
+    text = f"{size_text(free)} free in {folder.absolute()}, {found}{size_text(needed)} needed"
     if free >= needed:
         return Finding(check=check, status="ok", found=text)
     text += ": free some space, or choose a folder on another disk"
@@ -92,7 +92,7 @@ def check_machine(output: Path, *, needed_shared: int = 0, needed_disk: int = 0)
 
 def _memory_finding() -> Finding:
     free = free_memory(_CPU)
-    found = f"{_gib(free)} free of {_gib(total_memory(_CPU))}"
+    found = f"{size_text(free)} free of {size_text(total_memory(_CPU))}"
     if free >= _LITTLE_MEMORY:
         return Finding(check="memory", status="ok", found=found)
     found += "; predicting one scan takes about 1.1 GB, training a network more"
@@ -105,12 +105,12 @@ def _shared_findings(needed: int) -> Iterator[Finding]:
     if not SHARED_MEMORY.is_dir():
         return
     free = free_bytes(SHARED_MEMORY)
-    found = f"{_gib(free)} free in {SHARED_MEMORY}"
+    found = f"{size_text(free)} free in {SHARED_MEMORY}"
     if free >= needed:
         yield Finding(check="shared memory", status="ok", found=found)
         return
     found += (
-        f", where worker processes may need {_gib(needed)}. Outside a container, load patches without "
+        f", where worker processes may need {size_text(needed)}. Outside a container, load patches without "
         "workers: --set training.n_workers=0"
     )
     remedy = "docker run --shm-size=8g ..."
@@ -154,7 +154,7 @@ def _gpu_finding(index: int) -> Finding:
         found += f": it does not compute ({reason})"
         return Finding(check=check, status="problem", found=found, remedy="nvidia-smi -q")
     emulated = ", bf16 only emulated" if half == "fp16" else ""
-    found += f", {_gib(free)} free of {_gib(total)}; {half} native{emulated}"
+    found += f", {size_text(free)} free of {size_text(total)}; {half} native{emulated}"
     if free < (1 - _HELD_BY_OTHERS) * total:
         found += "; other processes hold the rest"
         return Finding(check=check, status="warning", found=found, remedy="nvidia-smi")
@@ -197,7 +197,3 @@ def _driver() -> str:
         lines = done.stdout.split()
         return lines[0] if done.returncode == 0 and lines else ""
     return ""
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"

@@ -4,8 +4,10 @@ import ctypes
 import gc
 import logging
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -26,17 +28,6 @@ the system, and bytes of a block from which it is mapped on its own."""
 _MAPPED_FROM_BYTES = 2**16
 """Value of the second where address space is limited."""
 _LARGEST_OPTION = 2**31 - 1
-_UNITS = {
-    "b": 1,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "tb": 1e12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
 _LIMITS = (
     ("memory.max", "memory.current"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -56,10 +47,6 @@ def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory so far, in MiB: on the GPU, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MEGABYTE
-    if sys.platform == "win32":
-        return float(psutil.Process().memory_info().peak_wset) / MEGABYTE
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # kilobytes on Linux, bytes on macOS
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
@@ -102,10 +89,7 @@ def keep_freed_memory() -> None:
 def _is_address_space_limited() -> bool:
     if sys.platform != "linux":
         return False
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return limit != resource.RLIM_INFINITY
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def _set_malloc_option(option: int, value: int) -> None:
@@ -199,12 +183,11 @@ def parse_memory(text: str) -> int:
         >>> parse_memory("1.5 KiB")
         1536
     """
-    parts = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text, re.IGNORECASE)
-    unit = _UNITS.get(parts[2].lower()) if parts else None
-    if parts is None or unit is None or float(parts[1]) == 0:
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b\s*", text.lower())
+    if size is None or float(size[1]) == 0:
         msg = f"memory {text!r} is not a size; expected for example 15GiB, 15GB or 900MB"
         raise UsageError(msg)
-    return int(float(parts[1]) * unit)
+    return int(float(size[1]) * (1024 if size[3] else 1000) ** "_kmgt".index(size[2] or "_"))
 
 
 def free_memory(device: torch.device) -> int:
@@ -216,7 +199,7 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(_free_on_host())
+    return min(free for _, free in _host_limits())
 
 
 def total_memory(device: torch.device) -> int:
@@ -226,7 +209,7 @@ def total_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return min(_total_on_host())
+    return min(total for total, _ in _host_limits())
 
 
 def read_numbers(path: Path) -> dict[str, int]:
@@ -235,52 +218,18 @@ def read_numbers(path: Path) -> dict[str, int]:
     return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
 
 
-def _free_on_host() -> Iterator[int]:
-    yield psutil.virtual_memory().available
-    if sys.platform == "win32":
-        return
-    import resource
-
+def _host_limits() -> Iterator[tuple[int, int]]:
+    """Yield the bytes of the machine and of each limit of this process, and those that are free."""
+    memory = psutil.virtual_memory()
+    yield memory.total, memory.available
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        yield limit - psutil.Process().memory_info().vms
-    if sys.platform == "linux":
-        yield from _free_in_cgroups()
-
-
-def _total_on_host() -> Iterator[int]:
-    yield psutil.virtual_memory().total
-    if sys.platform == "win32":
-        return
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        yield limit
-    if sys.platform == "linux":
-        for folder in control_groups("memory"):
-            allowed = (_limit_of(folder / limit_name) for limit_name, _ in _LIMITS)
-            yield from (size for size in allowed if size is not None)
-
-
-def _limit_of(path: Path) -> int | None:
-    """Return the limit of a control group, or None if it has none."""
-    if not path.is_file():
-        return None
-    allowed = path.read_text().strip()
-    return None if allowed == "max" or int(allowed) > _UNLIMITED else int(allowed)
-
-
-def _free_in_cgroups() -> Iterator[int]:
-    """Yield the free bytes of every group around this process, in either version of cgroups."""
-    for folder in control_groups("memory"):
-        for limit, used in _LIMITS:
-            yield from _free_in_cgroup(folder, limit, used)
-
-
-def _free_in_cgroup(folder: Path, limit: str, used: str) -> Iterator[int]:
-    allowed = _limit_of(folder / limit)
-    if allowed is not None:
-        # cached files count as used, and are dropped when memory is needed
-        cached = read_numbers(folder / "memory.stat").get("inactive_file", 0)
-        yield allowed - int((folder / used).read_text()) + cached
+        yield limit, limit - psutil.Process().memory_info().vms
+    # every group around this process, in either version of cgroups
+    for folder, (limit_name, used_name) in product(control_groups("memory"), _LIMITS):
+        path = folder / limit_name
+        allowed = path.read_text().strip() if path.is_file() else "max"
+        if allowed != "max" and int(allowed) <= _UNLIMITED:
+            # cached files count as used, and are dropped when memory is needed
+            cached = read_numbers(folder / "memory.stat").get("inactive_file", 0)
+            yield int(allowed), int(allowed) - int((folder / used_name).read_text()) + cached

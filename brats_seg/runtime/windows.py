@@ -134,15 +134,15 @@ def predict_logits(
         for size, length in zip(padded.shape[1:], window, strict=True)
     ]
     total = image.new_zeros(0)  # the number of regions is known after the first window
-    for x, y, z in product(*axes):
-        box = (slice(None), x.slice, y.slice, z.slice)
+    for (x, x_weights), (y, y_weights), (z, z_weights) in product(*axes):
+        box = (slice(None), x, y, z)
         voxels = padded[box][None].to(device.torch_device if device else image.device)
         with device.autocast() if device else nullcontext():
             logits = network(voxels)[0].to(image.device, torch.float32)
         if not len(total):
             total = logits.new_zeros((len(logits), *padded.shape[1:]))
-        plane = x.weights[:, None] * y.weights
-        total[box] += logits * (plane[:, :, None] * z.weights)
+        plane = x_weights[:, None] * y_weights
+        total[box] += logits * (plane[:, :, None] * z_weights)
         after_window()
     return total[inner]
 
@@ -165,20 +165,6 @@ def n_windows(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AxisWindow:
-    """Part of one axis that a window covers."""
-
-    start: int
-    weights: Tensor
-    """`(length,)` float32; the weights of all windows that hold a voxel sum to 1."""
-
-    @property
-    def slice(self) -> slice:
-        """Voxels of the axis."""
-        return slice(self.start, self.start + len(self.weights))
-
-
 def axis_windows(
     size: int,
     length: int,
@@ -186,16 +172,14 @@ def axis_windows(
     device: torch.device | None = None,
     *,
     rule: WindowRule = EVENLY_SPACED,
-) -> tuple[AxisWindow, ...]:
-    """Cover an axis of `size` voxels with windows of `length`, from border to border."""
-    starts = rule.starts(size, length, overlap)
+) -> list[tuple[slice, Tensor]]:
+    """Return the windows of an axis, with weights `(length,)` that sum to 1 in every voxel."""
     weights = rule.weights(length).to(device)
     total = torch.zeros(size, dtype=torch.float32, device=device)
-    for start in starts:
-        total[start : start + length] += weights
-    return tuple(
-        AxisWindow(start=start, weights=weights / total[start : start + length]) for start in starts
-    )
+    windows = [slice(start, start + length) for start in rule.starts(size, length, overlap)]
+    for window in windows:
+        total[window] += weights
+    return [(window, weights / total[window]) for window in windows]
 
 
 def _pad(image: Tensor, window: Triple) -> tuple[Tensor, tuple[slice, ...]]:

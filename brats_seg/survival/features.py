@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from math import nan
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import cast
 
 import numpy as np
 import torch
 
-from brats_seg.cases.case import Case, CaseIndex, load_case
+from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.clinical import ClinicalTable, read_clinical_tables, with_clinical
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.cases.many import Failure, map_cases, write_failures
+from brats_seg.cases.many import MappedCases, map_cases, write_failures
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.config_text import load_config
 from brats_seg.cpu_threads import available_cpus
@@ -34,15 +35,7 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
-from brats_seg.survival.table import (
-    AGE,
-    LABELS_SEEN,
-    LATENT_SEEN,
-    RESECTION,
-    SEEN,
-    Seen,
-    write_features,
-)
+from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, SEEN, Seen, write_features
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -52,25 +45,15 @@ REFERENCE, PREDICTION = "reference", "prediction"
 _USUAL_SPACING_MM = (1.0, 1.0, 1.0)
 """Spacing of every BraTS release."""
 
-Network = TypeVar("Network")
 Row = dict[str, str | float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Extraction:
-    """Features of the cases that could be measured, and the failures of the others."""
-
-    rows: tuple[Row, ...]
-    """Cells of the table of features by column."""
-    failures: tuple[Failure, ...]
+"""Cells of the table of features by column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trained(Generic[Network]):
+class Trained:
     """A network and the patients that it was trained on."""
 
-    path: Path
-    network: Network
+    model: Model
     patients: frozenset[str] | None
     """Ids of the patients, of `patient_ids`; None where the run has no record."""
 
@@ -83,22 +66,13 @@ class Trained(Generic[Network]):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Networks:
-    """Networks behind one table of features."""
+    """Networks behind one table of features, and the tables of their patients."""
 
     clinical: ClinicalTable
-    autoencoder: Trained[Reconstructor] | None = None
-    segmentations: tuple[Trained[Model], ...] = ()
-
-    @property
-    def spacings_mm(self) -> list[Spacing]:
-        """Spacing of the scans that each network was trained on."""
-        spacings = [one.network.identity.spacing_mm for one in self.segmentations]
-        return spacings + ([self.autoencoder.network.spacing_mm] if self.autoencoder else [])
-
-    @property
-    def spacing_mm(self) -> Spacing:
-        """Spacing of the scans that the networks were trained on; 1 mm without networks."""
-        return next(iter(self.spacings_mm), _USUAL_SPACING_MM)
+    autoencoder: Trained | None
+    segmentations: tuple[Trained, ...]
+    spacing_mm: Spacing
+    """Spacing of the scans that the networks were trained on; 1 mm without networks."""
 
 
 def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
@@ -114,7 +88,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     device: str = "auto",
     precision: str = "auto",
     track: Track = untracked,
-) -> Extraction:
+) -> MappedCases[Row]:
     """Extract the features of all cases of a folder and write them as a table.
 
     `failures.csv` is written beside the table, and a JSON file of the same name lists its sources. Of
@@ -142,25 +116,35 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         EnvironmentalError: The table cannot be written, or the device is not available.
 
     Example:
-        >>> found = features_of_folder(Path("data"), Path("features.csv"))
-        >>> len(found.rows), len(found.failures)
+        >>> measured = features_of_folder(Path("data"), Path("features.csv"))
+        >>> len(measured.results), len(measured.failures)
         (6, 0)
     """
+    if predicted and not segmentations:
+        msg = "predicted label maps were asked for; expected a run to predict them: --model"
+        raise UsageError(msg)
     config = load_config(values={} if labels is None else {"cases.labels": labels})
     clinical = read_clinical_tables(data, tables)
     cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
     index = open_index(data, cases_path, config, n_workers=available_cpus(), track=track)
-    index = replace(index, cases=with_clinical(index.cases, clinical))
-    networks = load_networks(
-        autoencoder, segmentations, choose_device(device, precision), clinical, index.cases
-    )
+    cases = with_clinical(index.cases, clinical)
+    on_device = choose_device(device, precision)
+    networks = load_networks(autoencoder, segmentations, on_device, clinical, cases)
+    extract = partial(extract_row, networks=networks, predicted=predicted)
+    origin = {
+        "data": str(index.root),
+        "autoencoders": [str(autoencoder)] if autoencoder else [],
+        "segmentations": [*map(str, segmentations)],
+        "version": version("brats_seg"),
+    }
     with alone_at(output):
         # first, so that a folder that cannot be written to is noticed at once
-        write_origin(index, networks, output.with_suffix(".json"))
-        extraction = extract_features(index, networks, predicted=predicted, track=track)
-        write_failures(extraction.failures, output.with_name("failures.csv"))
-        write_features(extraction.rows, output)
-    return extraction
+        write_json(output.with_suffix(".json"), origin)
+        # in this process, which holds the networks on the device
+        measured = map_cases(extract, cases, "features", track=track)
+        write_failures(measured.failures, output.with_name("failures.csv"))
+        write_features(measured.results, output)
+    return measured
 
 
 def load_networks(
@@ -179,54 +163,35 @@ def load_networks(
     patients = partial(trained_patients, clinical=clinical, cases=cases)
     encoder = None
     if autoencoder is not None:
-        reconstructor = Reconstructor.load(autoencoder, device)
-        encoder = Trained(path=autoencoder, network=reconstructor, patients=patients(autoencoder))
-        _check_whole(encoder)
+        model = Reconstructor.load(autoencoder, device).model
+        if (size := model.members[0].window.size) is not None:
+            msg = (
+                f"{autoencoder} was trained on patches of {'x'.join(map(str, size))} voxels; expected "
+                "an autoencoder of whole brains, whose latent vector describes one. Train it with "
+                "--patch whole."
+            )
+            raise UsageError(msg)
+        encoder = Trained(model=model, patients=patients(autoencoder))
     if segmentations:
         # raises if the models do not fit each other
         read_together(segmentations)
-    networks = Networks(
-        clinical=clinical,
-        autoencoder=encoder,
-        segmentations=tuple(
-            Trained(path=path, network=load_model([path], device), patients=patients(path))
-            for path in segmentations
-        ),
-    )
-    if len(set(networks.spacings_mm)) > 1:
+    segmenters = [
+        Trained(model=load_model([path], device), patients=patients(path)) for path in segmentations
+    ]
+    networks = [*segmenters, *([encoder] if encoder else [])]
+    spacings_mm = {one.model.identity.spacing_mm for one in networks}
+    if len(spacings_mm) > 1:
         msg = (
-            f"the runs were trained on scans of different spacings, {networks.spacings_mm} mm; "
-            "expected one. Give runs that were trained on the same data."
+            f"the runs were trained on scans of different spacings, {sorted(spacings_mm)} mm; expected "
+            "one. Give runs that were trained on the same data."
         )
         raise UsageError(msg)
-    return networks
-
-
-def extract_features(
-    index: CaseIndex, networks: Networks, *, predicted: bool, track: Track = untracked
-) -> Extraction:
-    """Measure every case of an index; one that cannot be measured does not stop the others.
-
-    Args:
-        index: Cases, with ages and resections where they are known.
-        networks: Networks for latent vectors and predicted label maps.
-        predicted: Whether label maps are predicted even where there is a reference.
-        track: Shows progress.
-
-    Raises:
-        UsageError: Label maps are to be predicted, and there is no network for it.
-    """
-    if predicted and not networks.segmentations:
-        msg = "predicted label maps were asked for; expected a run to predict them: --model"
-        raise UsageError(msg)
-    # in this process, which holds the networks on the device
-    measured = map_cases(
-        partial(extract_row, networks=networks, predicted=predicted),
-        index.cases,
-        "features",
-        track=track,
+    return Networks(
+        clinical=clinical,
+        autoencoder=encoder,
+        segmentations=tuple(segmenters),
+        spacing_mm=next(iter(spacings_mm), _USUAL_SPACING_MM),
     )
-    return Extraction(rows=measured.results, failures=measured.failures)
 
 
 def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
@@ -241,27 +206,27 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
     ids = patient_ids(networks.clinical, case.case_id, case.patient_id)
     labels_seen: Seen | None = None
     if loaded.label is None or loaded.convention is None:
-        tumour, labels_seen = _predicted_tumour(scan, networks, ids)
+        tumour, labels_seen = _predicted_tumour(scan, networks.segmentations, ids)
     else:
         tumour = tumour_of(scan, loaded.label, loaded.convention)
-    clinical = networks.clinical.row(case.case_id)
+    patient = networks.clinical.row(case.case_id)
     row: Row = {
         "case_id": case.case_id,
         "patient_id": case.patient_id,
         "labels_from": PREDICTION if labels_seen else REFERENCE,
         LABELS_SEEN: labels_seen or "",
-        RESECTION: clinical.resection if clinical else "",
+        "resection": patient.resection if patient else "",
     }
-    encoder, latent = networks.autoencoder, {}
-    if encoder is not None:
-        row[LATENT_SEEN] = encoder.seen(ids)
-        latent = encode(encoder.network, scan)
-    age = float("nan") if case.facts.age_years is None else case.facts.age_years
+    latent: dict[str, float] = {}
+    if networks.autoencoder is not None:
+        row[LATENT_SEEN] = networks.autoencoder.seen(ids)
+        latent = encode(networks.autoencoder.model, scan)
+    age = nan if case.facts.age_years is None else case.facts.age_years
     return row | {AGE: age} | measure_shape(tumour) | measure_intensity(tumour) | latent
 
 
 @torch.inference_mode()
-def encode(autoencoder: Reconstructor, scan: Scan) -> dict[str, float]:
+def encode(autoencoder: Model, scan: Scan) -> dict[str, float]:
     """Return the latent vector of a scan.
 
     It is computed in float32 on every device: one pass costs little, and features must be exact.
@@ -269,15 +234,15 @@ def encode(autoencoder: Reconstructor, scan: Scan) -> dict[str, float]:
     Raises:
         CaseError: The vector is not finite.
     """
-    (member,), device = autoencoder.model.members, autoencoder.model.device
+    (member,) = autoencoder.members
     network = cast("Autoencoder", member.network)
     image = torch.from_numpy(scan.image)[list(member.channels)][None]
-    values = network.encode(image.to(device.torch_device))[0].cpu().numpy()
+    values = network.encode(image.to(autoencoder.device.torch_device))[0].cpu().numpy()
     n_broken = int(np.count_nonzero(~np.isfinite(values)))
     if n_broken:
-        found = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
+        problem = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
         next_step = "The model is broken: train it again."
-        raise CaseError(scan.case_id, "(all)", found, "finite numbers", next_step)
+        raise CaseError(scan.case_id, "(all)", problem, "finite numbers", next_step)
     return {f"latent0_{index:03d}": float(value) for index, value in enumerate(values)}
 
 
@@ -287,7 +252,7 @@ def patient_ids(clinical: ClinicalTable, case_id: str, patient_id: str) -> froze
     Two cases of one patient share at least one.
     """
     row = clinical.row(case_id)
-    names = {case_id, patient_id, *([row.person] if row else [])}
+    names = {case_id, patient_id, *([row.ids[0]] if row else [])}
     return frozenset(name.lower() for name in names)
 
 
@@ -308,44 +273,22 @@ def trained_patients(
     patients = {case.case_id: case.patient_id for case in cases}
     ids: set[str] = set()
     for case_id in read_split(split_path).train:
-        patient = patients.get(case_id) or parse_case_id(case_id).patient_id
+        patient = patients.get(case_id) or parse_case_id(case_id)[1]
         ids |= patient_ids(clinical, case_id, patient)
     return frozenset(ids)
 
 
-def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
-    """Write the sources of a table of features as JSON."""
-    encoder = networks.autoencoder
-    content = {
-        "data": str(index.root),
-        "autoencoders": [str(encoder.path)] if encoder else [],
-        "segmentations": [str(one.path) for one in networks.segmentations],
-        "version": version("brats_seg"),
-    }
-    write_json(path, content)
-
-
-def _predicted_tumour(scan: Scan, networks: Networks, ids: frozenset[str]) -> tuple[Tumour, Seen]:
+def _predicted_tumour(
+    scan: Scan, networks: Sequence[Trained], ids: frozenset[str]
+) -> tuple[Tumour, Seen]:
     """Predict a label map by the mean of the networks that saw the patient least."""
-    if not networks.segmentations:
-        found, expected = "no label map", "one, or a network to predict it"
+    if not networks:
         next_step = "Give a run with --model, or leave the case out."
-        raise CaseError(scan.case_id, "(none)", found, expected, next_step)
-    least = min((one.seen(ids) for one in networks.segmentations), key=SEEN.index)
-    models = [one.network for one in networks.segmentations if one.seen(ids) == least]
+        expected = "one, or a network to predict it"
+        raise CaseError(scan.case_id, "(none)", "no label map", expected, next_step)
+    least = min((one.seen(ids) for one in networks), key=SEEN.index)
+    models = [one.model for one in networks if one.seen(ids) == least]
     members = tuple(member for model in models for member in model.members)
     result = predict_scan(replace(models[0], members=members), scan)
     labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
     return tumour_of(scan, oriented(labels), result.convention), least
-
-
-def _check_whole(encoder: Trained[Reconstructor]) -> None:
-    """Refuse an autoencoder of patches, whose latent vector does not describe a brain."""
-    window = encoder.network.model.members[0].window
-    if window.size is not None:
-        size = "x".join(map(str, window.size))
-        msg = (
-            f"{encoder.path} was trained on patches of {size} voxels; expected an autoencoder of whole "
-            "brains, whose latent vector describes one. Train it with --patch whole."
-        )
-        raise UsageError(msg)

@@ -6,9 +6,10 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,35 @@ from scipy.stats import rankdata
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
 from brats_seg.errors import counted
-from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
+from brats_seg.evaluation.significance import (
+    CONFIDENCE,
+    N_RESAMPLES,
+    bootstrap_interval,
+    permutation_p_value,
+)
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
 from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.models import BASELINE, COX, FAMILIES, concordance, has_lifelines
-from brats_seg.survival.outcomes import read_ids, read_outcomes
-from brats_seg.survival.study import SELECTED, Plan, Predictions, Study, cross_validate
-from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, read_features
+from brats_seg.survival.study import (
+    BASELINE,
+    COX,
+    FAMILIES,
+    SELECTED,
+    Plan,
+    Predictions,
+    Study,
+    concordance,
+    cross_validate,
+)
+from brats_seg.survival.table import (
+    AGE,
+    LABELS_SEEN,
+    LATENT_SEEN,
+    read_features,
+    read_ids,
+    read_outcomes,
+)
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -99,27 +120,23 @@ class Verdict:
 
     def __str__(self) -> str:
         rank = self.spearman
-        found = (
+        result = (
             f"rank correlation {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}] on "
             f"{counted(self.n_died, 'death')}, p {self.p_ranks:.2g}"
         )
         if not self.is_significant:
-            few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
-            return (
-                f"NOT SIGNIFICANT: {found}. These predictions may be due to chance: none of the "
+            text = (
+                f"NOT SIGNIFICANT: {result}. These predictions may be due to chance: none of the "
                 "figures above shows that survival can be predicted."
-                f"{few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else ''}"
             )
-        gain = f"mean error {abs(self.gain_days):.0f} days"
+            few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
+            return text + few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else text
         side = "smaller" if self.gain_days > 0 else "larger"
-        if not self.beats_age:
-            return (
-                f"More than chance: {found}. But NOT better than age alone: {gain} {side} than "
-                f"that of the age, p {self.p_gain:.2g}."
-            )
-        return (
-            f"More than chance: {found}. Better than age alone: {gain} {side}, p {self.p_gain:.2g}."
-        )
+        gain = f"age alone: mean error {abs(self.gain_days):.0f} days {side}"
+        start = f"More than chance: {result}."
+        if self.beats_age:
+            return f"{start} Better than {gain}, p {self.p_gain:.2g}."
+        return f"{start} But NOT better than {gain} than that of the age, p {self.p_gain:.2g}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,12 +203,9 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
     wanted = None if submit is None else read_ids(submit)
     cases = read_features(features)
     study = Study.of(cases, read_outcomes(cases, table, mapping))
+    with_cox = find_spec("lifelines") is not None
     plan = Plan(
-        n_folds=n_folds,
-        n_repeats=n_repeats,
-        seed=seed,
-        families=FAMILIES,
-        with_cox=has_lifelines(),
+        n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=FAMILIES, with_cox=with_cox
     )
     fold_table = None if folds is None else read_folds(folds)
     predictions = cross_validate(study, plan, fold_table, track)
@@ -199,117 +213,13 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
         write_summary(summary, study, predictions, plan, output / "summary.json")
-        _write_figure(study, predictions, summary, output / "survival.png")
+        shown = study.outcomes[predictions.held_out]
+        days = predictions.days[SELECTED][predictions.held_out]
+        title = f"Held-out cases: {summary.verdict.heading}"
+        figure = survival_figure(shown["days"], days, shown["lived"], title=title)
+        write_figure(figure, output / "survival.png")
         missing = write_submission(study, predictions, output / "submission.csv", wanted)
     return SurvivalStudy(study=study, predictions=predictions, summary=summary, missing=missing)
-
-
-def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
-    """Score every family on held-out cases, and test the selected models.
-
-    Figures in days are over deaths only. With a Cox model, censored patients count as well in the
-    concordance index, which every family then has, and which is the only figure of the Cox model.
-    """
-    rng = np.random.default_rng(seed)
-    # a generator of its own: the other figures are the same with and without lifelines
-    concordance_rng = rng.spawn(1)[0]
-    outcomes, held_out = study.outcomes, predictions.held_out
-    days, patients = outcomes["days"].to_numpy(), study.table["patient_id"].to_numpy()
-    died, lived, known = (
-        outcomes[name].to_numpy() & held_out for name in ("died", "lived", "known")
-    )
-    hazards = predictions.log_hazards
-
-    def concordance_of(times: Days) -> tuple[Estimate, ...]:
-        if hazards is None:
-            return ()
-        rows = days[known], outcomes["died"].to_numpy()[known], times[known]
-        return (concordance_estimate(*rows, patients[known].tolist(), concordance_rng),)
-
-    figures = [
-        FamilyFigures(
-            name=str(name),
-            estimates=(
-                *estimates(days[died], times[died], patients[died].tolist(), rng),
-                *concordance_of(times),
-            ),
-            n_contradicted=int((times[lived] < days[lived]).sum()),
-        )
-        for name, times in ((name, column.to_numpy()) for name, column in predictions.days.items())
-    ]
-    if hazards is not None:
-        one = FamilyFigures(name=COX.name, estimates=concordance_of(-hazards), n_contradicted=None)
-        figures.append(one)
-    selected, baseline = (
-        predictions.days[name][died].to_numpy() for name in (SELECTED, BASELINE.name)
-    )
-    return Summary(
-        figures=tuple(figures),
-        verdict=judge(days[died], selected, baseline, figures[0].estimates, rng),
-        remarks=tuple(_remarks(study, with_cox=hazards is not None)),
-    )
-
-
-def judge(
-    reported: Days,
-    selected: Days,
-    baseline: Days,
-    figures: Sequence[Estimate],
-    rng: np.random.Generator,
-) -> Verdict:
-    """Compare the selected models with chance and with age alone, on deaths (n,)."""
-    ranks = _ranks(reported)
-    gains = np.abs(baseline - reported) - np.abs(selected - reported)
-    return Verdict(
-        n_died=len(reported),
-        spearman=next(one for one in figures if one.name == "spearman"),
-        p_ranks=permutation_p_value(
-            lambda shuffled: shuffled @ ranks, _ranks(selected), rng, permutation_type="pairings"
-        ),
-        gain_days=float(gains.mean()),
-        p_gain=permutation_p_value(
-            lambda flipped: flipped.mean(axis=-1), gains, rng, permutation_type="samples"
-        ),
-    )
-
-
-def estimates(
-    reported: Days, predicted: Days, patients: Sequence[str], rng: np.random.Generator
-) -> tuple[Estimate, ...]:
-    """Return every figure of predictions `(n,)`, with intervals over patients."""
-
-    def all_figures(reported: Days, predicted: Days) -> Days:
-        return np.stack([figure(reported, predicted) for figure in FIGURES.values()])
-
-    interval = bootstrap_interval(all_figures, (reported, predicted), rng, groups=patients)
-    numbers = np.stack([all_figures(reported, predicted), interval.low, interval.high], axis=1)
-    return tuple(
-        Estimate(name=name, value=value, low=low, high=high)
-        for name, (value, low, high) in zip(FIGURES, numbers.tolist(), strict=True)
-    )
-
-
-def concordance_estimate(
-    days: Days,
-    died: npt.NDArray[np.bool_],
-    predicted: Days,
-    patients: Sequence[str],
-    rng: np.random.Generator,
-) -> Estimate:
-    """Return the concordance index with its interval over patients; arguments as `concordance`."""
-    interval = bootstrap_interval(
-        lambda *drawn: np.array([concordance(*rows) for rows in zip(*drawn, strict=True)]),
-        (days, died.astype(np.float64), predicted),
-        rng,
-        groups=patients,
-        n_resamples=_N_CONCORDANCE_RESAMPLES,
-    )
-    return Estimate(
-        name="concordance",
-        value=concordance(days, died, predicted),
-        low=float(interval.low),
-        high=float(interval.high),
-    )
 
 
 def accuracy(reported: Days, predicted: Days) -> Days:
@@ -345,6 +255,90 @@ FIGURES: dict[str, Callable[[Days, Days], Days]] = {
     ),
 }
 """Functions of reported and predicted days `(..., n)` that return a figure `(...)`."""
+CONCORDANCE = {"concordance": np.vectorize(concordance, signature="(n),(n),(n)->()")}
+"""The same of days, deaths and predicted days."""
+
+
+def estimates(
+    figures: Mapping[str, Callable[..., Days]],
+    values: Sequence[Days],
+    patients: npt.NDArray[np.object_],
+    rng: np.random.Generator,
+    n_resamples: int = N_RESAMPLES,
+) -> tuple[Estimate, ...]:
+    """Return every figure of values `(n,)`, with intervals over patients."""
+
+    def compute(*values: Days) -> Days:
+        return np.stack([figure(*values) for figure in figures.values()])
+
+    interval = bootstrap_interval(
+        compute, values, rng, groups=patients.tolist(), n_resamples=n_resamples
+    )
+    numbers = np.stack([compute(*values), interval.low, interval.high], axis=1)
+    return tuple(
+        Estimate(name=name, value=value, low=low, high=high)
+        for name, (value, low, high) in zip(figures, numbers.tolist(), strict=True)
+    )
+
+
+def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
+    """Score every family on held-out cases, and test the selected models.
+
+    Figures in days are over deaths only. With a Cox model, censored patients count as well in the
+    concordance index, which every family then has, and which is the only figure of the Cox model.
+    """
+    rng = np.random.default_rng(seed)
+    # a generator of its own: the other figures are the same with and without lifelines
+    concordance_rng = rng.spawn(1)[0]
+    with_cox = predictions.log_hazards is not None
+    scored = predictions.held_out
+    times = predictions.days[scored]
+    if predictions.log_hazards is not None:
+        times = times.assign(**{COX.name: -predictions.log_hazards[scored]})
+    reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))
+    patients = study.table["patient_id"].to_numpy()[scored]
+    figures = []
+    for name, predicted in times.items():
+        found: tuple[Estimate, ...] = ()
+        n_contradicted = None
+        if name != COX.name:
+            deaths = reported[died], predicted.to_numpy()[died]
+            found = estimates(FIGURES, deaths, patients[died], rng)
+            n_contradicted = int((predicted < reported)[~died].sum())
+        if with_cox:
+            rows = reported, died, predicted.to_numpy()
+            found += estimates(
+                CONCORDANCE, rows, patients, concordance_rng, _N_CONCORDANCE_RESAMPLES
+            )
+        figures.append(
+            FamilyFigures(name=str(name), estimates=found, n_contradicted=n_contradicted)
+        )
+    selected, baseline = (times[name].to_numpy()[died] for name in (SELECTED, BASELINE.name))
+    rank = next(one for one in figures[0].estimates if one.name == "spearman")
+    return Summary(
+        figures=tuple(figures),
+        verdict=judge(reported[died], selected, baseline, rank, rng),
+        remarks=tuple(_remarks(study, with_cox=with_cox)),
+    )
+
+
+def judge(
+    reported: Days, selected: Days, baseline: Days, rank: Estimate, rng: np.random.Generator
+) -> Verdict:
+    """Compare the selected models with chance and with age alone, on deaths (n,)."""
+    ranks = _ranks(reported)
+    gains = np.abs(baseline - reported) - np.abs(selected - reported)
+    return Verdict(
+        n_died=len(reported),
+        spearman=rank,
+        p_ranks=permutation_p_value(
+            lambda shuffled: shuffled @ ranks, _ranks(selected), rng, permutation_type="pairings"
+        ),
+        gain_days=float(gains.mean()),
+        p_gain=permutation_p_value(
+            lambda flipped: flipped.mean(axis=-1), gains, rng, permutation_type="samples"
+        ),
+    )
 
 
 def write_predictions(study: Study, predictions: Predictions, path: Path) -> None:
@@ -383,6 +377,12 @@ def write_summary(
 ) -> None:
     """Write figures, verdict and settings as JSON."""
     outcomes, verdict = study.outcomes, summary.verdict
+    figures: dict[str, dict[str, object]] = {}
+    for family in summary.figures:
+        rows = (asdict(one) for one in family.estimates)
+        figures[family.name] = {row.pop("name"): row for row in rows}
+        if family.n_contradicted is not None:
+            figures[family.name]["n_censored_contradicted"] = family.n_contradicted
     content = {
         "research_use_only": True,
         "version": version("brats_seg"),
@@ -395,70 +395,44 @@ def write_summary(
         "n_repeats": plan.n_repeats,
         "seed": plan.seed,
         "times_selected": predictions.n_chosen,
-        "verdict": asdict(verdict)
-        | {
+        "verdict": {
+            **asdict(verdict),
             "is_significant": verdict.is_significant,
             "beats_age": verdict.beats_age,
             "words": str(verdict),
         },
         "remarks": summary.remarks,
-        "figures": {one.name: _as_json(one) for one in summary.figures},
+        "figures": figures,
     }
     write_json(path, content)
-
-
-def _as_json(figures: FamilyFigures) -> dict[str, object]:
-    content: dict[str, object] = {
-        one.name: {"value": one.value, "low": one.low, "high": one.high}
-        for one in figures.estimates
-    }
-    if figures.n_contradicted is not None:
-        content["n_censored_contradicted"] = figures.n_contradicted
-    return content
-
-
-def _write_figure(study: Study, predictions: Predictions, summary: Summary, path: Path) -> None:
-    shown = predictions.held_out & study.outcomes["known"]
-    figure = survival_figure(
-        study.outcomes["days"][shown].to_numpy(),
-        predictions.days[SELECTED][shown].to_numpy(),
-        study.outcomes["lived"][shown].to_numpy(),
-        title=f"Held-out cases: {summary.verdict.heading}",
-    )
-    write_figure(figure, path)
 
 
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     """Describe the data behind the figures: censored cases, unknown ages, networks that saw them."""
     table, outcomes = study.table, study.outcomes
-    yield _census(outcomes, with_cox=with_cox)
-    if not with_cox:
-        yield (
-            "lifelines is not installed: no Cox model, which would learn from censored cases, and no "
-            'concordance index. Add them with `pip install "brats_seg[survival]"`.'
-        )
-    ages = outcomes[AGE][outcomes["known"]]
-    if ages.isna().any():
-        yield f"age unknown in {ages.isna().sum()} of {len(ages)} cases with an outcome"
-    if study.dropped:
-        named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
-        yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
-    for column, what in ((LATENT_SEEN, "the latent vector"), (LABELS_SEEN, "the label map")):
-        for answer, networks in _NOT_HELD_OUT.items():
-            n_such = int((table[column] == answer).sum()) if column in table else 0
-            if n_such:
-                yield f"NOT OUT-OF-FOLD: {what} of {n_such} of {len(table)} cases is of {networks}"
-
-
-def _census(outcomes: pd.DataFrame, *, with_cox: bool) -> str:
-    n_died, n_lived = int(outcomes["died"].sum()), int(outcomes["lived"].sum())
+    n_died, n_lived, n_known = (int(outcomes[name].sum()) for name in ("died", "lived", "known"))
     use = (
         "learnt from by the Cox model and counted in the concordance index only"
         if with_cox
         else "predicted but never learnt from or scored"
     )
-    return (
-        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
-        f"(alive at last contact), {use}; "
-        f"{len(outcomes) - n_died - n_lived} of unknown outcome, predicted only"
+    yield (
+        f"{counted(len(table), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
+        f"(alive at last contact), {use}; {len(table) - n_known} of unknown outcome, predicted only"
     )
+    if not with_cox:
+        yield (
+            "lifelines is not installed: no Cox model, which would learn from censored cases, and no "
+            'concordance index. Add them with `pip install "brats_seg[survival]"`.'
+        )
+    n_unknown = int(outcomes[AGE][outcomes["known"]].isna().sum())
+    if n_unknown:
+        yield f"age unknown in {n_unknown} of {n_known} cases with an outcome"
+    if study.dropped:
+        named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
+        yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
+    for column, what in ((LATENT_SEEN, "the latent vector"), (LABELS_SEEN, "the label map")):
+        for answer, networks in _NOT_HELD_OUT.items():
+            n = int((table[column] == answer).sum()) if column in table else 0
+            if n:
+                yield f"NOT OUT-OF-FOLD: {what} of {n} of {len(table)} cases is of {networks}"

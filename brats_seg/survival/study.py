@@ -1,27 +1,43 @@
-"""Predict survival of held-out cases by nested cross-validation.
+"""Predict survival of held-out cases by nested cross-validation over several families of models.
 
 The outer folds hold patients out; the inner folds choose the values of each family and, among the
-families, the one for `selected`. Held-out patients are not used for training, neither of a model
-nor of the scaling and selection of features. Predictions of repeats are averaged.
+families, the one for `selected`. Imputation, scaling and selection of features are learnt from the
+training cases alone. Regression learns the logarithm of the days until death, so that a few long
+survivors do not dominate the fit. The Cox model (D. R. Cox, 1972; fitted by lifelines) also learns from
+censored patients, who count among those at risk until the last contact.
 """
 
-from collections.abc import Iterator, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from sklearn.base import BaseEstimator
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.feature_selection import SelectKBest, r_regression
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVR
 
 from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cases.folds import FoldTable, make_folds
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.models import BASELINE, COX, Family, Splits, fit_family
-from brats_seg.survival.table import AGE, RESECTION, feature_columns
+from brats_seg.survival.table import AGE, feature_columns
 
+log = logging.getLogger(__name__)
+
+Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+Splits = Sequence[tuple[Indices, Indices]]
 
 SELECTED = "selected"
 """Name of the predictions of the family that did best on the inner folds."""
@@ -30,6 +46,178 @@ FEWEST_DEATHS = 4
 """Fewest patients with a known day of death for which a study is possible."""
 _NO_FOLD = -1
 """Fold of the cases of unknown outcome."""
+_LONGEST_DAYS = 36525.0
+"""Upper bound of predictions, a century, so that no exponential overflows."""
+_LARGEST_LOG_RATIO = float(np.log(1e6))
+"""Bound of predicted log hazard ratios, so that no ratio overflows."""
+_SMALLEST_STD = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Family:
+    """A kind of model, and the parameters that are tried."""
+
+    name: str
+    estimator: Any
+    """Estimator of scikit-learn."""
+    grid: Mapping[str, Sequence[Any]]
+    """Values of the parameters of the estimator that are tried."""
+    n_kept: Sequence[int]
+    """Numbers of features that are tried."""
+    strength: Callable[[Matrix, Matrix], Matrix]
+    """Turns features (n, p) and outcomes into scores (p,) to select features by."""
+    scoring: Any
+    """Score on the inner folds by which parameters are chosen."""
+
+
+def fit_family(family: Family, features: Matrix, outcomes: Matrix, splits: Splits) -> Any:
+    """Choose the values of the grid with the best score on the splits, and fit all cases.
+
+    Args:
+        family: Family to fit.
+        features: (n, p), NaN where unknown.
+        outcomes: (n,) days until death; for the Cox model (n, 2) days and whether the patient died.
+        splits: Inner folds, as (training, held-out) indices.
+
+    Returns:
+        The fitted search of scikit-learn, with `predict` and `best_score_`.
+    """
+    pipeline = make_pipeline(
+        # a column that is empty in the training cases stays, as a constant that no model can use
+        SimpleImputer(strategy="median", keep_empty_features=True),
+        StandardScaler(),
+        SelectKBest(family.strength),
+        family.estimator,
+    )
+    name = pipeline.steps[-1][0]
+    grid = {f"{name}__{parameter}": list(values) for parameter, values in family.grid.items()}
+    grid["selectkbest__k"] = sorted({min(k, features.shape[1]) for k in family.n_kept})
+    search = GridSearchCV(pipeline, grid, scoring=family.scoring, cv=splits)
+    return search.fit(features, outcomes)
+
+
+def concordance(days: Matrix, died: npt.NDArray[np.bool_], predicted: Matrix) -> float:
+    """Return the concordance index of predictions, over deaths and censored patients.
+
+    It is the share of pairs in the right order, among the pairs of which it is known who died first
+    (Harrell et al. 1996); 0.5, the value of chance, where there is no such pair. Needs lifelines.
+
+    Args:
+        days: (n,) days until death or the last contact.
+        died: (n,) whether the patient died then.
+        predicted: (n,) any number that is larger for a longer survival.
+
+    Example:
+        >>> days, died = np.array([100.0, 200, 300]), np.array([True, False, True])
+        >>> concordance(days, died, predicted=np.array([150.0, 350, 250]))
+        1.0
+    """
+    from lifelines.utils import concordance_index
+
+    try:
+        return float(concordance_index(days, predicted, died))
+    except ZeroDivisionError:
+        return 0.5
+
+
+class CoxEstimator(BaseEstimator):  # type: ignore[misc]
+    """Cox model of lifelines as an estimator of scikit-learn; features are standardised before."""
+
+    def __init__(self, penalty: float = 1.0) -> None:
+        self.penalty = penalty
+
+    def fit(self, features: Matrix, outcomes: Matrix) -> Self:
+        """Maximise the penalised partial likelihood of features (n, p), and (n, 2) days and deaths.
+
+        All coefficients are 0, so that every case has the mean hazard, without a death, and where
+        lifelines finds no maximum.
+        """
+        from lifelines import CoxPHFitter
+        from lifelines.exceptions import ConvergenceError, ConvergenceWarning
+
+        self.coefficients_ = np.zeros(features.shape[1])
+        varying = features.std(axis=0) > _SMALLEST_STD
+        if not outcomes[:, 1].any() or not varying.any():
+            return self
+        frame = pd.DataFrame(features[:, varying]).add_prefix("feature")
+        frame["days"], frame["died"] = outcomes.T
+        with warnings.catch_warnings():
+            # the penalty makes the maximum unique, also where a feature separates deaths from the rest
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            # lifelines 0.30 passes arguments by position that pandas 4 wants by name
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                fitter = CoxPHFitter(penalizer=self.penalty).fit(frame, "days", "died")
+                self.coefficients_[varying] = fitter.params_
+            except ConvergenceError as error:
+                log.warning("a Cox model did not converge and predicts the mean hazard: %s", error)
+        return self
+
+    def predict(self, features: Matrix) -> Matrix:
+        """Return the log hazard ratio (n,) to a case whose features are all 0."""
+        ratios: Matrix = features @ self.coefficients_
+        return np.clip(ratios, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+
+
+def _days_strength(features: Matrix, days: Matrix) -> Matrix:
+    """Return the absolute correlation of each feature with the logarithm of the days."""
+    return np.abs(r_regression(features, np.log1p(days)))
+
+
+def _hazard_strength(features: Matrix, outcomes: Matrix) -> Matrix:
+    """Return the correlation of each feature with the martingale residuals of an empty model.
+
+    A residual is 1 for a death and 0 otherwise, less the cumulative hazard (Nelson-Aalen) of all
+    cases at that time: positive for those who died early. Its correlation with a feature is the
+    score of the Cox model with that feature alone.
+    """
+    days, died = outcomes.T
+    at_risk = (days[None, :] >= days[:, None]).sum(axis=1)
+    before = days[None, :] <= days[:, None]
+    return np.abs(r_regression(features, died - before @ (died / at_risk)))
+
+
+def _concordance_score(model: Any, features: Matrix, outcomes: Matrix) -> float:
+    days, died = outcomes.T
+    return concordance(days, died > 0, -model.predict(features))
+
+
+def _days(logarithms: Matrix) -> Matrix:
+    return np.expm1(np.clip(logarithms, 0, np.log1p(_LONGEST_DAYS)))
+
+
+def days_family(
+    name: str, regressor: Any, n_kept: Sequence[int] = (8, 32, 128), **grid: Sequence[float]
+) -> Family:
+    """Return a family that regresses the logarithm of the days, and the grid of its regressor."""
+    return Family(
+        name=name,
+        estimator=TransformedTargetRegressor(
+            regressor, func=np.log1p, inverse_func=_days, check_inverse=False
+        ),
+        grid={f"regressor__{parameter}": values for parameter, values in grid.items()},
+        n_kept=n_kept,
+        strength=_days_strength,
+        scoring="neg_mean_absolute_error",
+    )
+
+
+BASELINE = days_family("age", Ridge(), (1,), alpha=(1.0,))
+"""Age alone: imaging features must do better."""
+FAMILIES = (
+    # C is 5 in the notebook, whose features were not standardised
+    days_family("svr", SVR(), C=(0.1, 0.5, 5.0)),
+    days_family("ridge", Ridge(), alpha=(10.0, 100.0, 1000.0)),
+)
+COX = Family(
+    name="cox",
+    estimator=CoxEstimator(),
+    grid={"penalty": (0.1, 1.0)},
+    # fewer than for days, about ten deaths each being customary
+    n_kept=(8, 32),
+    strength=_hazard_strength,
+    scoring=_concordance_score,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -48,12 +236,12 @@ class Study:
     @classmethod
     def of(cls, table: pd.DataFrame, outcomes: pd.DataFrame) -> Self:
         """Combine a table with its outcomes; age and resection become features."""
-        extra = {AGE: outcomes[AGE]} | {
-            f"resection_{kind.lower()}": (outcomes[RESECTION] == kind).astype(float)
+        names = [name for name in feature_columns(table) if name != AGE]
+        kinds = {
+            f"resection_{kind.lower()}": (outcomes["resection"] == kind).astype(float)
             for kind in ("GTR", "STR")
         }
-        names = [name for name in feature_columns(table) if name != AGE]
-        features = pd.concat([pd.DataFrame(extra), table[names]], axis=1)
+        features = pd.concat([outcomes[[AGE]].assign(**kinds), table[names]], axis=1)
         # the baseline has no other feature than the age
         varies = (features.nunique() > 1) | (features.columns == AGE)
         return cls(
@@ -83,7 +271,7 @@ class Predictions:
 
     days: pd.DataFrame
     """Days by `selected`, the baseline and the families."""
-    folds: npt.NDArray[np.intp]
+    folds: Indices
     """(cases,) outer fold of each case in the first repeat; -1 for unknown outcomes."""
     n_chosen: dict[str, int]
     """Number of times that each family was selected."""
@@ -98,11 +286,11 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Job:
-    """Held-out cases to predict, and the cases to train on."""
+    """Held-out cases to predict, the cases to train on, and the families to fit."""
 
-    fold: int
     train: Indices
     held_out: Indices
+    families: tuple[Family, ...]
     seed: tuple[int, ...]
 
 
@@ -110,6 +298,8 @@ def cross_validate(
     study: Study, plan: Plan, folds: FoldTable | None = None, track: Track = untracked
 ) -> Predictions:
     """Predict each case of known outcome by models of the others, and the rest by models of all.
+
+    The days are learnt from deaths alone, the hazards from censored cases as well.
 
     Args:
         study: Features and outcomes.
@@ -124,41 +314,52 @@ def cross_validate(
     """
     _check_enough(study, plan, folds)
     repeats = [_outer_folds(study, plan, folds, repeat) for repeat in range(plan.n_repeats)]
-    died = study.outcomes["died"].to_numpy()
-    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat, died)]
-    _check_each_learns(jobs)
-    families = (BASELINE, *plan.families)
-    days = pd.DataFrame(0.0, study.features.index, [SELECTED, *(one.name for one in families)])
+    jobs = [
+        job
+        for repeat, of_cases in enumerate(repeats)
+        for job in _jobs(study, plan, of_cases, repeat)
+    ]
     n_chosen = {family.name: 0 for family in plan.families}
+    columns = [SELECTED, BASELINE.name, *n_chosen, COX.name]
+    sums = pd.DataFrame(0.0, study.features.index, columns)
     for job in track(jobs, what="fitting", total=len(jobs)):
-        splits = _inner_splits(study, job, np.random.default_rng([plan.seed, *job.seed]))
-        fits = {one.name: _predict(study, job, one, splits) for one in families}
-        best = max(n_chosen, key=lambda name: fits[name][1])
-        n_chosen[best] += 1
-        for name, (predicted, _) in (fits | {SELECTED: fits[best]}).items():
-            days.loc[job.held_out, name] += predicted
+        splits = _inner_splits(study, job)
+        fits = {family.name: _predict(study, job, family, splits) for family in job.families}
+        if COX not in job.families:
+            best = max(n_chosen, key=lambda name: fits[name][1])
+            n_chosen[best] += 1
+            fits[SELECTED] = fits[best]
+        for name, (predicted, _) in fits.items():
+            sums.loc[job.held_out, name] += predicted
+    means = sums / plan.n_repeats
     return Predictions(
-        days=days / plan.n_repeats,
+        days=means.drop(columns=COX.name),
         folds=repeats[0],
         n_chosen=n_chosen,
-        log_hazards=_log_hazards(study, plan, repeats, track) if plan.with_cox else None,
+        log_hazards=means[COX.name].to_numpy() if plan.with_cox else None,
     )
 
 
-def _jobs(
-    study: Study, folds: Indices, repeat: int, usable: npt.NDArray[np.bool_]
-) -> Iterator[_Job]:
-    """Yield the fits of a repeat, which learn from the usable cases (n,) of the other folds."""
-    known = folds != _NO_FOLD
-    # the last job predicts the cases of unknown outcome, which are in no fold
-    for fold in (*sorted(set(folds[known].tolist())), _NO_FOLD):
-        held_out = folds == fold
-        if held_out.any():
+def _jobs(study: Study, plan: Plan, folds: Indices, repeat: int) -> Iterator[_Job]:
+    """Yield the fits of a repeat: of each fold by the others, then of the cases in no fold by all."""
+    groups = [("died", (BASELINE, *plan.families)), ("known", (COX,))]
+    for is_cox, (outcome, families) in enumerate(groups[: 1 + plan.with_cox]):
+        usable = study.outcomes[outcome].to_numpy() & (folds != _NO_FOLD)
+        for fold in sorted(set(folds.tolist()), key=lambda fold: (fold == _NO_FOLD, fold)):
+            train = np.flatnonzero(usable & (folds != fold))
+            if len(train) < FEWEST_DEATHS - 1:
+                msg = (
+                    f"fold {fold} is held out with only {counted(len(train), 'death')} in the other "
+                    f"folds to learn from; expected {FEWEST_DEATHS - 1} at least. Use other folds, or "
+                    "give more cases."
+                )
+                raise FoldError(msg)
             yield _Job(
-                fold=fold,
-                train=np.flatnonzero(usable & known & ~held_out),
-                held_out=np.flatnonzero(held_out),
-                seed=(repeat, fold + 1, 0),
+                train=train,
+                held_out=np.flatnonzero(folds == fold),
+                families=families,
+                # other random numbers for the Cox model, which has more cases to split
+                seed=(plan.seed, repeat, fold + 1, 0, *[1] * is_cox),
             )
 
 
@@ -168,30 +369,15 @@ def _predict(
     """Return what a family predicts for the held-out cases, and its score on the inner folds."""
     features = study.features.to_numpy()[:, : 1 if family is BASELINE else None]
     outcomes = study.outcomes[["days", "died"]].to_numpy(np.float64)[job.train]
-    fit = fit_family(
-        family, features[job.train], outcomes if family is COX else outcomes[:, 0], splits
-    )
+    known = outcomes if family is COX else outcomes[:, 0]
+    fit = fit_family(family, features[job.train], known, splits)
     return fit.predict(features[job.held_out]), fit.best_score_
 
 
-def _log_hazards(
-    study: Study, plan: Plan, repeats: Sequence[Indices], track: Track
-) -> npt.NDArray[np.float64]:
-    """Return the log hazard ratios (cases,) of Cox models that learn from censored cases as well."""
-    known = study.outcomes["known"].to_numpy()
-    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat, known)]
-    sums = np.zeros(len(known))
-    for job in track(jobs, what="fitting Cox models", total=len(jobs)):
-        # other random numbers than for the days: there are more cases to split
-        splits = _inner_splits(study, job, np.random.default_rng([plan.seed, *job.seed, 1]))
-        sums[job.held_out] += _predict(study, job, COX, splits)[0]
-    return sums / plan.n_repeats
-
-
-def _inner_splits(study: Study, job: _Job, rng: np.random.Generator) -> Splits:
+def _inner_splits(study: Study, job: _Job) -> Splits:
     """Split the patients at random; all cases of a patient stay together."""
     patients = study.table["patient_id"].to_numpy()[job.train]
-    names = rng.permutation(sorted(set(patients)))
+    names = np.random.default_rng(job.seed).permutation(sorted(set(patients)))
     groups = np.array_split(names, min(N_INNER_FOLDS, len(names)))
     held_out = [np.isin(patients, group) for group in groups]
     return [(np.flatnonzero(~held), np.flatnonzero(held)) for held in held_out]
@@ -199,14 +385,12 @@ def _inner_splits(study: Study, job: _Job, rng: np.random.Generator) -> Splits:
 
 def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int) -> Indices:
     """Return the outer fold (cases,) of each case; -1 for those of unknown outcome."""
-    known = study.outcomes["known"].to_numpy()
+    known, case_ids = study.outcomes["known"], study.table["case_id"]
     table = folds or make_folds(
-        [_case(study, index) for index in np.flatnonzero(known).tolist()],
-        FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat),
+        _cases(study, known), FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat)
     )
-    fold_of = {row.case_id: row.fold for row in table.rows}
-    case_ids = study.table["case_id"]
-    missing = case_ids[known & ~case_ids.isin(fold_of)]
+    fold_of = case_ids.map({row.case_id: row.fold for row in table.rows})
+    missing = case_ids[known & fold_of.isna()]
     if len(missing):
         msg = (
             f"the fold table has no row for {counted(len(missing), 'case')} of known survival, such as "
@@ -214,21 +398,23 @@ def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int)
             "--fold-table out to have new folds made."
         )
         raise FoldError(msg)
-    return np.where(known, case_ids.map(fold_of).fillna(_NO_FOLD), _NO_FOLD).astype(np.intp)
+    return fold_of.where(known, _NO_FOLD).to_numpy(np.intp)
 
 
-def _case(study: Study, index: int) -> Case:
-    age = study.outcomes[AGE][index]
-    volume = study.table["wt_ml"][index] if "wt_ml" in study.table else np.nan
-    return Case(
-        case_id=study.table["case_id"][index],
-        patient_id=study.table["patient_id"][index],
-        release="unknown",
-        facts=CaseFacts(
-            age_years=None if np.isnan(age) else float(age),
-            tumour_ml=None if np.isnan(volume) else float(volume),
-        ),
-    )
+def _cases(study: Study, known: pd.Series) -> list[Case]:
+    """Return the cases of known outcome, with the facts that balance folds."""
+    facts = study.table.reindex(columns=["case_id", "patient_id", "wt_ml"])
+    facts = facts.assign(age=study.outcomes[AGE])[known].astype(object)
+    rows: list[list[Any]] = facts.where(facts.notna(), None).to_numpy().tolist()
+    return [
+        Case(
+            case_id=case_id,
+            patient_id=patient_id,
+            release="unknown",
+            facts=CaseFacts(age_years=age, tumour_ml=volume),
+        )
+        for case_id, patient_id, volume, age in rows
+    ]
 
 
 def _check_enough(study: Study, plan: Plan, folds: FoldTable | None) -> None:
@@ -241,14 +427,3 @@ def _check_enough(study: Study, plan: Plan, folds: FoldTable | None) -> None:
             f"expected {expected} at least. Give more cases, or fewer folds."
         )
         raise UsageError(msg)
-
-
-def _check_each_learns(jobs: Sequence[_Job]) -> None:
-    for job in jobs:
-        if len(job.train) < FEWEST_DEATHS - 1:
-            msg = (
-                f"fold {job.fold} is held out with only {counted(len(job.train), 'death')} in the other folds "
-                f"to learn from; expected {FEWEST_DEATHS - 1} at least. Use other folds, or give more "
-                "cases."
-            )
-            raise FoldError(msg)

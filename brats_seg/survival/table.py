@@ -1,7 +1,8 @@
-"""Write and read the table of features, which has a row for each case.
+"""Read and write the tables of a study: the features of cases, and the survival of their patients.
 
-The first columns hold ids, the source of the label map, whether the networks were trained on the
-patient, and the resection; all others are features. Those of a latent vector are `latent0_000`, ...
+The first columns of the table of features hold ids, the source of the label map, whether the networks
+were trained on the patient, and the resection; all others are features. A censored patient was alive
+at the last contact: the days are a lower bound of the survival.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,13 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from brats_seg.errors import UsageError
+from brats_seg.cases.clinical import (
+    ClinicalRow,
+    check_columns,
+    mapping_files,
+    read_clinical_files,
+)
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 
 Seen: TypeAlias = Literal["no", "unknown", "yes"]
@@ -19,9 +26,8 @@ Seen: TypeAlias = Literal["no", "unknown", "yes"]
 SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
-RESECTION = "resection"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
-_TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, RESECTION)
+_TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, "resection")
 _MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 
 
@@ -36,11 +42,10 @@ def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> Non
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    cells = [
-        {name: cell if isinstance(cell, str) else _digits(cell) for name, cell in row.items()}
-        for row in rows
-    ]
-    write_table(path, list(rows[0]) if rows else _TEXTS, cells)
+    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else _TEXTS)
+    numbers = frame.select_dtypes("number")
+    frame[numbers.columns] = numbers.map("{:.7g}".format, na_action="ignore").astype(object)
+    write_table(path, list(frame.columns), frame.itertuples(index=False))
 
 
 def read_features(path: Path) -> pd.DataFrame:
@@ -59,39 +64,90 @@ def read_features(path: Path) -> pd.DataFrame:
     if table.empty:
         msg = f"{path} has no rows; expected one for each case. {_MAKE_FEATURES}"
         raise UsageError(msg)
-    _check_texts(path, table)
-    names = feature_columns(table)
-    texts = [name for name in table.columns if name not in names]
-    return pd.concat([table[texts], _numbers(path, table, names)], axis=1)
-
-
-def _digits(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.7g}"
-
-
-def _check_texts(path: Path, table: pd.DataFrame) -> None:
-    repeated = table["case_id"][table["case_id"].duplicated()].unique()
+    repeated = table["case_id"][table["case_id"].duplicated()]
     if len(repeated):
-        names = ", ".join(sorted(repeated)[:5])
-        msg = f"{path} has more than one row for {names}; expected one each."
+        msg = (
+            f"{path} has more than one row for {some_of(sorted(set(repeated)))}; expected one each."
+        )
         raise UsageError(msg)
     for name, known in ((LABELS_SEEN, ("", *SEEN)), (LATENT_SEEN, SEEN)):
-        unknown = set(table.get(name, ())) - set(known)
-        if unknown:
+        if unknown := set(table.get(name, ())) - set(known):
             msg = f"{path} has {min(unknown)!r} in column {name}; expected {', '.join(SEEN)}."
             raise UsageError(msg)
-
-
-def _numbers(path: Path, table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    names = feature_columns(table)
     texts = table[names].map(str.strip)
     numbers = texts.apply(pd.to_numeric, errors="coerce").astype(float)
     wrong = np.argwhere(numbers.isna() & ~texts.isin(["", "nan", "NaN"]))
     if len(wrong):
-        row, column = wrong[0].tolist()
+        row, column = wrong[0]
         msg = (
             f"{path}, case {table['case_id'].iloc[row]}: found {texts.iat[row, column]!r} in column "
             f"{names[column]}; expected a number, or nothing where it is unknown. Correct the cell or "
             "remove the column."
         )
         raise UsageError(msg)
-    return numbers.where(np.isfinite(numbers))
+    return table.drop(columns=names).join(numbers.where(np.isfinite(numbers)))
+
+
+def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()) -> pd.DataFrame:
+    """Find the outcome of every case of a table of features, whose ages and resections count first.
+
+    The row of each case has `days` from the scan to death or the last contact, NaN where unknown;
+    `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
+    empty.
+
+    Args:
+        table: Table of features.
+        path: Table of survival of any release.
+        mappings: Tables that join the ids of one patient in several years. Those called
+            `name_mapping*.csv` beside the table of survival are read as well.
+
+    Raises:
+        UsageError: The table lacks columns, has none of the cases, or has no death.
+    """
+    check_columns(path, with_survival=True)
+    clinical = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
+    rows = [clinical.row(case_id) for case_id in table["case_id"]]
+    if not any(rows):
+        people = dict.fromkeys(row.ids[0] for row in clinical.rows.values())
+        msg = (
+            f"{path} has none of the {counted(len(table), 'case')} of the features. The features "
+            f"are of {some_of(list(table['case_id']))}, the table has "
+            f"{some_of(list(people)) or 'no rows'}. Give the table of the same year, or as a further "
+            "--clinical the name_mapping.csv that joins the ids of the years."
+        )
+        raise UsageError(msg)
+    found = pd.DataFrame([row or ClinicalRow(ids=()) for row in rows])
+    known, censored = found["survival_days"].notna(), found["survival_censored"]
+    ages, resections = found[AGE].astype(float), table["resection"].str.upper()
+    outcomes = pd.DataFrame(
+        {
+            "days": found["survival_days"].astype(float),
+            "known": known,
+            "died": known & ~censored,
+            "lived": known & censored,
+            AGE: table[AGE].fillna(ages) if AGE in table else ages,
+            "resection": resections.where(resections != "", found["resection"]),
+        }
+    )
+    if not outcomes["died"].any():
+        msg = (
+            f"{path} has no death among the {counted(sum(map(bool, rows)), 'case')} that it shares with "
+            f"the features: {outcomes['lived'].sum()} alive at the last contact, the others without "
+            "survival. Expected days until death, to train on; add such cases."
+        )
+        raise UsageError(msg)
+    return outcomes
+
+
+def read_ids(path: Path) -> tuple[str, ...]:
+    """Return the ids in a table of patients, in lower case.
+
+    Raises:
+        UsageError: The table cannot be read, or has no ids.
+    """
+    ids = tuple(read_clinical_files([path]).rows)
+    if not ids:
+        msg = f"{path} has no rows; expected one for each case to submit"
+        raise UsageError(msg)
+    return ids

@@ -25,13 +25,13 @@ from brats_seg.config_text import differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
     RUN_LOCK_NAME,
     ModelCard,
     read_checkpoint,
     run_locked,
+    write_checkpoint,
 )
 from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums

@@ -22,7 +22,6 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet
 from brats_seg.models.build import size_words
 from brats_seg.models.unet import UNet
-from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     BEST_NAME,
     ModelIdentity,
@@ -31,6 +30,7 @@ from brats_seg.runtime.weights import (
     read_checkpoint,
     read_trained,
     read_weights,
+    sha256_of,
 )
 
 log = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
-from brats_seg.runtime.torch_files import reason_of
-from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
+from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training.accumulation import (
     Accumulator,
     MemoryMode,

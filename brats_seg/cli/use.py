@@ -1,0 +1,331 @@
+"""Commands `predict`, `export`, `features` and `survival`, which use trained models."""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brats_seg.cli.options import command_again, emit, importing, print_failures, print_table
+from brats_seg.errors import UsageError, counted
+from brats_seg.presets import FileFormat
+from brats_seg.progress import tracked
+
+if TYPE_CHECKING:
+    from brats_seg.cases.case import Case
+    from brats_seg.inference.batch import CaseOutcome, Workers
+    from brats_seg.survival.features import Row
+    from brats_seg.survival.results import Estimate, SurvivalStudy
+
+_FIGURES = (
+    ("accuracy", "accuracy", 1.0, 2),
+    ("mse_days2", "MSE (1000 days2)", 1000.0, 0),
+    ("median_se_days2", "median SE (1000)", 1000.0, 0),
+    ("spearman", "Spearman", 1.0, 2),
+    ("mae_days", "mean error (days)", 1.0, 0),
+    ("concordance", "concordance", 1.0, 2),
+)
+"""Scores of `survival` that are printed: name, heading, unit and digits."""
+
+
+def predict(
+    output: Path,
+    model: list[Path],
+    inputs: list[Path] | None = None,
+    t1n: Path | None = None,
+    t1c: Path | None = None,
+    t2w: Path | None = None,
+    t2f: Path | None = None,
+    case: str | None = None,
+    tta: bool = False,
+    window: str | None = None,
+    labels: str | None = None,
+    probabilities: bool = False,
+    uncertainty: bool = False,
+    report: bool = False,
+    layout: str = "plain",
+    changes: list[str] | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    workers: str | None = None,
+    series: list[str] | None = None,
+    identifiers: bool = False,
+    preprocess: bool = False,
+) -> int:
+    """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
+
+    Cases that the same command has finished earlier are kept. Exit code 1: some cases failed; they
+    are listed in failures.csv.
+
+    Examples:
+        brats-seg predict scans -o predictions --model runs/fold0
+        brats-seg predict dicom -o predictions --model model --series t1c=5
+        brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
+    """
+    from brats_seg.inference.settings import prediction_settings
+
+    settings = prediction_settings(
+        {
+            "device": device,
+            "precision": precision,
+            "window": window,
+            "tta": tta,
+            "labels": labels,
+            "probabilities": probabilities,
+            "uncertainty": uncertainty,
+            "report": report,
+            "layout": layout,
+            **dict(map(_assigned, changes or [])),
+        }
+    )
+    with importing():
+        from brats_seg.dicom.convert import DicomOptions
+        from brats_seg.dicom.modalities import parse_overrides
+        from brats_seg.inference.batch import find_scans, predict_cases
+
+    overrides = parse_overrides(series or [])
+    dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
+    files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
+    single = _case_of_files(inputs or [], files, case)
+    n_workers = _parse_workers(workers)
+    cases = single or find_scans(inputs or [], output, dicom, track=tracked)
+    done: list[CaseOutcome] = []
+
+    def on_case(outcome: "CaseOutcome") -> None:
+        done.append(outcome)
+        emit(outcome.record)
+        print_outcome(outcome)
+
+    try:
+        outcome = predict_cases(
+            cases, model, output, settings, workers=n_workers, on_case=on_case, track=tracked
+        )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after {len(done)} of {len(cases)} cases. Results are in {output}; the same "
+            f"command continues with the other cases:\n    {command_again()}",
+            file=sys.stderr,
+        )
+        return 128 + signal.SIGINT
+    for remark in outcome.remarks:
+        print(remark if labels else f"{remark}; --labels chooses another")
+    predicted, skipped, failed = outcome.n_predicted, outcome.n_skipped, len(outcome.failures)
+    print(f"{predicted} predicted, {skipped} finished before, {failed} failed.", end=" ")
+    print(f"Results and tables are in {output}. Research use only.")
+    return int(failed > 0)
+
+
+def _assigned(assignment: str) -> tuple[str, Any]:
+    key, equals, value = assignment.partition("=")
+    if not equals:
+        msg = f"--set {assignment!r} has no '='; expected for example overlap=0.25"
+        raise UsageError(msg)
+    return key, value.split(",") if "," in value else value
+
+
+def _parse_workers(workers: str | None) -> "Workers":
+    if workers is None or "://" in workers:
+        return workers
+    if not workers.isdecimal() or int(workers) == 0:
+        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tcp://host:8786"
+        raise UsageError(msg)
+    return int(workers)
+
+
+def _case_of_files(
+    paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
+) -> "tuple[Case, ...]":
+    """Return the case that is given by its files, or nothing if paths are given."""
+    from brats_seg.cases.find import single_input
+
+    given = {modality: path for modality, path in files.items() if path is not None}
+    if bool(given) == bool(paths) or (paths and case_id):
+        msg = "give either INPUTS, or one case by --t1n, --t1c, --t2w and --t2f, which --case names"
+        raise UsageError(msg)
+    return (single_input(case_id, given),) if given else ()
+
+
+def print_outcome(outcome: "CaseOutcome") -> None:
+    """Print the result of a case."""
+    from brats_seg.cases.many import Failure
+    from brats_seg.labels import REGIONS
+
+    record = outcome.record
+    if isinstance(record, Failure):
+        print(f"FAILED  {record.message}", flush=True)
+        return
+    ml = {part.name: part.ml for part in record.volumes}
+    volumes = ", ".join(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
+    how = f"{record.seconds:.1f} s" if outcome.is_new else "finished before"
+    print(f"{record.case_id}: {volumes} ({how})", flush=True)
+    if record.predicted_dice:
+        print(f"    predicted Dice: {', '.join(map(str, record.predicted_dice))}", flush=True)
+    for warning in record.warnings:
+        print(f"    note: {warning}", flush=True)
+
+
+def export(
+    trained: list[Path],
+    output: Path,
+    license_name: str = "",
+    name_cases: bool | None = None,
+    file_format: FileFormat = "safetensors",
+) -> None:
+    """Export networks to a folder: weights, settings, tables and a model card, without pickles.
+
+    The model card names the training cases, and has the scores of the validation during training.
+
+    Examples:
+        brats-seg export runs/fold0 runs/fold1 -o model --license CC-BY-4.0
+    """
+    with importing():
+        from brats_seg.inference.export import export_model
+
+    exported = export_model(
+        trained, output, license_name=license_name, case_ids=name_cases, file_format=file_format
+    )
+    n_networks = len(exported.networks)
+    emit(exported, path=output, n_networks=n_networks)
+    print(f"wrote {counted(n_networks, 'network')} to {output}, fingerprint {exported.fingerprint}")
+    print("Research use only.")
+
+
+def features(
+    scans: Path,
+    output: Path = Path("features.csv"),
+    model: list[Path] | None = None,
+    autoencoder: Path | None = None,
+    predict_all: bool = False,
+    clinical: list[Path] | None = None,
+    labels: str | None = None,
+    prepared: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+) -> int:
+    """Measure each case: size, shape and intensities of the tumour, and its latent vector.
+
+    With several runs, a case is predicted by those that were not trained on its patient. Exit code
+    1: some cases failed; they are listed in failures.csv beside the table.
+
+    Examples:
+        brats-seg features data -o features.csv
+        brats-seg features data --autoencoder runs/autoencoder
+    """
+    with importing():
+        from brats_seg.survival.features import features_of_folder
+
+    extraction = features_of_folder(
+        scans,
+        output,
+        autoencoder=autoencoder,
+        segmentations=model or (),
+        predicted=predict_all,
+        tables=clinical or (),
+        labels=labels,
+        prepared_path=prepared,
+        device=device,
+        precision=precision,
+        track=tracked,
+    )
+    rows = extraction.results
+    case_ids = [row["case_id"] for row in rows]
+    columns = [name for row in rows[:1] for name, cell in row.items() if not isinstance(cell, str)]
+    emit(table=output, case_ids=case_ids, columns=columns, failures=extraction.failures)
+    code = print_failures([failure.message for failure in extraction.failures])
+    _print_features(rows, len(columns))
+    failures_path = output.with_name("failures.csv")
+    print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
+    return code
+
+
+def _print_features(rows: "Sequence[Row]", n_features: int) -> None:
+    from brats_seg.survival.features import REFERENCE
+    from brats_seg.survival.table import LABELS_SEEN, LATENT_SEEN
+
+    n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
+    label_maps = f"label maps: {n_reference} reference, {len(rows) - n_reference} predicted"
+    print(f"{counted(len(rows), 'case')} with {n_features} features; {label_maps}")
+    for what, column in (("label maps", LABELS_SEEN), ("latent vectors", LATENT_SEEN)):
+        for answer, by in (
+            ("yes", "by networks that were trained on the patient"),
+            ("unknown", "by networks without a record of the patients they were trained on"),
+        ):
+            n_such = sum(row.get(column) == answer for row in rows)
+            if n_such:
+                print(f"note: {n_such} {what} {by}")
+
+
+def survival(
+    features: Path,
+    clinical: list[Path],
+    output: Path = Path("survival"),
+    fold_table: Path | None = None,
+    repeats: int = 3,
+    submit: Path | None = None,
+) -> int:
+    """Predict days of survival, and test the predictions against chance.
+
+    Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
+    Days are learnt from deaths. If lifelines is installed (extra `survival`), a Cox model also
+    learns from censored cases (alive at the last follow-up), which count in the concordance index.
+
+    Examples:
+        brats-seg survival features.csv --clinical survival_data.csv
+    """
+    with importing():
+        from brats_seg.survival.results import study_survival
+
+    found = study_survival(
+        features,
+        clinical[0],
+        output,
+        mapping=clinical[1:],
+        folds=fold_table,
+        n_repeats=repeats,
+        submit=submit,
+        track=tracked,
+    )
+    summary = found.summary
+    emit(summary, folder=output, conclusion=str(summary.verdict), missing=found.missing)
+    _print_study(found)
+    print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
+    if found.missing:
+        print(f"not in the submission, because they have no features: {', '.join(found.missing)}")
+    return int(bool(found.missing))
+
+
+def _print_study(found: "SurvivalStudy") -> None:
+    from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
+
+    for remark in found.summary.remarks:
+        print(remark)
+    classes = "short (under {:.0f} days), mid and long (over {:.0f} days)"
+    print(f"Accuracy is over {classes.format(*SURVIVAL_CLASS_DAYS)} survivors. Intervals of 95 %.")
+    _print_figures(found)
+    times = ", ".join(f"{name} {n}" for name, n in found.predictions.n_chosen.items() if n)
+    print(f"selected on the inner folds: {times}")
+    print(found.summary.verdict)
+
+
+def _print_figures(found: "SurvivalStudy") -> None:
+    n_censored = int((found.study.outcomes["lived"] & found.predictions.held_out).sum())
+    given = {estimate.name for one in found.summary.figures for estimate in one.estimates}
+    shown = [figure for figure in _FIGURES if figure[0] in given]
+    columns = ["model", *(heading for _, heading, _, _ in shown)]
+    columns += ["censored too early"] * bool(n_censored)
+    rows = []
+    for one in found.summary.figures:
+        estimates = {estimate.name: estimate for estimate in one.estimates}
+        cells = [_cell(estimates.get(name), unit, digits) for name, _, unit, digits in shown]
+        n = one.n_contradicted
+        censored = [""] if n is None else [f"{n} of {n_censored}"]
+        rows.append([one.name, *cells, *(censored if n_censored else ())])
+    print_table(columns, rows)
+
+
+def _cell(estimate: "Estimate | None", unit: float, digits: int) -> str:
+    if estimate is None:
+        return ""
+    numbers = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (f"{number / unit:.{digits}f}" for number in numbers)
+    return f"{value} [{low}, {high}]"
