@@ -725,7 +725,7 @@ def declaring(what: str) -> nn.Module:
         (
             [flat_dice],
             [none_of(1), none_of(1, size=4)],
-            r"\(3, 8, 8, 8\).* and of .*\(3, 4, 4, 4\).* patches of one size",
+            r"\(3, 8, 8, 8\).* and of .*\(3, 4, 4, 4\).* use patches of one size",
         ),
         ([detached], [none_of(2)], "depends neither on the output of the network nor"),
         ([declaring("patches")], [none_of(6)], r"expected \(6,\)"),

@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3026,
+    "training": 2972,
     "inference": 2230,
     "cases": 2389,
     "top level": 1646,
