@@ -21,33 +21,23 @@ Affine = npt.NDArray[np.float64]
 PATIENT = {"PatientName": "DOE^JOHN", "PatientID": "HOSPITAL-4711", "PatientBirthDate": "19700101"}
 TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI to those of DICOM."""
+ORIENTATIONS = {
+    "axial": ("LPS", (0, 0, 0)),
+    "axial, from above": ("LPI", (0, 0, 0)),
+    "sagittal": ("PIL", (0, 0, 0)),
+    "sagittal, from the left": ("PIR", (0, 0, 0)),
+    "coronal": ("LIP", (0, 0, 0)),
+    "coronal, from behind": ("LIA", (0, 0, 0)),
+    "oblique": ("PIR", (10, -7, 20)),
+}
+"""Directions of rows, columns and slices, and the angles by which they are turned."""
+_T1 = {"EchoTime": 12, "RepetitionTime": 600, "ScanningSequence": "SE"}
+_FLAIR = {"EchoTime": 110, "RepetitionTime": 9000, "InversionTime": 2500}
 HEADERS: dict[str, dict[str, Any]] = {
-    "t1n": {
-        "SeriesDescription": "AX T1",
-        "EchoTime": 12,
-        "RepetitionTime": 600,
-        "ScanningSequence": "SE",
-    },
-    "t1c": {
-        "SeriesDescription": "AX T1 POST",
-        "EchoTime": 12,
-        "RepetitionTime": 600,
-        "ContrastBolusAgent": "GADOVIST",
-        "ScanningSequence": "SE",
-    },
-    "t2w": {
-        "SeriesDescription": "AX T2",
-        "EchoTime": 95,
-        "RepetitionTime": 4500,
-        "ScanningSequence": "SE",
-    },
-    "t2f": {
-        "SeriesDescription": "AX FLAIR",
-        "EchoTime": 110,
-        "RepetitionTime": 9000,
-        "InversionTime": 2500,
-        "ScanningSequence": ["SE", "IR"],
-    },
+    "t1n": {"SeriesDescription": "AX T1", **_T1},
+    "t1c": {"SeriesDescription": "AX T1 POST", "ContrastBolusAgent": "GADOVIST", **_T1},
+    "t2w": {"SeriesDescription": "AX T2", **_T1, "EchoTime": 95, "RepetitionTime": 4500},
+    "t2f": {"SeriesDescription": "AX FLAIR", "ScanningSequence": ["SE", "IR"], **_FLAIR},
 }
 """What tells the four modalities apart."""
 
@@ -111,21 +101,15 @@ def write_examination(
     *,
     degrees: tuple[float, float, float] = (0, 0, 0),
     study: str = "1",
-    seed: int = 0,
+    edge_mm: float = 1,
     **header: Any,
 ) -> npt.NDArray[np.int16]:
     """Write the four modalities of a small brain as one examination, and return their arrays."""
-    volumes = make_volumes(seed=seed)
-    affine = oriented_affine(axes, degrees)
+    volumes = make_volumes()
+    affine = oriented_affine(axes, degrees) @ np.diag([edge_mm, edge_mm, edge_mm, 1])
     for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
-        write_series(
-            folder / f"SE{number}",
-            array,
-            affine,
-            study=study,
-            number=number,
-            **{**HEADERS[modality], **header},
-        )
+        values = {**HEADERS[modality], **header}
+        write_series(folder / f"SE{number}", array, affine, study=study, number=number, **values)
     return volumes
 
 

@@ -140,30 +140,23 @@ def write_bundle(
         "inputs": {"image": {"channel_def": channels, "spatial_shape": ["2*n", "2*n", "2*n"]}},
         "outputs": {"pred": {"channel_def": regions}},
     }
-    normalised = {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True}
-    loaded = {"_target_": "LoadImaged", "keys": "image"}
+    preprocessing = [
+        part("LoadImaged", keys="image"),
+        *transforms,
+        part("NormalizeIntensityd", keys="image", nonzero=True, channel_wise=True),
+    ]
+    postprocessing = [
+        part("Activationsd", keys="pred", sigmoid=True),
+        part("AsDiscreted", keys="pred", threshold=0.5),
+        part("Lambdad", keys="pred", func="$lambda x: x"),
+    ]
     content = {
         "imports": ["$import os"],
         "device": "$torch.device('cpu')",
-        "network_def": {"_target_": "SegResNet", **arguments},
-        "preprocessing": {
-            "_target_": "Compose",
-            "transforms": [loaded, *transforms, normalised | {"channel_wise": True}],
-        },
-        "inferer": {
-            "_target_": "SlidingWindowInferer",
-            "roi_size": [16, 16, 8],
-            "sw_batch_size": 1,
-            "overlap": 0.4,
-        },
-        "postprocessing": {
-            "_target_": "Compose",
-            "transforms": [
-                {"_target_": "Activationsd", "keys": "pred", "sigmoid": True},
-                {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5},
-                {"_target_": "Lambdad", "keys": "pred", "func": "$lambda x: x"},
-            ],
-        },
+        "network_def": part("SegResNet", **arguments),
+        "preprocessing": part("Compose", transforms=preprocessing),
+        "inferer": part("SlidingWindowInferer", roi_size=[16, 16, 8], sw_batch_size=1, overlap=0.4),
+        "postprocessing": part("Compose", transforms=postprocessing),
         **sections,
     }
     for name in ("configs", "models"):
@@ -176,3 +169,8 @@ def write_bundle(
         network = SegResNet(**arguments)
     torch.save(network.state_dict(), folder / "models" / "model.pt")
     return folder
+
+
+def part(target: str, **arguments: Any) -> dict[str, Any]:
+    """Return the description of an object in the configuration of a bundle."""
+    return {"_target_": target, **arguments}

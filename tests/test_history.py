@@ -135,7 +135,7 @@ def test_the_line_of_the_log_shows_the_values() -> None:
     [
         (None, "does not exist; expected the folder of a run"),
         ("epoch\n", "holds no epochs"),
-        ("", "is not a table"),
+        ("", "holds no epochs"),
     ],
 )
 def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expected: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,20 @@ def oracle(
     point[tuple(n // 2 for n in patch)] = 1
     weights = torch.from_numpy(gaussian_filter(point, [n / 8 for n in patch], mode="constant"))
     flips = [[2 + a for a in range(3) if bits >> a & 1] for bits in range(8 if mirrored else 1)]
-    total, count = 0.0, torch.zeros(inside.shape)
-    voxels = torch.from_numpy(crop)[None]
-    with torch.no_grad():
-        for start in np.ndindex(
-            *(len(starts(n, p)) for n, p in zip(inside.shape, patch, strict=True))
-        ):
-            place = tuple(
-                slice(starts(n, p)[i], starts(n, p)[i] + p)
-                for i, n, p in zip(start, inside.shape, patch, strict=True)
-            )
-            window = voxels[:, :, *place]
-            logits = sum(network(window.flip(f)).flip(f) for network in networks for f in flips) / (
-                len(networks) * len(flips)
-            )
-            if isinstance(total, float):
-                total = torch.zeros(logits.shape[1], *inside.shape)
-            total[:, *place] += logits[0] * weights
-            count[place] += weights
+    total, count, voxels = 0.0, torch.zeros(inside.shape), torch.from_numpy(crop)[None]
+    slices = [
+        [slice(start, start + p) for start in starts(n, p)]
+        for n, p in zip(inside.shape, patch, strict=True)
+    ]
+    for window in product(*slices):
+        image = voxels[:, :, *window]
+        with torch.no_grad():
+            passes = [network(image.flip(f)).flip(f) for network in networks for f in flips]
+        logits = (sum(passes) / len(passes))[0]
+        if isinstance(total, float):
+            total = torch.zeros(len(logits), *inside.shape)
+        total[:, *window] += logits * weights
+        count[*window] += weights
     whole = np.full((len(total), *mask.shape), -9, dtype=np.float32)
     whole[0 if len(total) == 4 else slice(0, 0)] = 9
     whole[:, *box] = (total / count).numpy()
@@ -147,17 +144,12 @@ def test_scans_of_another_voxel_size_are_resampled_and_back(
     np.testing.assert_allclose(back, 1 / (1 + np.exp(-2)), rtol=1e-5)
 
 
-def test_the_record_of_the_model_changes_with_its_weights_and_not_with_its_place(
-    tmp_path: Path,
-) -> None:
-    prints = [
-        Predictor.load([model], PredictionSettings(**FP32)).model.fingerprint
-        for model in (
-            write_nnunet(tmp_path / "a"),
-            write_nnunet(tmp_path / "b"),
-            write_nnunet(tmp_path / "c", n_folds=2),
-        )
+def test_the_fingerprint_changes_with_the_weights_and_not_with_the_folder(tmp_path: Path) -> None:
+    models = [
+        write_nnunet(tmp_path / name, n_folds=n) for name, n in zip("abc", (1, 1, 2), strict=True)
     ]
+
+    prints = [Predictor.load([m], PredictionSettings(**FP32)).model.fingerprint for m in models]
 
     assert prints[0] == prints[1] != prints[2]
 
@@ -176,50 +168,44 @@ class _Code:
         return print, ("code of the checkpoint was run",)
 
 
-def _without_fold(model: Path) -> None:
-    (model / "fold_1" / "checkpoint_final.pth").unlink()
-
-
-def _with_code(model: Path) -> None:
-    write_fold(model / "fold_1", nnunet_network(3, seed=0), logging=_Code())
-
-
-def _of_other_sizes(model: Path) -> None:
-    write_fold(model / "fold_1", nnunet_network(4, seed=0))
-
-
-def _damaged(model: Path) -> None:
-    (model / "plans.json").write_text("{")
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (
-            _without_fold,
+            lambda fold: (fold / "checkpoint_final.pth").unlink(),
             r"no checkpoint_final.pth in fold_1; expected .* or give one fold",
         ),
         (
-            _with_code,
+            lambda fold: write_fold(fold, nnunet_network(3, seed=0), logging=_Code()),
             r"checkpoint_final.pth is not a checkpoint that can be read: it holds something",
         ),
         (
-            _of_other_sizes,
+            lambda fold: write_fold(fold, nnunet_network(4, seed=0)),
             r"the weights are not those of the network that is described: size mismatch",
         ),
-        (_damaged, r"plans.json cannot be used: Expecting"),
+        (
+            lambda fold: (fold.parent / "plans.json").write_text("{"),
+            r"plans.json cannot be used: Expecting",
+        ),
     ],
 )
 def test_a_model_with_missing_or_damaged_files_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], object],
+    message: str,
 ) -> None:
     model = write_nnunet(tmp_path / "model", n_folds=2)
-    damage(model)
+    damage(model / "fold_1")
 
     with pytest.raises(UsageError, match=message):
         Predictor.load([model], PredictionSettings(**FP32))
 
     assert "code of the checkpoint" not in capsys.readouterr().out
+
+
+def configured(**values: Any) -> dict[str, Any]:
+    return {"configuration": values}
 
 
 @pytest.mark.parametrize(
@@ -230,33 +216,17 @@ def test_a_model_with_missing_or_damaged_files_is_refused(
             "the model takes the channels CT; expected T1, T1 with contrast",
         ),
         ({"channels": CHANNELS | {"3": "T1w"}}, "takes the channels FLAIR, T1w, t1gd, T1w"),
-        (
-            {"labels": {"background": 0, "liver": [1, 2], "tumour": 2}},
-            "labels background, liver, tum",
-        ),
+        ({"labels": {"background": 0, "liver": [1, 2], "tumour": 2}}, "background, liver, tum"),
         ({"labels": TISSUE_LABELS | {"cavity": 4}}, "enhancing tumor, cavity; expected oedema"),
         (
-            {"configuration": {"normalization_schemes": ["CTNormalization"] * 4}},
+            configured(normalization_schemes=["CTNormalization"] * 4),
             "normalization_schemes.*: expected 'ZScoreNormalization' .got 'CTNormalization'",
         ),
+        (configured(patch_size=[16, 16]), "plans.json cannot be used: patch"),
+        (configured(previous_stage="3d_lowres"), "plans.json cannot be used: previous_stage"),
+        (configured(resampling_fn_data="resample_torch"), "resampling_fn_data: .*resample_torch"),
         (
-            {"configuration": {"patch_size": [16, 16]}},
-            "plans.json cannot be used: patch",
-        ),
-        (
-            {"configuration": {"previous_stage": "3d_lowres"}},
-            "plans.json cannot be used: previous_stage",
-        ),
-        (
-            {"configuration": {"resampling_fn_data": "resample_torch"}},
-            "resampling_fn_data: .*resample_torch",
-        ),
-        (
-            {
-                "configuration": {
-                    "architecture": {"network_class_name": "a.Mamba", "arch_kwargs": {}}
-                }
-            },
+            configured(architecture={"network_class_name": "a.Mamba", "arch_kwargs": {}}),
             r"architecture.network_class_name: .*ResidualEncoderUNet.* .got 'a.Mamba'",
         ),
         ({"plans": {"configurations": {}}}, "plans.json cannot be used"),

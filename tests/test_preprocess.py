@@ -10,13 +10,10 @@ from scipy.ndimage import binary_erosion, shift
 
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.dicom import preprocess
-from brats_seg.dicom.preprocess import (
-    WEIGHTS,
-    check_tools,
-    prepare,
-)
+from brats_seg.dicom.preprocess import WEIGHTS, check_tools, prepare, unready_words
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.voxels.grids import Affine
+from tests.builders import make_volumes
 
 HD_BET = f"""#!{sys.executable}
 # stands for HD-BET: the brain is what is darker than the scalp
@@ -65,26 +62,47 @@ def head(edge_mm: tuple[float, float, float] = (1, 1, 1), moved_mm: float = 0.0)
     return Volume(array=array.astype(np.int16), geometry=grid, file="scan.nii")
 
 
+@pytest.mark.parametrize(
+    ("volumes", "reasons"),
+    [
+        (([1, 1, 1, 1], 16), []),
+        (([1.03, 1.03, 1.03, 1.03], 16), []),
+        (([2, 2, 2, 2], 16), ["the voxels measure 2.00x2.00x2.00 mm, not 1 mm"]),
+        (([9, 9, 9, 9], 16), ["the skull does not seem", "the voxels measure 9.00"]),
+        (([1, 1, 1, 1], 17), ["are not on one grid"]),
+        (([9, 1, 1, 1], 16), ["are not on one grid", "the skull", "the voxels measure 9.00"]),
+    ],
+)
+def test_what_scans_lack_is_said(volumes: tuple[list[float], int], reasons: list[str]) -> None:
+    """The volumes are given by their edges in mm and the slices of the last one."""
+    edges_mm, n_slices = volumes
+    scans = []
+    for index, (edge_mm, n) in enumerate(zip(edges_mm, (16, 16, 16, n_slices), strict=True)):
+        affine = np.diag([-edge_mm, -edge_mm, edge_mm, 1.0])
+        shape = (24, 24, n)
+        grid = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+        array = make_volumes(shape)[index]
+        scans.append(Volume(array=array, geometry=grid, file="scan.nii.gz"))
+
+    found = unready_words(scans)
+
+    assert len(found) == len(reasons)
+    assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+
 def test_what_is_missing_is_named_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: None)
-
-    with pytest.raises(EnvironmentalError) as error:
-        check_tools()
-
-    assert "greedy is not installed: pip install 'brats_seg[preprocess]'" in str(error.value)
-    assert "hd-bet is not installed: pip install 'brats_seg[preprocess]'" in str(error.value)
-
-
-def test_hd_bet_is_not_started_without_its_weights(tools: Path) -> None:
-    """It would download them."""
+    """HD-BET would download its weights."""
     (Path.home() / WEIGHTS).unlink()
+    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: None)
+    install = r"is not installed: pip install 'brats_seg\[preprocess\]'"
+    no_weights = f"hd-bet has no weights in {Path.home() / WEIGHTS}"
 
-    with pytest.raises(
-        EnvironmentalError, match=f"hd-bet has no weights in {Path.home() / WEIGHTS}"
-    ):
+    with pytest.raises(EnvironmentalError, match=f"greedy {install}; {no_weights}"):
+        check_tools()
+    (tools / "hd-bet").unlink()
+    with pytest.raises(EnvironmentalError, match=f"greedy {install}; hd-bet {install}"):
         check_tools()
 
 

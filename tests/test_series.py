@@ -1,24 +1,32 @@
 """Which examinations and series a folder holds, and what is wrong with them."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("pydicom")
 
-from brats_seg.dicom.series import find_studies
+import pydicom
+
+from brats_seg.dicom.series import Series, find_studies
 from brats_seg.errors import UsageError
 from tests.builders import make_volumes
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
-
-AXIAL = oriented_affine("LPS")
 
 
 def write_one(folder: Path, axes: str = "LPS", **header: object) -> list[Path]:
     affine = oriented_affine(axes)
     return write_series(folder, make_volumes()[0], affine, **{**HEADERS["t1n"], **header})
+
+
+def only_series(folder: Path) -> Series:
+    (study,) = find_studies(folder)
+    (series,) = study.series
+    return series
 
 
 def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
@@ -27,50 +35,43 @@ def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
     (study,) = find_studies(tmp_path / "exam")
 
     assert study.case_id == "exam"
-    assert [one.number for one in study.series] == [1, 2, 3, 4]
+    assert [series.number for series in study.series] == [1, 2, 3, 4]
     assert study.series[0].spacing_mm == pytest.approx((1, 1, 1))
-    places = [int(path.name.split("_")[-1]) for path in study.series[0].files]
-    assert places == list(range(16))
-    assert [one.problem for one in study.series] == [""] * 4
-    assert [one.has_agent for one in study.series] == [False, True, False, False]
+    assert [int(path.name.split("_")[-1]) for path in study.series[0].files] == [*range(16)]
+    assert [series.problem for series in study.series] == [""] * 4
+    assert [series.has_agent for series in study.series] == [False, True, False, False]
+    text = str(asdict(study)).replace(str(tmp_path), "")
+    assert not any(word in text for word in ("DOE", "JOHN", "4711", "1970", "ACC123", "HOUSE"))
 
 
 def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
-    write_examination(tmp_path / "all/first/DICOM", study="1")
-    write_examination(tmp_path / "all/second/before", study="2")
-    write_examination(tmp_path / "all/second/after", study="3")
+    long = "n" * 120
+    for study, folder in enumerate(("first/DICOM", "second/before", "second/after", long)):
+        write_one(tmp_path / "all" / folder, study=str(study))
+    write_one(tmp_path / "all" / long / ("m" * 120), study="9")
+    write_one(tmp_path / "all" / long / "other", study="10")
 
     names = [study.case_id for study in find_studies(tmp_path / "all")]
 
-    assert names == ["first", "second_after", "second_before"]
-
-
-def test_no_value_holds_what_identifies_the_patient(tmp_path: Path) -> None:
-    write_examination(tmp_path / "exam")
-
-    (study,) = find_studies(tmp_path / "exam")
-
-    text = str(asdict(study)).replace(str(tmp_path), "")
-    assert not any(word in text for word in ("DOE", "JOHN", "4711", "1970", "ACC123", "HOUSE"))
+    # neither a folder that holds others nor a very long path is a name
+    assert names[:4] == ["first", f"{long}_other", "second_after", "second_before"]
+    assert all(name.startswith("study-") for name in names[4:])
+    assert len(names) == 6
 
 
 @pytest.mark.parametrize("folder", ["Doe_J", "exam-HOSPITAL-4711", "x19700101", "john"])
 def test_a_folder_that_is_called_after_the_patient_does_not_name_the_case(
     tmp_path: Path, folder: str
 ) -> None:
-    write_one(tmp_path / folder)
+    write_one(tmp_path / "real" / folder)
+    write_one(tmp_path / "anonymised" / folder, PatientIdentityRemoved="YES")
 
-    (hidden,) = find_studies(tmp_path / folder)
-    (shown,) = find_studies(tmp_path / folder, with_identifiers=True)
+    (hidden,) = find_studies(tmp_path / "real" / folder)
+    (shown,) = find_studies(tmp_path / "real" / folder, with_identifiers=True)
+    (anonymised,) = find_studies(tmp_path / "anonymised" / folder)
 
     assert hidden.case_id.startswith("study-")
-    assert shown.case_id == folder
-
-
-def test_a_folder_of_an_anonymised_patient_names_the_case(tmp_path: Path) -> None:
-    write_one(tmp_path / "HOSPITAL-4711", PatientIdentityRemoved="YES")
-
-    assert find_studies(tmp_path / "HOSPITAL-4711")[0].case_id == "HOSPITAL-4711"
+    assert shown.case_id == anonymised.case_id == folder
 
 
 def test_two_patients_in_one_folder_are_two_cases(
@@ -96,63 +97,55 @@ def test_one_examination_of_two_patients_cannot_be_used(tmp_path: Path) -> None:
     assert problems == ["the images of one examination name several patients"] * 2
 
 
-@pytest.mark.parametrize("place", [1, 8])
-def test_a_missing_slice_is_seen(tmp_path: Path, place: int) -> None:
-    paths = write_one(tmp_path / "exam", axes="PIR")
-    paths[place].unlink()
-
-    (series,) = find_studies(tmp_path / "exam")[0].series
-
-    assert "2.00 mm between two neighbours, and 1.00 mm between most" in series.problem
+def without_slice(folder: Path, index: int) -> None:
+    write_one(folder, axes="PIR")[index].unlink()
 
 
-def test_slices_that_the_header_counts_and_that_are_not_there_are_seen(tmp_path: Path) -> None:
-    write_one(tmp_path / "exam", ImagesInAcquisition=20)
-
-    assert find_studies(tmp_path / "exam")[0].series[0].problem == "slices are missing: 16 of 20"
-
-
-def test_a_localiser_has_slices_of_several_directions(tmp_path: Path) -> None:
-    for axes in ("LPS", "PIR", "LIP"):
-        write_one(tmp_path / "exam" / axes, axes=axes, InstanceNumber=1)
-    # one series: the identifiers of the images must differ
-    for number, path in enumerate((tmp_path / "exam").rglob("IM*")):
-        change(path, SOPInstanceUID=f"1.2.{number}")
-
-    (series,) = find_studies(tmp_path / "exam")[0].series
-
-    assert series.problem == "its slices have several directions"
+def with_damaged_slice(folder: Path) -> None:
+    path = write_one(folder)[5]
+    path.write_bytes(path.read_bytes()[:300])
 
 
-def test_several_volumes_in_one_series_are_seen(tmp_path: Path) -> None:
-    for time in ("1", "2"):
-        for path in write_one(tmp_path / "exam" / time):
-            change(path, SOPInstanceUID=f"1.2.{time}.{path.name.split('_')[-1]}")
-
-    (series,) = find_studies(tmp_path / "exam")[0].series
-
-    assert "several images at one place" in series.problem
+def as_one_series(folder: Path, *axes: str) -> None:
+    """Write images under one UID of the series; those of the images differ."""
+    numbers = count()
+    for index, one in enumerate(axes):
+        for path in write_one(folder / str(index), axes=one):
+            change(path, SOPInstanceUID=f"1.2.{next(numbers)}")
 
 
-def test_copies_of_the_files_and_other_files_do_not_matter(tmp_path: Path) -> None:
+GAP = "2.00 mm between two neighbours, and 1.00 mm between most"
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (lambda folder: without_slice(folder, 1), GAP),
+        (lambda folder: without_slice(folder, 8), GAP),
+        (with_damaged_slice, "slices are missing"),
+        (lambda folder: write_one(folder, ImagesInAcquisition=20), "are missing: 16 of 20"),
+        (lambda folder: as_one_series(folder, "LPS", "PIR", "LIP"), "several directions"),
+        (lambda folder: as_one_series(folder, "LPS", "LPS"), "several images at one place"),
+    ],
+)
+def test_what_is_wrong_with_a_series_is_seen(
+    tmp_path: Path, write: Callable[[Path], object], problem: str
+) -> None:
+    write(tmp_path / "exam")
+
+    assert problem in only_series(tmp_path / "exam").problem
+
+
+def test_copies_other_files_and_a_segmentation_do_not_matter(tmp_path: Path) -> None:
     write_one(tmp_path / "exam/a")
     write_one(tmp_path / "exam/copy")
+    write_one(tmp_path / "exam/b", number=2, Modality="SEG", PatientName="", PatientID="")
     (tmp_path / "exam/notes").write_text("nothing of DICOM")
     (tmp_path / "exam/empty").touch()
 
-    (series,) = find_studies(tmp_path / "exam")[0].series
+    series = only_series(tmp_path / "exam")
 
-    assert len(series.files) == 16
-    assert not series.problem
-
-
-def test_a_segmentation_beside_its_scans_does_not_matter(tmp_path: Path) -> None:
-    write_one(tmp_path / "exam/a")
-    write_one(tmp_path / "exam/b", number=2, Modality="SEG", PatientName="", PatientID="")
-
-    (study,) = find_studies(tmp_path / "exam")
-
-    assert (len(study.series), study.problem) == (1, "")
+    assert (len(series.files), series.problem) == (16, "")
 
 
 def test_values_that_are_not_as_the_standard_says_are_not_quoted(
@@ -162,28 +155,8 @@ def test_values_that_are_not_as_the_standard_says_are_not_quoted(
         # a date that is none, which pydicom warns of
         path.write_bytes(path.read_bytes().replace(b"19700101", b"DOE 1970"))
 
-    assert find_studies(tmp_path / "exam")[0].series[0].problem == ""
+    assert only_series(tmp_path / "exam").problem == ""
     assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
-
-
-def test_a_folder_of_a_very_long_path_is_named_by_a_hash(tmp_path: Path) -> None:
-    write_one(tmp_path / "all" / ("n" * 120) / ("m" * 120), study="1")
-    write_one(tmp_path / "all" / ("n" * 120) / "other", study="2")
-
-    names = [study.case_id for study in find_studies(tmp_path / "all")]
-
-    assert names == ["n" * 120 + "_other", *[name for name in names if name.startswith("study-")]]
-
-
-def test_a_damaged_file_is_a_missing_slice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write_one(tmp_path / "exam")[5]
-    path.write_bytes(path.read_bytes()[:300])
-
-    (series,) = find_studies(tmp_path / "exam")[0].series
-
-    assert "slices are missing" in series.problem
 
 
 def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:
@@ -191,9 +164,9 @@ def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:
     for path in write_one(tmp_path / "exam/b", EchoTime=90, RepetitionTime=3000):
         change(path, SOPInstanceUID=f"1.2.{path.name.split('_')[-1]}")
 
-    found = find_studies(tmp_path / "exam")[0].series
+    (study,) = find_studies(tmp_path / "exam")
 
-    assert [(one.number, one.echo_ms, len(one.files)) for one in found] == [
+    assert [(one.number, one.echo_ms, len(one.files)) for one in study.series] == [
         (1, 20.0, 16),
         (1, 90.0, 16),
     ]
@@ -208,8 +181,6 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def change(path: Path, **header: str) -> None:
     """Change elements of a file."""
-    import pydicom
-
     image = pydicom.dcmread(path)
     for name, value in header.items():
         setattr(image, name, value)

@@ -4,20 +4,23 @@ This module has what the readers share. The rest of the package reaches it by wa
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from torch import Tensor, nn
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import UsageError
+from brats_seg.files import read_bounded
 from brats_seg.inference.model import Member
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.weights import ExportedModel, reason_of, sha256_of
 
-LONGEST_TEXT = 1 << 24
+_LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
 COPY_AGAIN = "Copy the folder of the model again."
 
@@ -39,6 +42,12 @@ def writer_of(file_format: str) -> Callable[[ExportedModel, Path], None]:
     from brats_seg.interop import export_bundle, onnx
 
     return onnx.write_onnx if file_format == "onnx" else export_bundle.write_bundle
+
+
+def read_description(path: Path) -> Any:
+    """Return the content of a file of JSON or YAML."""
+    text = read_bounded(path, _LONGEST_TEXT).decode()
+    return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
 
 
 def channels_of(names: Sequence[str], path: Path) -> tuple[str, ...]:

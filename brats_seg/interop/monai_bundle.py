@@ -18,22 +18,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import yaml
 from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from brats_seg.cases.case import LoadedCase
-from brats_seg.errors import UsageError
-from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
 from brats_seg.interop import (
     COPY_AGAIN,
-    LONGEST_TEXT,
     channels_of,
     hash_of_files,
     load_weights,
+    read_description,
     usable,
 )
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
@@ -99,12 +96,9 @@ class _Windows(BaseModel):
 
     def weights(self, length: int) -> Tensor:
         """Return the weight of each voxel of a window along an axis."""
-        is_constant = self.mode == "constant"
-        return (
-            torch.ones(length)
-            if is_constant
-            else gaussian(length, (length - 1) / 2, self.sigma_scale)
-        )
+        if self.mode == "constant":
+            return torch.ones(length)
+        return gaussian(length, (length - 1) / 2, self.sigma_scale)
 
 
 def is_bundle(path: Path) -> bool:
@@ -119,22 +113,24 @@ def read_bundle(path: Path) -> Member:
     and the three regions of BraTS, or it needs other parts than those listed here.
     """
     metadata, weights = path / _METADATA, path / _WEIGHTS
-    file = next((path / name for name in _CONFIGURATIONS if (path / name).is_file()), None)
-    if file is None:
-        msg = f"{path}: found no {_CONFIGURATIONS[0]}, which says how the bundle predicts. {COPY_AGAIN}"
-        raise UsageError(msg)
+    configurations = [path / name for name in _CONFIGURATIONS]
+    file = next(filter(Path.is_file, configurations), configurations[0])
     with usable(metadata, _USE_MONAI):
-        formats = _read(metadata)["network_data_format"]
+        formats = read_description(metadata)["network_data_format"]
         image = _Format.model_validate(formats["inputs"]["image"])
         regions = _regions(_Format.model_validate(formats["outputs"]["pred"]).names)
     modalities = channels_of(image.names, metadata)
     with usable(file, _USE_MONAI):
-        config = _read(file)
+        config = read_description(file)
         windows = _windows(config)
         network = _network(config)
         transforms = _transforms(config)
         decoding = _decoding(config)
-    _load_weights(network, weights)
+    with usable(weights):
+        # the entries that MONAI's handlers and bundles store a network in
+        content = read_plain(weights, COPY_AGAIN)
+        state = checked_weights(content.get("model", content.get("state_dict", content)))
+    load_weights(network, state, weights)
     fingerprint = hash_of_files([metadata, file, weights])
     channels = tuple(map(MODALITIES.index, modalities))
     return Member(
@@ -212,23 +208,12 @@ def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     return tuple(min(index * step, size - length) for index in range(n_steps + 1))
 
 
-def _read(path: Path) -> dict[str, Any]:
-    text = read_bounded(path, LONGEST_TEXT).decode()
-    content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    if not isinstance(content, dict):
-        msg = f"it holds {type(content).__name__}, expected sections by name"
-        raise TypeError(msg)
-    return content
-
-
 def _regions(names: list[str]) -> tuple[str, ...]:
     """Return the region of each output channel, given their names."""
     regions = tuple(map(tissue_named, names))
     if sorted(regions) != sorted(REGIONS):
-        msg = (
-            f"the bundle returns {', '.join(names) or 'nothing'}; expected the regions whole tumour, "
-            "tumour core and enhancing tumour"
-        )
+        expected = "the regions whole tumour, tumour core and enhancing tumour"
+        msg = f"the bundle returns {', '.join(names) or 'nothing'}; expected {expected}"
         raise ValueError(msg)
     return regions
 
@@ -245,16 +230,6 @@ def _network(config: Mapping[str, Any]) -> nn.Module:
     network: nn.Module = getattr(nets, name)(**_arguments(config, config["network_def"]))
     use_slabs(network)
     return network
-
-
-def _load_weights(network: nn.Module, path: Path) -> None:
-    content = read_plain(path, COPY_AGAIN)
-    if isinstance(content, Mapping):
-        # the entries that MONAI's handlers and bundles store a network in
-        content = next((content[key] for key in ("model", "state_dict") if key in content), content)
-    with usable(path):
-        weights = checked_weights(content)
-    load_weights(network, weights, path)
 
 
 def _transforms(config: Mapping[str, Any]) -> tuple[Any, ...]:

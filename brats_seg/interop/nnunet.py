@@ -8,34 +8,31 @@ Checkpoints are read without running code. nnU-Net crops to the voxels that are 
 and resamples; its arrays are `(C, z, y, x)` in the axes of the file, permuted as the plans say.
 """
 
-import json
-import logging
 import re
 from dataclasses import dataclass
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
 from torch import Tensor
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
 from brats_seg.interop import (
     COPY_AGAIN,
-    LONGEST_TEXT,
     channels_of,
     hash_of_files,
     load_weights,
+    read_description,
     usable,
 )
 from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
@@ -45,13 +42,13 @@ from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_start
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
 
-log = logging.getLogger(__name__)
-
 Values = TypeVar("Values", bound=BaseModel)
 
 DATASET_NAME, PLANS_NAME = "dataset.json", "plans.json"
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _FOLD = re.compile(r"fold_(\d+|all)")
+_Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
+_Normalisation: TypeAlias = Literal["ZScoreNormalization"]
 _OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
@@ -75,14 +72,10 @@ class _Configuration(BaseModel):
 
     patch_size: Triple
     spacing: Spacing
-    normalization_schemes: tuple[Literal["ZScoreNormalization"], ...] = Field(
-        min_length=len(MODALITIES), max_length=len(MODALITIES)
-    )
+    normalization_schemes: tuple[_Normalisation, _Normalisation, _Normalisation, _Normalisation]
     use_mask_for_norm: tuple[bool, bool, bool, bool]
-    resampling_fn_data: Literal["resample_data_or_seg_to_shape"] = "resample_data_or_seg_to_shape"
-    resampling_fn_probabilities: Literal["resample_data_or_seg_to_shape"] = (
-        "resample_data_or_seg_to_shape"
-    )
+    resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
+    resampling_fn_probabilities: _Resampling = "resample_data_or_seg_to_shape"
     previous_stage: None = None
     """Only the second stage of a cascade has one."""
     architecture: Architecture
@@ -189,7 +182,7 @@ def _root_of(path: Path) -> Path | None:
 
 def _read(path: Path, kind: type[Values]) -> Values:
     with usable(path):
-        return kind.model_validate(json.loads(read_bounded(path, LONGEST_TEXT)))
+        return kind.model_validate(read_description(path))
 
 
 def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
@@ -231,14 +224,12 @@ def _checkpoints(path: Path, root: Path) -> list[Path]:
         folds = [one for one in every if one.name != "fold_all"] or every
     for name in _CHECKPOINTS:
         if folds and all((fold / name).is_file() for fold in folds):
-            log.info("nnU-Net model of %s", ", ".join(fold.name for fold in folds))
             return [fold / name for fold in folds]
     without = [fold.name for fold in folds if not (fold / _CHECKPOINTS[0]).is_file()]
-    msg = (
-        f"{root}: found no {_CHECKPOINTS[0]} in {', '.join(without) or 'a folder fold_0, fold_1, ...'}; "
-        f"expected {' or '.join(_CHECKPOINTS)} in each fold. Copy the missing files, or give one fold "
-        "as --model."
-    )
+    found = f"no {_CHECKPOINTS[0]} in {', '.join(without) or 'a folder fold_0, fold_1, ...'}"
+    expected = f"{' or '.join(_CHECKPOINTS)} in each fold"
+    next_step = "Copy the missing files, or give one fold as --model."
+    msg = f"{root}: found {found}; expected {expected}. {next_step}"
     raise UsageError(msg)
 
 

@@ -101,9 +101,7 @@ class MeanNetwork(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` -> the mean of the logits `(N, R, X, Y, Z)`."""
-        total: Tensor = self.networks[0](image)
-        for network in self.networks[1:]:
-            total = total + network(image)
+        total: Tensor = sum(network(image) for network in self.networks)
         return total / len(self.networks)
 
 

@@ -22,6 +22,7 @@ from brats_seg.runtime.weights import ExportedModel
 
 ONNX_TOLERANCE = 1e-4
 """Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
+_OTHERWISE = "Export it without --format, or as a bundle."
 _OPSET = 18
 _SMALLEST_AXIS = 8
 
@@ -33,19 +34,6 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
         EnvironmentalError: `onnx` or `onnxruntime` is not installed.
         UsageError: A network cannot be written, or gives other logits with onnxruntime.
     """
-    onnxruntime = _required()
-    for place, trained in enumerate(exported.networks):
-        (member,) = assemble([trained], choose_device("cpu", "fp32")).members
-        for layer in member.network.modules():
-            if isinstance(layer, ActivatedNorm):
-                # ONNX has the stock layers alone
-                layer.in_place = False
-        with whole_file(folder / f"member{place}.onnx") as beside:
-            _write_network(member, beside)
-            _compare(member, beside, onnxruntime)
-
-
-def _required() -> ModuleType:
     try:
         import onnx  # noqa: F401
         import onnxruntime
@@ -55,17 +43,23 @@ def _required() -> ModuleType:
             'pip install "brats_seg[onnx]", or pip install onnx onnxruntime.'
         )
         raise EnvironmentalError(msg) from None
-    runtime: ModuleType = onnxruntime
-    return runtime
+    members = assemble(exported.networks, choose_device("cpu", "fp32")).members
+    for index, member in enumerate(members):
+        for layer in member.network.modules():
+            if isinstance(layer, ActivatedNorm):
+                # ONNX has the stock layers alone
+                layer.in_place = False
+        with whole_file(folder / f"member{index}.onnx") as temporary:
+            _write_network(member, temporary)
+            _compare(member, temporary, onnxruntime)
 
 
 def _write_network(member: Member, path: Path) -> None:
     """Write a network; the size of its input stays open."""
     axes = {2: "x", 3: "y", 4: "z"}
     try:
-        with warnings.catch_warnings():
-            # the exporter by tracing is the one that needs no further package
-            warnings.simplefilter("ignore")
+        # the exporter by tracing is the one that needs no further package
+        with warnings.catch_warnings(action="ignore"):
             torch.onnx.export(
                 member.network,
                 (_example(member, 1),),
@@ -78,10 +72,7 @@ def _write_network(member: Member, path: Path) -> None:
             )
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
-        msg = (
-            f"model.name {member.name!r} cannot be written as ONNX: {reason}. Export it without "
-            "--format, or as a bundle."
-        )
+        msg = f"model.name {member.name!r} cannot be written as ONNX: {reason}. {_OTHERWISE}"
         raise UsageError(msg) from None
 
 
@@ -90,15 +81,18 @@ def _compare(member: Member, path: Path, onnxruntime: ModuleType) -> None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     for scale in (1, 2):
         image = _example(member, scale)
-        (found,) = session.run(None, {"image": image.numpy()})
+        (logits,) = session.run(None, {"image": image.numpy()})
         with torch.inference_mode():
             expected = member.network(image).numpy()
         size = max(1.0, float(np.abs(expected).max()))
-        if found.shape != expected.shape or np.abs(found - expected).max() > ONNX_TOLERANCE * size:
+        if (
+            logits.shape != expected.shape
+            or np.abs(logits - expected).max() > ONNX_TOLERANCE * size
+        ):
             msg = (
                 f"{path.name}: onnxruntime {onnxruntime.__version__} does not give the logits of "
                 f"torch for an image of {tuple(image.shape)}; expected them within "
-                f"{ONNX_TOLERANCE:g}. Export it without --format, or as a bundle."
+                f"{ONNX_TOLERANCE:g}. {_OTHERWISE}"
             )
             raise UsageError(msg)
 
