@@ -35,17 +35,16 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3026,
+    "training": 2972,
     "inference": 2230,
     "cases": 2389,
-    "top level": 1646,
+    "top level": 1620,
     "data": 1446,
     "evaluation": 1233,
     "quality": 1206,
     "figures": 1110,
     "dicom": 884,
     "survival": 978,
-    "runtime": 851,
     "pages": 877,
     "models": 765,
 }
