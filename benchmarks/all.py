@@ -69,16 +69,10 @@ PROGRAMS = (
         arguments=("--patch", "32"),
     ),
     Program(name="predict_case", title="Predicting a case"),
-    Program(name="sliding_window", title="Sliding windows"),
     Program(name="cases", title="Preparing, scoring, reading and writing cases"),
     Program(name="verify", title="Check sums of prepared cases"),
     Program(name="scale", title="From ten cases to thousands"),
     Program(name="start", title="Start"),
-    Program(
-        name="busy_cpu",
-        title="Beside other work",
-        by_hand="it takes 15 minutes, and other work would spoil it",
-    ),
     Program(name="gpu", title="On a GPU", by_hand="it needs a GPU"),
 )
 NOT_COMPARED = {

@@ -2,8 +2,7 @@
 
 Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is
 the peak of the memory that torch has allocated, without the weights; `process` is the rise of the
-peak of the process during the step; `saved` is the memory that the graph keeps from forward to
-backward. The CPU time is of a single step; step.py measures it over rounds.
+peak of the process during the step. The CPU time is of a single step; step.py measures it over rounds.
 
     python benchmarks/step_memory.py --patch 64 --threads 2
 """
@@ -18,7 +17,6 @@ from time import process_time
 import torch
 from comparison import Comparison, append_json, in_a_process, options_of
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import profile
 
 from brats_seg.config import ModelConfig
@@ -60,29 +58,25 @@ class Measured:
     """Measurements of a step."""
 
     loss: float
-    saved_mb: float
     tensors_mb: float
     process_mb: float
     cpu_s: float
 
 
 def main() -> None:
-    """Print one line per setting, with ratios to the stock layers in float32 and in its precision."""
+    """Print one line per setting."""
     arguments = options_of(__doc__, patch=128, threads=1, setting=str)
     if arguments.setting:
         print(json.dumps(asdict(_measure(Setting(**json.loads(arguments.setting))))))
         return
     print(f"patch {(arguments.patch,) * 3}, batch 1, deep supervision, {arguments.threads} threads")
-    print(
-        f"{'':34} saved MB  tensors MB  of fp32  of own  process MB  of fp32  of own  CPU s    loss"
-    )
-    stock: dict[str, Measured] = {}
+    print(f"{'':34} tensors MB  process MB  CPU s    loss")
     found: dict[str, Measured] = {}
     for setting in _settings(arguments):
         values = in_a_process([__file__, "--setting", json.dumps(asdict(setting))])
-        measured = found[setting.name] = Measured(**values)
-        own = stock.setdefault(setting.precision, measured)
-        print(_row(setting, measured, stock["fp32"], own), flush=True)
+        row = found[setting.name] = Measured(**values)
+        memory = f"{row.tensors_mb:10.0f}  {row.process_mb:10.0f}"
+        print(f"{setting.name:34} {memory}  {row.cpu_s:5.1f}  {row.loss:.4f}", flush=True)
     append_json(_comparisons(arguments.patch, found), arguments.json)
 
 
@@ -116,19 +110,6 @@ def _settings(arguments: argparse.Namespace) -> list[Setting]:
     ]
 
 
-def _row(setting: Setting, measured: Measured, first: Measured, own: Measured) -> str:
-    def memory(name: str) -> str:
-        here = getattr(measured, name)
-        return (
-            f"{here:10.0f}  {here / getattr(first, name):6.2f}x {here / getattr(own, name):6.2f}x"
-        )
-
-    return (
-        f"{setting.name:34} {measured.saved_mb:8.0f}  {memory('tensors_mb')}  "
-        f"{memory('process_mb')}  {measured.cpu_s:5.1f}  {measured.loss:.4f}"
-    )
-
-
 def _measure(setting: Setting) -> Measured:
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
@@ -139,14 +120,11 @@ def _measure(setting: Setting) -> Measured:
     step = partial(_step, network, setting.precision)
     batch = _patch(setting.patch)
     before_mb, start_s = peak_memory_mb(torch.device("cpu")), process_time()
-    saved = _Saved(network)
-    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
-        loss = step(*batch)
+    loss = step(*batch)
     cpu_s = process_time() - start_s
     process_mb = peak_memory_mb(torch.device("cpu")) - before_mb
     return Measured(
         loss=loss,
-        saved_mb=saved.n_bytes / MEGABYTE,
         tensors_mb=_allocated_mb(partial(step, *batch)),
         process_mb=process_mb,
         cpu_s=cpu_s,
@@ -179,22 +157,6 @@ def _use_stock_layers(network: nn.Module, *, norm: bool) -> None:
 
 def _concatenate(decoder: Decoder, below: Tensor, skip: Tensor) -> Tensor:
     return decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
-
-
-class _Saved:
-    """Memory that a graph keeps, each storage once, without parameters."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._sizes = {p.untyped_storage().data_ptr(): 0 for p in network.parameters()}
-
-    def note(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        self._sizes.setdefault(storage.data_ptr(), storage.nbytes())
-        return tensor
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(self._sizes.values())
 
 
 def _allocated_mb(step: Callable[[], float]) -> float:

@@ -12,7 +12,7 @@ them in the middle of their work for most of the time. Small patches are compute
 Waiting. Threads of GNU OpenMP that are done with their part wait for the others in a loop that takes
 the CPU, for up to 300,000 rounds, about 3 ms. On a machine with other work the thread that they wait
 for may be the one whose CPU is taken. `SPIN_COUNT` rounds are enough to bridge the short waits of an
-idle machine. `benchmarks/busy_cpu.py` measures both.
+idle machine.
 
 The number of threads changes the last bits of sums. It does not depend on how busy the machine is,
 so that a run that is resumed on the same machine has as many threads as before.
@@ -110,19 +110,14 @@ def control_groups(
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            # in a container the path may be that of the host, and the group is mounted as the root
-            for mount in _mounts(root, controller, controllers):
+            # of version 2, and of version 1; in a container the path may be that of the host, and the
+            # group is mounted as the root
+            for mount in (root, root / "unified", root / controller, root / controllers):
                 group = mount / path.strip("/")
                 yield from (
                     group,
                     *(above for above in group.parents if above.is_relative_to(mount)),
                 )
-
-
-def _mounts(root: Path, controller: str, controllers: str) -> tuple[Path, ...]:
-    if controllers:
-        return tuple(dict.fromkeys((root / controller, root / controllers)))
-    return root, root / "unified"
 
 
 def _n_cpus() -> int:

@@ -20,8 +20,7 @@ from scipy.ndimage import binary_erosion, uniform_filter
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES, LabelMap
-from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.brain import brain_mask
+from brats_seg.voxels.box import Mask, bounding_box, brain_mask
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 
 Values = npt.NDArray[np.float32]

@@ -13,9 +13,7 @@ from brats_seg.runtime.memory import parse_memory
 
 SMALL_PATCH = 40**3
 """Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
-millisecond, and threads then wait for each other most of the time. Two epochs on patches of 32x32x32
-beside one busy process took 13.7 times as long with two threads as they take now, and 0.83 times as
-long alone (two CPUs, medians of three rounds of `benchmarks/busy_cpu.py`)."""
+millisecond, and threads then wait for each other most of the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

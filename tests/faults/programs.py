@@ -256,19 +256,42 @@ class Counting:
 
 
 @dataclass(frozen=True, slots=True)
-class KilledAt:
-    """The command and its workers are killed at one moment, like by a power cut."""
+class At:
+    """Something happens to the command at one moment."""
 
     n: int
+    happen: Callable[[Path], None]
+    """Called with the folder of the command."""
 
     def __call__(self, folder: Path) -> None:
         """Wait for the moment."""
 
         def act(number: int, event: str) -> None:
             if number == self.n:
-                os.killpg(0, signal.SIGKILL)
+                self.happen(folder)
 
         at_each_moment(folder, act)
+
+
+def kill_all(folder: Path) -> None:
+    """Kill the command and its workers, like a power cut."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def limit_files(folder: Path) -> None:
+    """Let no file grow over 100 bytes, like `ulimit -f`."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+
+def pause(folder: Path) -> None:
+    """Stop the command, the leader of its group, until it is told to go on."""
+    os.kill(os.getpgrp(), signal.SIGSTOP)
+
+
+def unplug(name: str, folder: Path) -> None:
+    """Rename a folder away, like a disk that is unplugged."""
+    if (folder / name).exists():
+        (folder / name).rename(away_from(folder / name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,18 +299,11 @@ class KilledWriting:
     """The process is killed in the middle of the first write after a moment, by the system."""
 
     n: int
-    n_bytes: int = 100
-    """Bytes of the file that are still written."""
 
     def __call__(self, folder: Path) -> None:
         """Wait for the moment."""
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-
-        def act(number: int, event: str) -> None:
-            if number == self.n:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (self.n_bytes, self.n_bytes))
-
-        at_each_moment(folder, act)
+        At(self.n, limit_files)(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,23 +317,6 @@ class KilledAfter:
         timer = threading.Timer(self.seconds, os.killpg, (0, signal.SIGKILL))
         timer.daemon = True
         timer.start()
-
-
-@dataclass(frozen=True, slots=True)
-class PausedAt:
-    """The command stops at one moment until it is told to go on."""
-
-    n: int
-
-    def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
-        first = os.getpid()
-
-        def act(number: int, event: str) -> None:
-            if number == self.n:
-                os.kill(first, signal.SIGSTOP)
-
-        at_each_moment(folder, act)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,44 +337,8 @@ class RefusedFrom:
         at_each_moment(folder, act)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitedFrom:
-    """From one moment on no file may grow over some bytes, like after `ulimit -f`."""
-
-    n: int
-    n_bytes: int = 100
-
-    def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
-
-        def act(number: int, event: str) -> None:
-            if number == self.n:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (self.n_bytes, self.n_bytes))
-
-        at_each_moment(folder, act)
-
-
-@dataclass(frozen=True, slots=True)
-class GoneAt:
-    """At one moment a folder is renamed away, like a disk that is unplugged."""
-
-    n: int
-    name: str
-    """Folder below that of the command."""
-
-    def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
-        path, away = folder / self.name, away_from(folder / self.name)
-
-        def act(number: int, event: str) -> None:
-            if number == self.n and path.exists():
-                path.rename(away)
-
-        at_each_moment(folder, act)
-
-
 def away_from(path: Path) -> Path:
-    """Return where `GoneAt` moves a folder."""
+    """Return where `unplug` moves a folder."""
     return path.with_name(f"{path.name}-gone")
 
 

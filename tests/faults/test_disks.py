@@ -9,27 +9,33 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.programs import Fault, GoneAt, LimitedFrom, RefusedFrom, away_from, run
+from tests.faults.programs import At, Fault, RefusedFrom, away_from, limit_files, run, unplug
 from tests.faults.stages import COMMANDS, Stages, differences, ending, lost, results
 
 DISKS = {
     "full": lambda n: RefusedFrom(n, errno.ENOSPC),
     "read-only": lambda n: RefusedFrom(n, errno.EROFS),
     "failing": lambda n: RefusedFrom(n, errno.EIO),
-    "limited by ulimit -f": LimitedFrom,
+    "limited by ulimit -f": lambda n: At(n, limit_files),
 }
 """What happens to a disk at a moment."""
-WRITING = ["index", "prepare", "train", "tune", "crossval", "predict", "features", "export"]
-WRITING_ONE_FILE = ["certify", "evaluate", "figure sample", "figure history", "phantom"]
-MOMENTS = (0.0, 0.45, 0.9)
-"""When it happens, as shares of the changes that a command makes."""
-SLOW_MOMENTS = {"crossval": (0.45, 0.85)}
-"""The same for a command that takes seconds: while it trains, and while it predicts."""
+MOMENTS = {
+    **dict.fromkeys(
+        ("index", "prepare", "train", "tune", "predict", "features", "export"), (0.0, 0.45, 0.9)
+    ),
+    # a command that takes seconds: while it trains, and while it predicts
+    "crossval": (0.45, 0.85),
+    **dict.fromkeys(
+        ("certify", "evaluate", "figure sample", "figure history", "phantom"), (0.0, 0.5)
+    ),
+}
+"""When it happens to each command, as shares of the changes that it makes."""
 PROMISE = "disk {} at any moment: named error, nothing lost, then equal results"
 GONE = "{} folder gone at any moment: no traceback, then equal results"
 REAL = "disk truly {}: named error, nothing lost, then equal results"
@@ -67,20 +73,11 @@ def disk_campaign(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("disk", DISKS)
-@pytest.mark.parametrize("name", WRITING)
+@pytest.mark.parametrize("name", MOMENTS)
 def test_a_bad_disk_is_named_and_loses_nothing(
     name: str, disk: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
-    disk_campaign(name, disk, SLOW_MOMENTS.get(name, MOMENTS), stages, place, campaign)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("disk", DISKS)
-@pytest.mark.parametrize("name", WRITING_ONE_FILE)
-def test_a_bad_disk_is_named_by_commands_of_few_files(
-    name: str, disk: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    disk_campaign(name, disk, (0.0, 0.5), stages, place, campaign)
+    disk_campaign(name, disk, MOMENTS[name], stages, place, campaign)
 
 
 @pytest.mark.parametrize("name", ["export", "evaluate"])
@@ -106,7 +103,7 @@ def test_a_folder_that_vanishes_ends_without_a_traceback(
     with campaign(GONE.format(which)) as tries:
         for share in (0.1, 0.5, 0.9):
             folder = stages.start(command.stage, place / f"at{share}")
-            fault = GoneAt(1 + int(share * n_changes), vanishing)
+            fault = At(1 + int(share * n_changes), partial(unplug, vanishing))
             hit = run(command.words, folder, fault)
             away = away_from(folder / vanishing)
             if which == "input" and away.exists():

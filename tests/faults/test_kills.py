@@ -12,10 +12,11 @@ import pytest
 
 from tests.faults.campaign import NewCampaign
 from tests.faults.programs import (
+    At,
     Fault,
     KilledAfter,
-    KilledAt,
     KilledWriting,
+    kill_all,
     run,
 )
 from tests.faults.stages import COMMANDS, Stages, ending, lost, results
@@ -44,7 +45,7 @@ def faults(n_kills: int, n_changes: int, seconds: float) -> Iterator[Fault]:
         elif number % 3 == 2:
             yield KilledWriting(moment)
         else:
-            yield KilledAt(moment)
+            yield At(moment, kill_all)
 
 
 def kill_and_finish(

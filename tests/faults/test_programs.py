@@ -9,11 +9,12 @@ import pytest
 
 from tests.faults.campaign import Campaign
 from tests.faults.programs import (
+    At,
     Ended,
-    KilledAt,
     KilledWriting,
     LimitedMemory,
     RefusedFrom,
+    kill_all,
     n_moments,
     run,
 )
@@ -32,7 +33,7 @@ def test_moments_are_counted(stages: Stages, place: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        (KilledAt(1), -signal.SIGKILL),
+        (At(1, kill_all), -signal.SIGKILL),
         (KilledWriting(1), -signal.SIGXFSZ),
         (RefusedFrom(1, errno.ENOSPC), 3),
     ],

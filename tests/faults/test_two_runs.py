@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.programs import PausedAt, Running, n_moments, run
+from tests.faults.programs import At, Running, n_moments, pause, run
 from tests.faults.stages import COMMANDS, TRAIN, Stages, differences, results
 
 PROMISE = "two runs on one folder: one waits or is refused, results as of one"
@@ -31,7 +31,7 @@ PAIRS = {
 
 def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) -> tuple[str, ...]:
     """Run a command while another is stopped at a moment; return the problems of both."""
-    first = Running(first_words, folder, PausedAt(moment))
+    first = Running(first_words, folder, At(moment, pause))
     stopped = first.wait_until_paused()
     second = Running(second_words, folder)
     second.wait_until_ended(ALONE_S)
