@@ -25,7 +25,7 @@ BUDGET = {
     "runtime": 850,
     "figures": 850,
     "training": 2750,
-    "inference": 2212,
+    "inference": 1900,
     "quality": 900,
     "interop": 900,
     "dicom": 750,
