@@ -27,7 +27,7 @@ import nibabel as nib
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import version_of
 from monai.transforms import Compose
 
@@ -63,6 +63,7 @@ def main() -> None:
             ("read, crop and normalise a case", _preparers(index, Path(name))),
         ):
             comparisons = _compared(task, ways, index, arguments.rounds)
+            print(table_of(comparisons), flush=True)
             append_json(comparisons, arguments.json)
 
 
@@ -92,7 +93,7 @@ def chosen_cases(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
 def _compared(
     task: str, ways: Mapping[str, Way], index: CaseIndex, n_rounds: int
 ) -> list[Comparison]:
-    """Time the ways, print them, and compare all others with the first, which is ours."""
+    """Time the ways, and compare all others with the first, which is ours."""
     runs = {name: partial(_read_all, way.read, index) for name, way in ways.items()}
     found = seconds_in_turn(runs, n_rounds)
     costs = {
@@ -100,7 +101,7 @@ def _compared(
         for name, seconds in found.items()
     }
     ours, *others = ways
-    comparisons = [
+    return [
         Comparison(
             task=task,
             ours=costs[ours],
@@ -112,14 +113,6 @@ def _compared(
         )
         for name in others
     ]
-    print(f"\n{task}, {len(index.cases)} cases: {costs[ours]}")
-    for comparison in comparisons:
-        low, high = min(comparison.ratios), max(comparison.ratios)
-        print(
-            f"{comparison.peer:36}  {comparison.theirs:>8}  {comparison.ratio:5.2f}x "
-            f"({low:.2f} to {high:.2f})  {comparison.agreement}"
-        )
-    return comparisons
 
 
 def _read_all(read: Read, index: CaseIndex) -> None:
