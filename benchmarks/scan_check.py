@@ -20,8 +20,7 @@ from scipy.ndimage import gaussian_filter, shift, zoom
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.quality.profile import deviations, measure_crop, profile_of
-from brats_seg.voxels.box import bounding_box
-from brats_seg.voxels.brain import brain_mask, normalised
+from brats_seg.voxels.box import bounding_box, brain_mask, normalised
 
 Images: TypeAlias = npt.NDArray[np.float32]
 Values: TypeAlias = npt.NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.find import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.inference.batch import (
+    BatchOutcome,
+    CaseOutcome,
+    CaseWork,
+    finish_batch,
+    local_outcomes,
+)
 from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
@@ -29,6 +39,7 @@ from brats_seg.training.state import Progress
 from brats_seg.voxels.grids import Spacing
 
 DEFAULT = Decoding()
+PLAIN_SETTINGS = PredictionSettings(preview=False)
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
@@ -121,6 +132,24 @@ def make_model(
         subset_scores=subset_scores,
         notes=({},),
     )
+
+
+def predict_into(
+    inputs: Path,
+    output: Path,
+    model: Model | None = None,
+    settings: PredictionSettings = PLAIN_SETTINGS,
+) -> tuple[BatchOutcome, list[CaseOutcome]]:
+    """Predict the cases of a folder, and return the outcome of the batch and of each case."""
+    folder, outcomes = OutputFolder(output), list[CaseOutcome]()
+    predictor = Predictor(model=replace(model or make_model(), settings=settings))
+    cases = find_inputs([inputs])
+    with folder.opened():
+        work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+        done = finish_batch(
+            local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
+        )
+    return done, outcomes
 
 
 def read_scan(case: Case, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:

@@ -87,19 +87,17 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
 
 def test_every_file_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
     case = written(tmp_path)
+    expected = [
+        hashlib.sha256(case.path_of(scan).read_bytes()).hexdigest()
+        for scan in (*case.images, case.label)
+        if scan
+    ]
 
-    load_case(case)
+    loaded = load_case(case, files=read_case_files(case))
 
+    assert loaded.hashes == tuple(f"{digest}#None" for digest in expected)
     names = [f"BraTS2021_00000_{suffix}.nii.gz" for suffix in LEGACY_SUFFIXES]
     assert reads == dict.fromkeys(names, 1)
-
-
-def test_files_that_were_read_are_not_read_again(tmp_path: Path, reads: Counter[str]) -> None:
-    case = written(tmp_path)
-
-    load_case(case, files=read_case_files(case))
-
-    assert set(reads.values()) == {1}
 
 
 def test_the_label_map_is_left_alone_where_it_is_not_wanted(
@@ -126,21 +124,8 @@ def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]
     assert loaded.convention.name == "msd"
 
 
-def test_contents_are_hashes_of_the_files(tmp_path: Path) -> None:
-    case = written(tmp_path)
-    scans = (*case.images, case.label)
-
-    expected = [hashlib.sha256(case.path_of(scan).read_bytes()).hexdigest() for scan in scans]
-
-    assert load_case(case).hashes == tuple(f"{digest}#None" for digest in expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "stored"), [((0, 1, 2, 4), {3: 4}), ((0, 1, 2, 3, 4), {}), ((0, 1, 2, 3), {4: 3})]
-)
-def test_a_gli_case_of_the_2024_shape_is_of_2024(
-    tmp_path: Path, values: tuple[int, ...], stored: dict[int, int]
-) -> None:
+@pytest.mark.parametrize("values", [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3)])
+def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path, values: tuple[int, ...]) -> None:
     """Index and `load_case` agree, whichever of the values occur."""
     case_id = "BraTS-GLI-00001-000"
     shape = (182, 218, 182)
@@ -185,13 +170,8 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found a file that cannot be read"):
         load_case(case)
-
-
-def test_a_case_with_problems_is_refused_with_all_of_them(tmp_path: Path) -> None:
-    case = replace(written(tmp_path), problems=("no t2w", "two label maps"))
-
-    with pytest.raises(CaseError, match=r"^no t2w; two label maps$"):
-        load_case(case)
+    with pytest.raises(CaseError, match=r"no t2w; two label maps$"):
+        load_case(replace(case, problems=("no t2w", "two label maps")))
 
 
 def test_an_unknown_label_value_is_refused(tmp_path: Path) -> None:
@@ -212,9 +192,6 @@ def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
     assert loaded.convention == BRATS2024
     with pytest.raises(ConfigError, match="'brats3' is unknown"):
         load_case(case, labels="brats3")
-
-
-FILES = ("t1.nii.gz", "t1ce.nii.gz", "t2.nii.gz", "flair.nii.gz")
 
 
 def grid(
@@ -238,37 +215,26 @@ def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> N
     assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
     for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
-
-
-def test_three_arrays_are_too_few() -> None:
-    with pytest.raises(
-        CaseError, match="found 3 images for t1n, t1c, t2w, t2f; expected an image for each"
-    ):
+    with pytest.raises(CaseError, match=r"found 3 images for .*; expected an image for each"):
         case_of_arrays("case_1", make_volumes()[:3], BRATS_AFFINE)
 
 
 @pytest.mark.parametrize(
-    ("value", "found"),
+    ("value", "where", "found"),
     [
-        *((value, "NaN or infinity in 2 voxels") for value in (np.nan, np.inf, -np.inf)),
-        (2e30, "intensities from 0 to 2e.30"),
+        *((value, np.s_[3, 4, 5:7], "NaN or infinity in 2 voxels") for value in (np.nan, -np.inf)),
+        (2e30, np.s_[3, 4, 5:7], "intensities from 0 to 2e.30"),
+        *((value, ..., f"a constant volume, {value}.0 everywhere") for value in (0, 7)),
     ],
 )
 @pytest.mark.parametrize("which", range(4))
-def test_voxels_that_are_no_intensities_are_refused(which: int, value: float, found: str) -> None:
+def test_voxels_that_are_no_intensities_are_refused(
+    which: int, value: float, where: object, found: str
+) -> None:
     images = make_volumes().astype(np.float32)
-    images[which, 3, 4, 5:7] = value
+    images[which][where] = value
 
     with pytest.raises(CaseError, match=f"file {MODALITIES[which]}: found {found}"):
-        case_of_arrays("case_1", images, BRATS_AFFINE)
-
-
-@pytest.mark.parametrize("value", [0, 7])
-def test_a_constant_volume_is_refused(value: int) -> None:
-    images = make_volumes()
-    images[0] = value
-
-    with pytest.raises(CaseError, match=f"file t1n: found a constant volume, {value} everywhere"):
         case_of_arrays("case_1", images, BRATS_AFFINE)
 
 
@@ -312,11 +278,8 @@ def test_every_file_off_the_grid_is_named() -> None:
 
     with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
         check_one_grid("case_1", grids)
-
-
-def test_no_grid_and_one_grid_are_one_grid() -> None:
+    check_one_grid("case_1", grids[:1])
     check_one_grid("case_1", [])
-    check_one_grid("case_1", [("a", grid())])
 
 
 @pytest.mark.parametrize(("mm", "same"), [(0.0, True), (0.0009, True), (0.0011, False), (1, False)])
@@ -325,9 +288,7 @@ def test_affines_may_differ_by_rounding_only(mm: float, *, same: bool) -> None:
 
 
 def test_a_flip_is_another_grid() -> None:
-    flipped = BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])
-
-    assert not have_one_grid(grid(), grid(affine=flipped))
+    assert not have_one_grid(grid(), grid(affine=BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])))
 
 
 def test_codes_of_the_header_do_not_matter() -> None:

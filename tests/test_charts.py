@@ -18,7 +18,6 @@ from brats_seg.evaluation.scores import REGION_COLUMNS
 from brats_seg.figures.charts import (
     bar_figure,
     cohort_figure,
-    dice_figure,
     score_figure,
     survival_figure,
     volume_figure,
@@ -50,16 +49,7 @@ def test_every_case_is_drawn_at_its_score() -> None:
     # by hand: median and mean of 0.1, 0.2, 0.3, 0.4
     assert next(t.get_text() for t in axes.get_xticklabels()) == "WT\nmedian 0.25\nmean 0.25"
     assert axes.get_title() == "Dice, 4 cases"
-
-
-@pytest.mark.parametrize(
-    ("column", "words"),
-    [("hd95", "HD95 (mm)"), ("reference_ml", "reference volume (ml)"), ("jaccard", "Jaccard")],
-)
-def test_any_column_of_the_table_can_be_drawn(column: str, words: str) -> None:
-    (axes,) = score_figure(make_scores(), column=column).axes
-
-    assert axes.get_ylabel() == words
+    assert score_figure(make_scores(), column="hd95").axes[0].get_ylabel() == "HD95 (mm)"
 
 
 def test_bars_say_the_mean_in_per_cent() -> None:
@@ -127,16 +117,9 @@ def test_what_is_equal_or_not_known_is_drawn_and_said() -> None:
     assert heights(age) == heights(volume) == 3
     assert [text.get_text() for text in survival.texts] == ["not known"]
     FigureCanvasAgg(figure).draw()
-
-
-def test_there_is_no_legend_entry_for_patients_who_are_not_there() -> None:
-    figure = cohort_of([60, 70], [100, 300], [False, False], [1, 2])
-    plot = survival_figure([100, 400], [200, 300], [True, True], title="ridge")
-
-    words = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
-    assert words == ["died"]
-    words = [text.get_text() for text in plot.axes[0].get_legend().get_texts()]
-    assert words == ["alive at last contact (2)", "perfect"]
+    days = cohort_of([60, 70], [100, 300], [False, False], [1, 2]).axes[1]
+    # nobody was alive at last contact
+    assert [text.get_text() for text in days.get_legend().get_texts()] == ["died"]
 
 
 def test_a_cohort_of_which_nothing_is_known_is_an_error() -> None:
@@ -166,12 +149,8 @@ def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:
     assert died.get_offsets().tolist() == [[100, 200], [900, 500]]
     assert alive.get_offsets().tolist() == [[400, 300]]
     assert died.get_paths()[0].vertices.shape != alive.get_paths()[0].vertices.shape
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "died (2)",
-        "alive at last contact (1)",
-        "perfect",
-    ]
-    assert axes.get_title() == "ridge"
+    words = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert words == ["died (2)", "alive at last contact (1)", "perfect"]
 
 
 def test_both_axes_reach_as_far_as_any_case_and_nobody_can_be_drawn() -> None:
@@ -179,22 +158,3 @@ def test_both_axes_reach_as_far_as_any_case_and_nobody_can_be_drawn() -> None:
 
     assert axes.get_xlim() == axes.get_ylim() == (0, 2100)
     FigureCanvasAgg(survival_figure([], [], [], title="")).draw()
-
-
-def test_thousands_of_points_do_not_hide_the_box() -> None:
-    few, many = (dice_figure([[0.5] * 3] * n).axes[0].lines for n in (4, 5000))
-
-    sizes = [
-        next(li for li in lines if li.get_marker() == "o").get_markersize() for lines in (few, many)
-    ]
-    assert sizes[0] == 4
-    assert sizes[1] < 1
-
-
-def test_volumes_are_counted_by_region() -> None:
-    panels = volume_figure({"wt": [10.0, 20.0, 90.0], "et": [1.0, 1.0, 1.0]}).axes
-
-    counts = [sum(bar.get_height() for bar in axes.patches) for axes in panels]
-    assert counts == [3, 3]
-    assert [axes.get_xlabel() for axes in panels] == ["WT (ml)", "ET (ml)"]
-    assert panels[0].get_title() == "known for 3 of 3 cases, median 20"

@@ -9,9 +9,8 @@ from PIL import Image
 
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import MANIFEST_NAME, Record
-from brats_seg.pages.cohort import dice_by_case, write_cohort_page
+from brats_seg.pages.cohort import write_cohort_page
 from tests.browser import Page
-from tests.test_charts import make_scores
 from tests.test_pages import press, write_results
 
 
@@ -73,11 +72,3 @@ def test_two_thousand_cases_are_written_and_sorted_in_seconds(
     assert len(names) == 2000
     assert (tmp_path / "a.html").stat().st_size < 5e6
     assert written_s < 30
-
-
-def test_scores_become_the_dice_of_cases_that_have_all_regions() -> None:
-    scores = make_scores()
-
-    found = dice_by_case(scores[:-1])
-
-    assert found == {f"case{k}": ((k + 1) / 10,) * 3 for k in range(3)}

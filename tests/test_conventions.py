@@ -12,25 +12,41 @@ SHAPE = (240, 240, 155)
 CASE_2024 = "BraTS-GLI-00001-000"
 
 
-@pytest.mark.parametrize("values", [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()])
-def test_a_gli_case_of_the_2024_shape_is_of_2024_whatever_its_values(values: tuple[int]) -> None:
-    """Otherwise the resection cavity, 4, would be scored as enhancing tumour."""
-    found = resolve(release="brats2023-gli", shape=SHAPE_2024, values=values)
-
-    assert (found.release, found.convention.name) == ("brats2024-gli", "brats2024")
-    assert not found.is_ambiguous
+ALL_OF_2024 = [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()]
 
 
-def test_without_a_shape_the_name_decides() -> None:
-    found = resolve(release="brats2023-gli", shape=None, values={0, 1, 2, 4})
+@pytest.mark.parametrize(
+    ("release", "shape", "values", "expected"),
+    [
+        # otherwise the resection cavity, 4, would be scored as enhancing tumour
+        *(("brats2023-gli", SHAPE_2024, v, ("brats2024-gli", "brats2024")) for v in ALL_OF_2024),
+        # without a shape the name decides
+        ("brats2023-gli", None, (0, 1, 2, 4), ("brats2023-gli", "brats2017")),
+        ("brats-ssa", SHAPE_2024, (0, 1, 2, 3), ("brats-ssa", "brats2023")),
+        ("brats2017", SHAPE, (0, 1, 2, 4), ("brats2017", "brats2017")),
+        ("brats2021", SHAPE, (0, 1, 2), ("brats2021", "brats2017")),
+        ("brats2021", SHAPE, (0, 1, 2, 3), ("brats2021", "brats2023")),
+        ("brats2024-gli", SHAPE, (0, 1, 2, 4), ("brats2024-gli", "brats2024")),
+        ("brats-ped", SHAPE, (0, 1, 2, 4), ("brats-ped", "brats2024-ped")),
+        ("brats-ped", SHAPE, (0, 1, 2, 3), ("brats-ped", "brats2023?")),
+        ("msd", SHAPE, (0, 1, 2, 3), ("msd", "msd")),
+        ("nnunet", SHAPE, (0, 1, 2, 4), ("nnunet", "brats2017?")),
+        ("unknown", SHAPE, (0, 1, 2, 4), ("unknown", "brats2017?")),
+        ("unknown", SHAPE, (0, 1, 2, 3), ("unknown", "brats2023?")),
+        ("unknown", SHAPE, (0, 1, 2, 3, 4), ("unknown", "brats2024?")),
+        ("unknown", SHAPE, (), ("unknown", "brats2023?")),
+    ],
+)
+def test_release_shape_and_values_tell_the_convention(
+    release: str,
+    shape: tuple[int, int, int] | None,
+    values: tuple[int, ...],
+    expected: tuple[str, str],
+) -> None:
+    """A question mark: neither name nor values decide."""
+    found = resolve(release=release, shape=shape, values=values)
 
-    assert (found.release, found.convention.name) == ("brats2023-gli", "brats2017")
-
-
-def test_the_2024_shape_says_nothing_about_other_releases() -> None:
-    found = resolve(release="brats-ssa", shape=SHAPE_2024, values={0, 1, 2, 3})
-
-    assert (found.release, found.convention.name) == ("brats-ssa", "brats2023")
+    assert (found.release, found.convention.name + "?" * found.is_ambiguous) == expected
 
 
 def test_a_declared_convention_is_taken_as_it_is() -> None:
@@ -38,28 +54,8 @@ def test_a_declared_convention_is_taken_as_it_is() -> None:
 
     assert (found.release, found.convention.name) == ("brats2024-gli", "msd")
     assert not found.is_ambiguous
-
-
-def test_an_unknown_convention_is_refused() -> None:
     with pytest.raises(ConfigError, match="'brats1999' is unknown"):
         resolve(release="unknown", shape=None, values=(), declared="brats1999")
-
-
-@pytest.mark.parametrize(
-    ("release", "values", "is_ambiguous"),
-    [
-        ("unknown", (0, 1, 2, 3), True),
-        ("nnunet", (0, 1, 2, 4), True),
-        ("brats-ped", (0, 1, 2, 3), True),
-        ("brats-ped", (0, 1, 2, 4), False),
-        ("brats2021", (0, 1, 2), False),
-        ("msd", (0, 1, 2, 3), False),
-    ],
-)
-def test_it_is_ambiguous_where_neither_name_nor_values_decide(
-    release: str, values: tuple[int, ...], is_ambiguous: bool
-) -> None:
-    assert resolve(release=release, shape=SHAPE, values=values).is_ambiguous is is_ambiguous
 
 
 @pytest.mark.parametrize("values", [{0, 1, 2, 4}, {0, 1, 2, 3, 4}])
@@ -107,22 +103,26 @@ def test_names_and_values_tell_the_convention(
     assert conventions({case_id: values}) == {case_id: convention}
 
 
-def test_after_treatment_4_is_the_cavity_though_nothing_enhances() -> None:
-    values = {"BraTS-GLI-00005-100": {0, 1, 2, 4}}
-
-    assert conventions(values) == {"BraTS-GLI-00005-100": BRATS2024}
-
-
-def test_one_map_with_3_and_4_tells_what_4_is_in_the_others() -> None:
-    values = {"a": {0, 1, 2, 4}, "b": {0, 3, 4}, "c": {0, 3}}
-
-    assert conventions(values) == dict.fromkeys("abc", BRATS2024)
-
-
-def test_maps_of_two_conventions_in_one_folder_are_each_read_in_their_own() -> None:
-    values = {"a": {0, 1, 2, 4}, "b": {0, 1, 2, 3}}
-
-    assert conventions(values) == {"a": BRATS2017, "b": BRATS2023}
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # one map with 3 and 4 tells what 4 is in the others
+        ({"a": {0, 1, 2, 4}, "b": {0, 3, 4}, "c": {0, 3}}, [BRATS2024] * 3),
+        # maps of two conventions in one folder are each read in their own
+        ({"a": {0, 1, 2, 4}, "b": {0, 1, 2, 3}}, [BRATS2017, BRATS2023]),
+        # 4 in another release tells nothing about paediatric maps
+        (
+            {"BraTS-PED-00001-000": {0, 1, 2}, "BraTS-GLI-00005-100": {0, 1, 2, 3, 4}},
+            [BRATS2023, BRATS2024],
+        ),
+        # after treatment 4 is the cavity, though nothing enhances
+        ({"BraTS-GLI-00005-100": {0, 1, 2, 4}}, [BRATS2024]),
+    ],
+)
+def test_maps_of_a_folder_tell_about_each_other(
+    values: dict[str, set[int]], expected: list[LabelConvention]
+) -> None:
+    assert list(conventions(values).values()) == expected
 
 
 @pytest.mark.parametrize(("release", "convention"), [("PED", BRATS2024_PED), ("MET", BRATS2024)])
@@ -137,15 +137,6 @@ def test_one_map_with_4_tells_the_convention_of_its_release(
         first: convention,
         second: convention,
         "BraTS-GLI-00001-000": BRATS2023,
-    }
-
-
-def test_4_in_another_release_tells_nothing_about_paediatric_maps() -> None:
-    values = {"BraTS-PED-00001-000": {0, 1, 2}, "BraTS-GLI-00005-100": {0, 1, 2, 3, 4}}
-
-    assert conventions(values) == {
-        "BraTS-PED-00001-000": BRATS2023,
-        "BraTS-GLI-00005-100": BRATS2024,
     }
 
 

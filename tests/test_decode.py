@@ -47,34 +47,35 @@ def test_labels_of_four_kinds_of_voxels():
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS)
-@pytest.mark.parametrize("seed", range(5))
-def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention, seed):
-    probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
+def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention):
+    for seed in range(5):
+        probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
 
-    wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
+        wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
 
-    assert not (et & ~tc).any()
-    assert not (tc & ~wt).any()
-    assert np.array_equal(et, probabilities[2] > 0.5)
-
-
-def test_an_inner_region_takes_the_outer_ones_with_it():
-    probabilities = fields([0.1, 0.1], [0.1, 0.9], [0.9, 0.1])
-
-    assert row(decode_regions(probabilities, NESTED, 1.0)) == ["et", "tc"]
+        assert not (et & ~tc).any()
+        assert not (tc & ~wt).any()
+        assert np.array_equal(et, probabilities[2] > 0.5)
 
 
-def test_a_voxel_at_the_threshold_is_outside():
-    """As in training, where a logit of zero counts as background."""
-    assert row(decode_regions(fields([0.5], [0.5], [0.5]), NESTED, 1.0)) == ["-"]
+@pytest.mark.parametrize(
+    ("thresholds", "probabilities", "expected"),
+    [
+        # an inner region takes the outer ones with it
+        ((0.5, 0.5, 0.5), ([0.1, 0.1], [0.1, 0.9], [0.9, 0.1]), ["et", "tc"]),
+        # a voxel at the threshold is outside, as in training, where a logit of 0 is background
+        ((0.5, 0.5, 0.5), ([0.5], [0.5], [0.5]), ["-"]),
+        (
+            (0.2, 0.4, 0.6),
+            ([0.3] * 4, [0, 0.5, 0.3, 0.5], [0, 0, 0.5, 0.7]),
+            ["wt", "tc", "wt", "et"],
+        ),
+    ],
+)
+def test_regions_by_threshold(thresholds, probabilities, expected):
+    decoding = Decoding(thresholds=thresholds)
 
-
-def test_each_region_has_its_threshold():
-    decoding = Decoding(thresholds=(0.2, 0.4, 0.6))
-
-    found = decode_regions(fields([0.3] * 4, [0, 0.5, 0.3, 0.5], [0, 0, 0.5, 0.7]), decoding, 1.0)
-
-    assert row(found) == ["wt", "tc", "wt", "et"]
+    assert row(decode_regions(fields(*probabilities), decoding, 1.0)) == expected
 
 
 def test_small_components_are_left_out_with_what_is_inside_them():

@@ -70,7 +70,7 @@ def test_a_surface_turns_in_a_gif(run: Run, tmp_path: Path, tiny_scans: Path) ->
         ("sample scans --case X -o a.png", "no case X; it has BraTS2021_0"),
         ("montage scans -o a.png", "neither reference nor prediction"),
         ("preview scans -o a.png", "neither reference nor prediction"),
-        ("uncertainty scans -o a.png", "no prediction"),
+        ("uncertainty scans -o a.png", "needs --prediction"),
         ("surface scans -o a.gif", "neither reference nor prediction"),
         ("distributions scans -o a.png", "neither age, survival nor label map is known"),
         ("scores absent.csv -o a.png", "absent.csv does not exist"),

@@ -1,45 +1,59 @@
-"""Test that an exported model predicts as its runs do, and that damaged ones are refused."""
+"""Test that an exported model predicts as its runs do, that damaged ones are refused, and its card."""
 
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.config import Config, PatchConfig, ValidationConfig
 from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.evaluation.metrics import region_counts
+from brats_seg.evaluation.scores import summarise_counts
 from brats_seg.files import alone_at
-from brats_seg.inference.export import export_model
+from brats_seg.inference.export import CrossValidationScores, export_model, read_facts
 from brats_seg.inference.model import load_model
 from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.training.losses import RunningSums
+from brats_seg.training.state import Progress
 from tests.builders import limited_files
-from tests.inference_builders import CPU, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+
+# rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
+PERFECT = [[4, 4, 0], [0, 0, 0], [0, 0, 0], [12, 12, 16]]
+HALF = [[2, 2, 2], [2, 2, 2], [2, 2, 2], [10, 10, 10]]
+DECODING = Decoding(thresholds=(0.4, 0.5, 0.6))
 
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """Export two networks with their own settings to one folder."""
-    decoding = Decoding(thresholds=(0.4, 0.5, 0.6))
-    runs = [
-        write_run(tmp_path / f"run{n}", seed=n, fitted=FittedPrediction(decoding=decoding))
-        for n in range(2)
-    ]
+    fitted = FittedPrediction(decoding=DECODING)
+    runs = [write_run(tmp_path / f"run{n}", seed=n, fitted=fitted) for n in range(2)]
     export_model(runs, tmp_path / "model")
     return tmp_path / "model"
 
 
-def test_an_exported_model_is_its_runs(exported: Path) -> None:
+def test_an_exported_model_is_its_runs_also_when_it_is_exported_again(
+    exported: Path, tmp_path: Path
+) -> None:
     runs = [exported.parent / "run0", exported.parent / "run1"]
+    again = export_model([exported], tmp_path / "again").fingerprint
 
     model, original = load_model([exported], CPU), load_model(runs, CPU)
 
-    assert model.fingerprint == original.fingerprint
+    assert model.fingerprint == original.fingerprint == again
+    assert model.fingerprint == load_model([tmp_path / "again"], CPU).fingerprint
     assert model.identity == original.identity
-    assert model.decoding == original.decoding == Decoding(thresholds=(0.4, 0.5, 0.6))
+    assert model.decoding == original.decoding == DECODING
     for one, other in zip(model.members, original.members, strict=True):
         assert (one.name, one.window, one.multiple) == (other.name, other.window, other.multiple)
         for name, value in one.network.state_dict().items():
@@ -48,63 +62,54 @@ def test_an_exported_model_is_its_runs(exported: Path) -> None:
 
 def test_it_holds_weights_tables_and_a_card_and_no_pickle(exported: Path) -> None:
     description = json.loads((exported / "model.json").read_text())
-    card = (exported / "README.md").read_text()
 
-    assert sorted(path.name for path in exported.iterdir()) == [
-        "README.md",
-        "card.json",
-        "member0.safetensors",
-        "member1.safetensors",
-        "model.json",
-    ]
+    names = ["README.md", "card.json", "member0.safetensors", "member1.safetensors", "model.json"]
+    assert sorted(path.name for path in exported.iterdir()) == names
     assert len({path.stat().st_mode for path in exported.iterdir()}) == 1
     assert description["labels"]["brats2017"]["meanings"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
+    card = card_of(exported)
     assert "Research use only." in card
     assert description["fingerprint"] in card
     assert "| ET | enhancing tumour | 0.6 | 0 |" in card
+    program = (
+        "import sys, pickle\n"
+        "def refuse(*a, **k): raise AssertionError('pickle was used')\n"
+        "import torch; from pathlib import Path\n"
+        "from brats_seg.inference.model import read_trained\n"
+        "torch.load = pickle.load = pickle.loads = refuse\n"
+        f"print(len(read_trained(Path({str(exported)!r}))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "2", done.stderr
 
 
-def test_it_can_be_exported_again(exported: Path, tmp_path: Path) -> None:
-    fingerprint = export_model([exported], tmp_path / "again").fingerprint
-
-    assert load_model([tmp_path / "again"], CPU).fingerprint == fingerprint
-    assert fingerprint == load_model([exported], CPU).fingerprint
-
-
-@pytest.mark.parametrize("place", [3, 1000, -1])
-def test_a_flipped_byte_of_the_weights_is_found(exported: Path, place: int) -> None:
+@pytest.mark.parametrize("position", [3, 1000, -1])
+def test_a_flipped_byte_of_the_weights_is_found(exported: Path, position: int) -> None:
     path = exported / "member1.safetensors"
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
 
     with pytest.raises(UsageError, match=r"member1\.safetensors is damaged: found the check sum"):
         load_model([exported], CPU)
 
 
-def test_a_changed_setting_is_found(exported: Path) -> None:
-    """A threshold was edited, or damaged on disk."""
-    path = exported / "model.json"
-    path.write_text(path.read_text().replace("0.6", "0.7"))
-
-    with pytest.raises(UsageError, match=r"model\.json is not what was exported: found finger"):
-        load_model([exported], CPU)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("0.6", "0.7", r"model\.json is not what was exported: found fingerprint"),
         ('"members"', '"member"', r"model\.json cannot be read as a model"),
         ("{", "[", r"model\.json cannot be read as a model"),
+        ("{", "[" * 100_000, r"model\.json cannot be read as a model"),
         ('"format_version": 2', '"format_version": 3', "found format version 3; expected 2"),
-        (
-            "member0.safetensors",
-            "member9.safetensors",
-            r"member9\.safetensors is damaged.*No such",
-        ),
+        ("member0.s", "member9.s", r"member9\.safetensors is damaged.*No such"),
+        # a file outside of the folder is not read
+        ("member0.safetensors", "../run0/best.pt", r"model/best\.pt is damaged"),
     ],
 )
-def test_a_description_that_is_damaged_is_refused(
+def test_a_description_that_was_changed_is_refused(
     exported: Path, old: str, new: str, message: str
 ) -> None:
     path = exported / "model.json"
@@ -114,15 +119,49 @@ def test_a_description_that_is_damaged_is_refused(
         load_model([exported], CPU)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(members=d["members"] * 4000), "at most 64 items"),
+        (lambda d: d.update(members=[]), "at least 1 item"),
+        (lambda d: d["members"][0]["card"]["identity"].update(patch=[10**9] * 3), "equal to 1024"),
+        (lambda d: d["members"][0]["card"]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
+        (lambda d: d["members"][0].update(weights="n" * 300), "File name too long"),
+        (lambda d: d["members"][0].update(weights="a\0b"), "null byte"),
+        (
+            lambda d: d["members"][0]["card"]["fitted"]["decoding"].update(
+                thresholds=[math.nan] * 3
+            ),
+            "finite",
+        ),
+    ],
+)
+def test_a_description_with_absurd_values_is_refused(
+    exported: Path, change: Callable[[dict], None], message: str
+) -> None:
+    """Further ones are in `faults/test_hostile_models.py`."""
+    path = exported / "model.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+
+    with pytest.raises(UsageError, match=rf"{message}.* Copy or export the model again"):
+        load_model([exported], CPU)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="pipe"):
+        load_model([exported], CPU)
+
+
 def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(exported: Path) -> None:
     path = exported / "model.json"
     content = path.read_bytes()
     fingerprint = load_model([exported], CPU).fingerprint
     n_found = 0
 
-    for place in range(0, len(content), 97):
+    for position in range(0, len(content), 97):
         flipped = bytearray(content)
-        flipped[place] ^= 1
+        flipped[position] ^= 1
         path.write_bytes(flipped)
         try:
             assert load_model([exported], CPU).fingerprint == fingerprint
@@ -130,41 +169,6 @@ def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(export
             n_found += 1
 
     assert n_found > 10
-
-
-def test_a_file_outside_of_the_folder_is_not_read(exported: Path) -> None:
-    path = exported / "model.json"
-    path.write_text(path.read_text().replace("member0.safetensors", "../run0/best.pt"))
-
-    with pytest.raises(UsageError, match=r"model/best\.pt is damaged"):
-        load_model([exported], CPU)
-
-
-def test_a_folder_that_holds_something_is_left_alone(exported: Path) -> None:
-    with pytest.raises(UsageError, match="exists already"):
-        export_model([exported.parent / "run0"], exported)
-
-
-def test_a_place_that_cannot_be_written_to_is_said(exported: Path) -> None:
-    with pytest.raises(EnvironmentalError, match="cannot be written"):
-        export_model([exported], exported / "README.md" / "model")
-
-
-def test_reading_it_imports_no_pickled_code(exported: Path) -> None:
-    program = (
-        "import sys, pickle\n"
-        "def refuse(*a, **k): raise AssertionError('pickle was used')\n"
-        "import torch; from pathlib import Path\n"
-        "from brats_seg.inference.model import read_trained\n"
-        "torch.load = pickle.load = pickle.loads = refuse\n"
-        f"print(len(read_trained(Path({str(exported)!r}))))"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
-    assert done.stdout.strip() == "2", done.stderr
 
 
 def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
@@ -182,18 +186,26 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     assert len(load_model([exported], CPU).members) == 2
 
 
-def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: Path) -> None:
-    export_model([write_run(tmp_path / "run")], tmp_path / "model")
+@pytest.mark.parametrize("name", ["README.md", "notes.txt", "model.json"])
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, name: str) -> None:
+    run, model = write_run(tmp_path / "run"), tmp_path / "model"
+    model.mkdir()
+    (model / name).write_text("mine")
 
-    (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
+    with pytest.raises(UsageError, match="exists already"):
+        export_model([run], model)
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        export_model([run], model / name / "model")
+    with (
+        alone_at(tmp_path / "other"),
+        pytest.raises(UsageError, match=r"another process is writing .*other"),
+    ):
+        export_model([run], tmp_path / "other")
 
-    assert member["card"]["fitted"] == FittedPrediction().model_dump(mode="json")
-    assert load_model([tmp_path / "model"], CPU).decoding == Decoding()
+    assert (model / name).read_text() == "mine"
 
 
-def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(
-    tmp_path: Path,
-) -> None:
+def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"run{n}", seed=n) for n in range(2)]
     model = tmp_path / "model"
 
@@ -207,83 +219,243 @@ def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(
     assert len(export_model(runs, model).networks) == 2
 
 
-@pytest.mark.parametrize("name", ["README.md", "notes.txt", "model.json"])
-def test_a_folder_with_other_files_is_not_exported_to(tmp_path: Path, name: str) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / name).write_text("mine")
+def write_fold(
+    path: Path,
+    *,
+    training: Sequence[str] = ("c",),
+    held_out: Sequence[str] = ("a", "b"),
+    seed: int = 0,
+    config: Config = CONFIG,
+    n_patches: int | None = None,
+    **entries: object,
+) -> Path:
+    """Write a run that was validated on its held-out cases: the first is perfect, the rest half right."""
+    counts = dict(zip(held_out, [PERFECT, *[HALF] * (len(held_out) - 1)], strict=True))
+    sums = RunningSums(n_patches=n_patches or len(held_out), counts=counts)
+    progress = Progress(sums=sums, history=[{"epoch": 7}])
+    environment = {"torch": "2.0", "device": "cpu", "python": "3.12"}
+    given = {"seed": seed, "config": config, "progress": progress, "environment": environment}
+    write_run(path, **given, **entries)
+    write_split(Split(train=tuple(training), validation=tuple(held_out)), path / SPLIT_NAME)
+    return path
 
-    with pytest.raises(UsageError, match="exists already"):
-        export_model([write_run(tmp_path / "run")], tmp_path / "model")
 
-    assert (tmp_path / "model" / name).read_text() == "mine"
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text()
 
 
-def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+@pytest.fixture
+def folds(tmp_path: Path) -> list[Path]:
+    """Two folds of four cases."""
+    return [
+        write_fold(tmp_path / "fold0", training=("c", "d"), held_out=("a", "b"), seed=0),
+        write_fold(tmp_path / "fold1", training=("a", "b"), held_out=("c", "d"), seed=1),
+    ]
 
-    with (
-        alone_at(tmp_path / "model"),
-        pytest.raises(UsageError, match=r"another process is writing .*model"),
+
+def test_the_card_of_a_run_has_its_cases_scores_and_versions(tmp_path: Path) -> None:
+    run = write_fold(tmp_path / "mine", training=("c", "d", "e"))
+
+    export_model([run], tmp_path / "model", license_name="CC BY 4.0", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    for text in (
+        "one network, unet, of ",
+        "- licence: CC BY 4.0\n",
+        "Windows: 12x12x12 voxels, overlap 0.5.\n",
+        "| 0 | mine | 3 | 2 | 7 | 8x8x8 | cases |",
+        "- trained with torch 2.0, device cpu\n",
+        "Held out (2 cases):\n\n    a, b\n",
+        "Trained on (3 cases):\n\n    c, d, e\n",
+        # WT of the two cases: 1 and 0.5; ET is empty on both sides in the first
+        "| WT | 0.750 [0.500, 1.000] | 2 | 0 |",
+        "| ET | 0.750 [0.500, 1.000] | 2 | 1 |",
     ):
-        export_model([run], tmp_path / "model")
+        assert text in card
+    assert "single networks" not in card
+
+
+def test_the_held_out_cases_of_folds_are_summarised_together(
+    folds: list[Path], tmp_path: Path
+) -> None:
+    export_model(folds, tmp_path / "model", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    cases = zip("abcd", [PERFECT, HALF] * 2, strict=True)
+    counts = [region_counts(name, rows) for name, rows in cases]
+    (wt, _, _) = summarise_counts(counts, np.random.default_rng(0))
+    assert f"| WT | {wt.spread('dice').mean_text(4)} | 4 | 0 |" in card
+    assert "Held out of network 0; trained on by network 1 (2 cases):\n\n    a, b\n" in card
+    assert "Held out of network 1; trained on by network 0 (2 cases):\n\n    c, d\n" in card
+    assert "scores of single networks, not of their mean" in card
+
+
+def test_networks_that_share_held_out_cases_are_summarised_apart(tmp_path: Path) -> None:
+    runs = [write_fold(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
+
+    export_model(runs, tmp_path / "model", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    assert card.count("| WT | 0.750 [0.500, 1.000] | 2 | 0 |") == 2
+    assert "Network 1:" in card
+    assert "Held out of networks 0, 1 (2 cases):" in card
+
+
+def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
+    fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
+    run = write_run(tmp_path / "run", fitted=fitted)
+
+    export_model([run], tmp_path / "model", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    for text in (
+        "Not known: no validation of the networks on whole cases is recorded.",
+        "The cases are not recorded.",
+        "| 0 | run | not known | not known | not known | 8x8x8 | cases |",
+        "- licence: not stated",
+        "Less than 50 mm3 of enhancing tumour in all",
+    ):
+        assert text in card
+    (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
+    assert member["card"]["fitted"] == fitted.model_dump(mode="json")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("n_patches", "per_case", "entries"),
+    [(4, 2, {}), (2, 1, {}), (None, 1, {"optimizer": {}})],
+    ids=["counted", "settings", "the latest state of an unfinished epoch"],
+)
+def test_a_validation_that_was_not_on_whole_cases_is_no_score(
+    tmp_path: Path, n_patches: int | None, per_case: int, entries: dict[str, object]
+) -> None:
+    patch = PatchConfig(size=(8, 8, 8), per_case=per_case)
+    validation = ValidationConfig(patches_between=not entries)
+    config = CONFIG.model_copy(update={"patch": patch, "validation": validation})
+    run = write_fold(tmp_path / "run", config=config, n_patches=n_patches, **entries)
+
+    export_model([run], tmp_path / "model", case_ids=True)
+
+    assert "Not known: no validation" in card_of(tmp_path / "model")
+    assert "Trained on (1 case):" in card_of(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("training", "held_out", "case_ids", "is_named"),
     [
-        (lambda d: d.update(members=d["members"] * 4000), "at most 64 items"),
-        (lambda d: d.update(members=[]), "at least 1 item"),
-        (
-            lambda d: d["members"][0]["card"]["identity"].update(patch=[10**9] * 3),
-            "less than or equal to 1024",
-        ),
-        (lambda d: d["members"][0]["card"]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
-        (
-            lambda d: d["members"][0]["card"]["config"]["model"].update(widths=[10**9]),
-            "equal to 4096",
-        ),
-        (lambda d: d["members"][0].update(weights="n" * 300), "File name too long"),
-        (lambda d: d["members"][0].update(weights="a\0b"), "null byte"),
-        (
-            lambda d: d["members"][0]["card"].update(
-                fitted={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
-            ),
-            "greater than 0",
-        ),
-        (
-            lambda d: d["members"][0]["card"].update(
-                fitted={"decoding": {"thresholds": [math.nan] * 3}}
-            ),
-            "finite",
-        ),
+        ("Smith", ("Jones", "BraTS2021_00000"), None, False),
+        ("Smith", ("Jones", "BraTS2021_00000"), False, False),
+        ("Brats18_2013_2_1", ("BraTS2021_00000", "BRATS_001"), None, True),
+        ("Brats18_2013_2_1", ("BraTS2021_00000", "BRATS_001"), False, False),
     ],
 )
-def test_a_description_with_absurd_numbers_is_refused(
-    exported: Path, change: Callable[[dict], None], message: str
+def test_ids_that_may_identify_patients_are_left_out_unless_asked_for(
+    tmp_path: Path,
+    training: str,
+    held_out: tuple[str, str],
+    case_ids: bool | None,
+    is_named: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    path = exported / "model.json"
-    description = json.loads(path.read_text())
-    change(description)
-    path.write_text(json.dumps(description))
+    caplog.set_level("INFO", "brats_seg")
+    run = write_fold(tmp_path / "run", training=(training,), held_out=held_out)
 
-    with pytest.raises(UsageError, match=rf"{message}.* Copy or export the model again"):
-        load_model([exported], CPU)
+    export_model([run], tmp_path / "model", case_ids=case_ids, license_name="CC0")
+
+    (message,) = caplog.messages
+    assert message.startswith("The model card has the ids" if is_named else "The model card counts")
+    for path in (tmp_path / "model").glob("*.*"):
+        content = path.read_bytes()
+        has_ids = [name.encode() in content for name in (training, *held_out)]
+        assert has_ids == [is_named and path.name in {"README.md", "card.json"}] * 3, path
+    card = card_of(tmp_path / "model")
+    assert ("Their ids are left out." in card) != is_named
+    assert "| 0 | run | 1 | 2 |" in card
+    assert "| WT | 0.750 [" in card
+
+
+def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_path: Path) -> None:
+    export_model(folds, tmp_path / "model", license_name="MIT", case_ids=True)
+
+    export_model([tmp_path / "model"], tmp_path / "again", case_ids=True)
+    export_model([tmp_path / "model"], tmp_path / "anonymous", case_ids=False)
+    (tmp_path / "model" / "card.json").unlink()
+    export_model([tmp_path / "model"], tmp_path / "older", case_ids=True)
+
+    assert card_of(tmp_path / "again") == card_of(tmp_path / "model")
+    assert "Network 1:" in card_of(tmp_path / "anonymous")
+    assert "The cases are not recorded." in card_of(tmp_path / "older")
+
+
+def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
+    folds: list[Path], tmp_path: Path
+) -> None:
+    summaries = summarise_counts([region_counts("a", HALF)], np.random.default_rng(0))
+    scores = CrossValidationScores(protocol="legacy", summaries=summaries)
+    export_model(folds, tmp_path / "model", replace=True, case_ids=True)
+
+    export_model(folds, tmp_path / "model", replace=True, scores=scores, case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    assert "Cross-validation, scored by the protocol legacy" in card
+    assert "| WT | 0.500 | 1 | 0 |" in card
+    assert "during training" not in card
+
+
+def test_a_run_that_started_from_other_weights_names_them(tmp_path: Path) -> None:
+    start = {"path": "/home/me/runs/parent", "fingerprint": "f00", "learnt_from": ("c", "z")}
+    run = write_fold(tmp_path / "run", started_from=start)
+
+    export_model([run], tmp_path / "model", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    assert "- network 0 started from the weights of parent, fingerprint f00\n" in card
+    assert "/home/me" not in card
+    assert "Trained on; trained on before, by the weights that it started from (1 case):" in card
+    assert "Trained on before, by the weights that it started from (1 case):\n\n    z\n" in card
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"", bytes(range(256)), b"[1]", b"{}"],
+    "content", [b"", b"[", b"[]", b'{"networks": 3}', b"[" * 100_000, b"twice the networks"]
 )
-def test_a_description_that_is_no_description_is_refused(exported: Path, content: bytes) -> None:
-    (exported / "model.json").write_bytes(content)
+def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path, content: bytes) -> None:
+    export_model([write_run(tmp_path / "run")], tmp_path / "model", case_ids=True)
+    path = tmp_path / "model" / "card.json"
+    if content.startswith(b"twice"):
+        facts = json.loads(path.read_text())
+        content = json.dumps({**facts, "networks": facts["networks"] * 2}).encode()
+    path.write_bytes(content)
 
-    with pytest.raises(UsageError, match=r"model\.json cannot be read as a model: "):
-        load_model([exported], CPU)
+    with pytest.raises(UsageError, match=r"card\.json cannot be read: .* or remove this file"):
+        export_model([tmp_path / "model"], tmp_path / "again", case_ids=True)
+    assert len(load_model([tmp_path / "model"], CPU).members) == 1
+    assert not (tmp_path / "again").exists()
 
 
-def test_a_description_that_is_a_named_pipe_is_not_opened(exported: Path) -> None:
-    (exported / "model.json").unlink()
-    os.mkfifo(exported / "model.json")
+def test_ids_cannot_break_the_card(tmp_path: Path) -> None:
+    run = write_fold(tmp_path / "run", training=("c\n\n# Fake",), held_out=("a",))
 
-    with pytest.raises(UsageError, match="it is a named pipe"):
-        load_model([exported], CPU)
+    export_model([run], tmp_path / "model", license_name="MIT\n\n# Fake", case_ids=True)
+
+    assert "\n# Fake" not in card_of(tmp_path / "model")
+    facts = read_facts(tmp_path / "model")
+    assert facts is not None
+    assert facts.license == "MIT\\n\\n# Fake"
+
+
+def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) -> None:
+    identities = [
+        replace(IDENTITY, fingerprint=f"set{name}", conventions=(name,))
+        for name in ("brats2017", "brats2023")
+    ]
+    runs = [
+        write_run(tmp_path / one.fingerprint, seed=seed, identity=one)
+        for seed, one in enumerate(identities)
+    ]
+
+    export_model(runs, tmp_path / "model", case_ids=True)
+
+    card = card_of(tmp_path / "model")
+    for text in ("8x8x8 | setbrats2017 |", "8x8x8 | setbrats2023 |"):
+        assert text in card
+    assert "| brats2017 | 4 | ET |" in card
+    assert "| brats2023 | 3 | ET |" in card

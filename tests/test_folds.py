@@ -34,10 +34,6 @@ def make_table(*rows: tuple[str, str, int | None]) -> FoldTable:
 TABLE = make_table(("B", "b", 1), ("A1", "a", 0), ("A2", "a", 0), ("C", "c", 2), ("D", "d", None))
 
 
-def make_cases(*case_ids: str) -> list[Case]:
-    return [Case(case_id=case_id, patient_id=case_id, release="msd") for case_id in case_ids]
-
-
 def write(path: Path, *lines: str) -> Path:
     path.write_text("\n".join(["case_id,patient_id,fold", *lines, ""]))
     return path
@@ -55,31 +51,34 @@ def test_a_split_holds_one_fold_out(fold, train, validation):
     assert split.validation == validation
 
 
-@pytest.mark.parametrize("fold", [3, -1, 99])
-def test_an_absent_fold_is_refused_with_the_folds_there_are(fold):
-    with pytest.raises(FoldError, match=rf"fold {fold} is not .* which has folds 0, 1, 2$"):
-        TABLE.split(fold)
+@pytest.mark.parametrize(
+    ("table", "fold", "match"),
+    [
+        *((TABLE, fold, rf"fold {fold} is not .* which has folds 0, 1, 2$") for fold in (3, -1)),
+        (make_table(("A", "a", 0), ("B", "b", 0)), 0, "only fold 0; expected another one"),
+    ],
+)
+def test_a_fold_that_cannot_be_held_out_is_refused(table, fold, match):
+    with pytest.raises(FoldError, match=match):
+        table.split(fold)
 
 
-def test_a_table_of_one_fold_cannot_be_split():
-    with pytest.raises(FoldError, match="only fold 0; expected another one to train on"):
-        make_table(("A", "a", 0), ("B", "b", 0)).split(0)
-
-
-def test_a_patient_in_two_folds_is_refused_with_patient_and_folds():
-    with pytest.raises(FoldError, match="patient a lies in folds 0, 2"):
-        make_table(("A1", "a", 2), ("B", "b", 1), ("A2", "a", 0))
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        ([("A1", "a", 2), ("B", "b", 1), ("A2", "a", 0)], "patient a lies in folds 0, 2"),
+        ([("A", "a", 0), ("A", "a", 0)], "more than one row for case A; expected one"),
+    ],
+)
+def test_a_table_that_leaks_or_repeats_a_case_is_refused(rows, match):
+    with pytest.raises(FoldError, match=match):
+        make_table(*rows)
 
 
 def test_a_patient_with_a_case_left_out_does_not_leak():
     table = make_table(("A1", "a", 0), ("A2", "a", None), ("B", "b", 1))
 
     assert table.split(0).validation == ("A1",)
-
-
-def test_a_case_with_two_rows_is_refused():
-    with pytest.raises(FoldError, match="more than one row for case A; expected one"):
-        make_table(("A", "a", 0), ("A", "a", 0))
 
 
 def test_a_written_table_is_read_back(tmp_path):
@@ -130,22 +129,9 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
 
 def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
     """A manual edit may separate the scans of a patient."""
-    cases = [
-        Case(case_id=f"P{n}-{scan}", patient_id=f"P{n}", release="brats2024-gli")
-        for n in range(6)
-        for scan in range(2)
-    ]
-    path = tmp_path / "folds.csv"
-    write_folds(make_folds(cases, FoldConfig(n_folds=3)), path)
-    [line] = [line for line in path.read_text().splitlines() if line.startswith("P3-1,")]
-    fold = int(line[-1])
-    edited = f"{line[:-1]}{(fold + 1) % 3}"
-    path.write_text(path.read_text().replace(line, edited))
+    path = write(tmp_path / "folds.csv", "P3-0,P3,1", "P3-1,P3,2", "B,b,0")
 
-    folds = ", ".join(map(str, sorted({fold, (fold + 1) % 3})))
-    with pytest.raises(
-        FoldError, match=rf"folds\.csv: patient P3 lies in folds {folds}:.*Correct it"
-    ):
+    with pytest.raises(FoldError, match=r"folds\.csv: patient P3 lies in folds 1, 2:.*Correct it"):
         read_folds(path)
 
 
@@ -182,32 +168,24 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     assert read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
 
 
-def test_a_table_covers_its_cases_and_may_hold_more():
-    check_covers(TABLE, make_cases("A1", "B", "D"))
-
-
 @pytest.mark.parametrize(
-    ("case_ids", "match"),
+    ("cases", "match"),
     [
         (["A1", "X"], "no row for case X. Give each a row, with an empty fold to leave it out"),
-        (["Y", "X"], "no row for cases X, Y"),
         ([f"X{n}" for n in range(9)], "no row for cases X0, X1, X2, X3, X4 and 4 more"),
+        # a mapping of ids, or a duplicate of a scan, was added after the table was written
+        ({"patient_id": "a"}, r"cases A1, C are scans of one patient, .* folds 0, 2"),
+        ({"voxel_hash": "same"}, r"cases A1, C are scans of one patient, .* folds 0, 2"),
     ],
 )
-def test_cases_that_the_table_lacks_are_named(case_ids, match):
+def test_a_table_must_cover_its_cases_without_a_leak(cases, match):
+    known = cases if isinstance(cases, dict) else {}
+    case_ids = ("A1", "C", "D") if known else cases
+    # a table may hold more cases
+    check_covers(TABLE, [make_case(case_id) for case_id in ("A1", "B", "D")])
+
     with pytest.raises(FoldError, match=match):
-        check_covers(TABLE, make_cases(*case_ids))
-
-
-@pytest.mark.parametrize(
-    "known", [{"patient_id": "a"}, {"voxel_hash": "same"}], ids=["patient", "scan"]
-)
-def test_cases_found_to_belong_together_later_leak(known):
-    """A mapping of ids, or a duplicate of a scan, was added after the table was written."""
-    cases = [make_case(case_id, **known) for case_id in ("A1", "C", "D")]
-
-    with pytest.raises(FoldError, match=r"cases A1, C are scans of one patient, .* folds 0, 2"):
-        check_covers(TABLE, cases)
+        check_covers(TABLE, [make_case(case_id, **known) for case_id in case_ids])
 
 
 def test_the_split_of_a_run_is_read_as_it_was_written(tmp_path):
@@ -272,7 +250,7 @@ def make_cohort(seed: int) -> list[Case]:
     return cases
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_case_is_held_out_once_and_no_patient_is_parted(seed):
     cases = make_cohort(seed)
 
@@ -284,7 +262,7 @@ def test_each_case_is_held_out_once_and_no_patient_is_parted(seed):
     assert len(patients) == 200
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_grades_and_decades_of_age_are_spread_evenly(seed):
     """Each fold holds a fifth of every kind of patient, give or take a few scans."""
     cases = make_cohort(seed)
@@ -310,17 +288,12 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_order_of_the_cases_changes_nothing(seed):
     cases = make_cohort(seed=0)
     shuffled = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
 
     assert make_folds(shuffled, FoldConfig()) == make_folds(cases, FoldConfig())
-
-
-def test_another_seed_gives_other_folds():
-    cases = make_cohort(seed=0)
-
     assert make_folds(cases, FoldConfig(seed=1)) != make_folds(cases, FoldConfig(seed=2))
 
 
@@ -336,28 +309,22 @@ def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
         assert sorted(fold[case.case_id] for case in neighbours) == [0, 1, 2, 3, 4]
 
 
-def test_cases_of_unknown_volume_are_shared_out_as_well():
-    assert sizes(make_folds(numbered_cases(12), FoldConfig())) == [3, 3, 2, 2, 2]
-
-
 @pytest.mark.parametrize("n_folds", [2, 3, 5, 9])
 @pytest.mark.parametrize(
     "values",
-    [{}, {"grade": "HGG"}, {"age_years": 50.0}, {"tumour_ml": 3.0}],
-    ids=["nothing known", "grade", "age", "volume"],
+    [{}, {"voxel_hash": ""}, {"grade": "HGG"}, {"age_years": 50.0}, {"tumour_ml": 3.0}],
+    ids=["strata of one", "nothing known", "grade", "age", "volume"],
 )
 def test_few_patients_fill_every_fold(n_folds, values):
-    table = make_folds(numbered_cases(9, **values), FoldConfig(n_folds=n_folds))
+    cases = numbered_cases(9, **values)
+    if not values:
+        # all different, so that every stratum has one patient
+        cases = [make_case(f"C{n}", grade="HGG", age_years=10.0 * n) for n in range(9)]
+
+    table = make_folds(cases, FoldConfig(n_folds=n_folds))
 
     assert len(table.folds) == n_folds
     assert max(sizes(table)) - min(sizes(table)) <= 1
-
-
-def test_as_many_patients_as_folds_are_enough():
-    """All different, so that every stratum has one patient."""
-    cases = [make_case(f"C{n}", grade="HGG", age_years=10.0 * n) for n in range(3)]
-
-    assert sizes(make_folds(cases, FoldConfig(n_folds=3))) == [1, 1, 1]
 
 
 def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patients():
@@ -374,29 +341,14 @@ def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patient
     assert len({fold[case_id] for case_id in ("X1", "X2", "Y1", "Y2")}) == 1
 
 
-def test_cases_without_a_hash_are_not_one_scan():
-    table = make_folds(numbered_cases(10, voxel_hash=""), FoldConfig())
-
-    assert sizes(table) == [2, 2, 2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("cases", "match"),
     [
         ([], "0 patients cannot fill 5 folds"),
-        ([make_case("A")], "1 patient cannot fill 5 folds .*Add patients"),
         ([make_case("A1", patient_id="A"), make_case("A2", patient_id="A")], "1 patient cannot"),
         (
-            numbered_cases(4),
-            r"4 patients cannot fill 5 folds .*fewer folds: --set folds\.n_folds=N",
-        ),
-        (
-            [
-                *numbered_cases(3),
-                make_case("A", voxel_hash="h"),
-                make_case("B", voxel_hash="h"),
-            ],
-            r"4 patients cannot fill 5 folds \(those who share a scan count as one\)",
+            [*numbered_cases(3), *(make_case(name, voxel_hash="h") for name in "AB")],
+            r"4 patients cannot fill 5 folds \(those who share .*fewer folds: --set folds\.n_folds",
         ),
     ],
 )
@@ -417,7 +369,7 @@ def make_brats2020(seed: int) -> list[Case]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_notebook_scheme_is_that_of_the_notebook(seed):
     """Reference implementation of the notebook, on a table in the order of its rows."""
     cases = make_brats2020(seed)
@@ -460,11 +412,7 @@ def test_the_notebook_scheme_does_not_part_a_patient():
             numbered_cases(20),
             r"only 0 of 20 cases have an age.* survival_\*\.csv .*scheme=stratified",
         ),
-        (
-            numbered_cases(6, age_years=50.0),
-            "only 6 of 6 cases have an age, too few of one decade",
-        ),
-        ([], "only 0 of 0 cases"),
+        (numbered_cases(6, age_years=50.0), "only 6 of 6 cases have an age, too few of one decade"),
     ],
 )
 def test_the_notebook_scheme_is_refused_without_ages(cases, match):

@@ -121,18 +121,6 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
     assert case.facts.tumour_ml == same.facts.tumour_ml
 
 
-def test_case_355_is_trainable(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, "BraTS20_Training_355", suffix=".nii")
-    seg = folder / "BraTS20_Training_355_seg.nii"
-    seg.rename(folder / "W39_1998.09.19_Segm.nii")
-
-    index = index_cases(tmp_path)
-
-    [case] = index.trainable
-    assert case.label_values == (0, 1, 2, 4)
-    assert any("W39_1998.09.19_Segm.nii was taken" in line for line in summarise(index))
-
-
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
     break_in_ten_ways(brats_root)
 
@@ -145,12 +133,9 @@ def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
         assert f"found {what}" in problem
 
 
-def test_a_named_convention_is_used(brats_root: Path) -> None:
-    found = index_cases(brats_root, labels="brats2024-ped").cases
-
-    assert {case.convention for case in found} == {"brats2024-ped"}
+def test_an_unknown_convention_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="label convention 'brats1999' is unknown"):
-        index_cases(brats_root, labels="brats1999")
+        index_cases(tmp_path / "nowhere", labels="brats1999")
 
 
 def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
@@ -165,24 +150,19 @@ def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
-def test_threads_change_nothing(brats_root: Path, n_workers: int) -> None:
-    assert index_cases(brats_root, n_workers=n_workers) == index_cases(brats_root)
-
-
-def test_progress_counts_cases(brats_root: Path) -> None:
-    seen = []
+def test_threads_change_nothing_and_progress_counts_cases(tiny_scans: Path, n_workers: int) -> None:
+    shown = []
 
     def track(items: Iterable[Case], *, what: str, total: int) -> Iterable[Case]:
-        seen.append((what, total))
+        shown.append((what, total))
         return items
 
-    index_cases(brats_root, track=track)
-
-    assert seen == [("index", 6)]
+    assert index_cases(tiny_scans, n_workers=n_workers, track=track) == index_cases(tiny_scans)
+    assert shown == [("index", 6)]
 
 
 def test_an_error_in_a_thread_is_not_lost(
-    brats_root: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(case: Case) -> Case:
         raise MemoryError(case.case_id)
@@ -190,7 +170,7 @@ def test_an_error_in_a_thread_is_not_lost(
     monkeypatch.setattr(index_module, "inspect_case", fail)
 
     with pytest.raises(MemoryError, match="BraTS2021_00000"):
-        index_cases(brats_root, n_workers=2)
+        index_cases(tiny_scans, n_workers=2)
 
 
 def test_only_changed_cases_are_opened_again(
@@ -212,6 +192,8 @@ def test_only_changed_cases_are_opened_again(
 
     assert opened == ["BraTS2021_00004", "BraTS2021_00009"]
     assert later == index_cases(brats_root)
+    shutil.rmtree(brats_root / "BraTS2021_00000")
+    assert len(index_cases(brats_root, previous=previous).cases) == 6
 
 
 def test_a_case_with_problems_is_opened_again(
@@ -225,17 +207,11 @@ def test_a_case_with_problems_is_opened_again(
     assert opened == ["BraTS2021_00004"]
 
 
-def test_a_case_that_is_gone_is_forgotten(brats_root: Path) -> None:
-    previous = index_cases(brats_root)
-    shutil.rmtree(brats_root / "BraTS2021_00000")
+def test_another_convention_reaches_known_cases(tiny_scans: Path) -> None:
+    previous = index_cases(tiny_scans, labels="brats2024-ped")
 
-    assert len(index_cases(brats_root, previous=previous).cases) == 5
-
-
-def test_another_convention_reaches_known_cases(brats_root: Path) -> None:
-    previous = index_cases(brats_root, labels="brats2024-ped")
-
-    assert index_cases(brats_root, previous=previous) == index_cases(brats_root)
+    assert {case.convention for case in previous.cases} == {"brats2024-ped"}
+    assert index_cases(tiny_scans, previous=previous) == index_cases(tiny_scans)
 
 
 def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -292,16 +268,6 @@ def test_the_whole_of_the_real_data_is_indexed(
 
 
 @pytest.mark.real
-def test_a_scan_as_it_was_taken_is_refused_with_the_reason(real_data: Path) -> None:
-    [case] = index_cases(real_data / "unlabelled" / "TCGA-FG-6692_native").cases
-
-    [problem] = case.problems
-    assert problem.startswith("case TCGA-FG-6692_native, file ")
-    for part in ("224x256x26 voxels", "208x256x26 voxels", "256x224x26 voxels", "Register"):
-        assert part in problem
-
-
-@pytest.mark.real
 def test_the_table_of_the_real_data_is_read_back(real_data: Path, tmp_path: Path) -> None:
     index = index_cases(real_data, n_workers=2)
     write_index(index, tmp_path / "cases.csv")
@@ -310,6 +276,9 @@ def test_the_table_of_the_real_data_is_read_back(real_data: Path, tmp_path: Path
 
     assert previous == index
     assert index_cases(real_data, previous=previous) == index
+    [problem] = by_id(index)["TCGA-FG-6692_native"].problems
+    for part in ("224x256x26 voxels", "208x256x26 voxels", "256x224x26 voxels", "Register"):
+        assert part in problem
 
 
 def write_phantoms(root: Path, convention: LabelConvention, n_cases: int = 4) -> None:
@@ -366,15 +335,6 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
     assert loaded.case.remarks == index.cases[0].remarks
 
 
-def test_a_label_map_as_an_image_is_a_problem(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, CASE_ID)
-    shutil.copy(folder / f"{CASE_ID}_seg.nii.gz", folder / f"{CASE_ID}_t2.nii.gz")
-
-    [labels] = index_cases(tmp_path).cases
-
-    assert "found only the values 0, 1, 2, 4, as in a label map" in labels.problems[0]
-
-
 def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
     write_phantom_cases(tmp_path, n_cases=2, seed=0)
     path = tmp_path / "BraTS2021_00001" / "BraTS2021_00001_seg.nii.gz"
@@ -406,28 +366,16 @@ def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic], scale: flo
     return write_nifti(folder / f"{CASE_ID}_{suffix}.nii.gz", array, affine)
 
 
-def test_label_values_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label_map", [make_label_map(), np.full(SHAPE, 2, np.uint8)])
+def test_label_values_are_counted(tmp_path: Path, label_map: npt.NDArray[np.uint8]) -> None:
     write_case(tmp_path, CASE_ID)
-    labels = make_label_map()
-    expected = tuple((value, int((labels == value).sum())) for value in (0, 1, 2, 4))
+    replaced(tmp_path, "seg", label_map)
+    values, counts = np.unique(label_map, return_counts=True)
 
     found = inspected(tmp_path)
 
-    assert found.facts.label_voxels == expected
-    assert found.label_values == (0, 1, 2, 4)
-    assert found.problems == ()
-
-
-def test_a_label_map_without_background_is_counted(tmp_path: Path) -> None:
-    write_case(tmp_path, CASE_ID)
-    replaced(tmp_path, "seg", np.full(SHAPE, 2, dtype=np.uint8))
-
-    assert inspected(tmp_path).facts.label_voxels == ((2, 24 * 24 * 16),)
-
-
-def test_a_case_without_label_map_has_no_values(tmp_path: Path) -> None:
-    write_case(tmp_path, CASE_ID, labelled=False)
-
+    assert found.facts.label_voxels == tuple(zip(values.tolist(), counts.tolist(), strict=True))
+    (tmp_path / CASE_ID / f"{CASE_ID}_seg.nii.gz").unlink()
     assert inspected(tmp_path).label_values == ()
 
 
@@ -457,21 +405,15 @@ def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
     assert found.facts.voxel_mm3 == pytest.approx(8)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "float32", "float64", ">i2"])
-def test_one_scan_has_one_hash_whatever_it_is_stored_as(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("divisor", [1, 7])
+def test_one_scan_has_one_hash_whatever_it_is_stored_as(tmp_path: Path, divisor: int) -> None:
     write_case(tmp_path, CASE_ID)
-    expected = inspected(tmp_path).facts.voxel_hash
-    replaced(tmp_path, "t1", make_volumes()[0].astype(dtype))
-
-    assert inspected(tmp_path).facts.voxel_hash == expected
-
-
-def test_hashes_of_fractions_do_not_depend_on_their_type(tmp_path: Path) -> None:
-    write_case(tmp_path, CASE_ID)
+    array = (make_volumes()[0] / divisor).astype(np.float32)
     hashes = set()
-    for dtype in ("float32", "float64"):
-        array = (make_volumes()[0] / 7).astype(np.float32).astype(dtype)
-        replaced(tmp_path, "t1", np.where(array == 0, -0.0 if dtype == "float64" else 0.0, array))
+    for dtype in ("float32", "float64", *(("int32", ">i2") if divisor == 1 else ())):
+        # negative zeros too
+        zero = -0.0 if dtype == "float64" else 0
+        replaced(tmp_path, "t1", np.where(array == 0, zero, array).astype(dtype))
         hashes.add(inspected(tmp_path).facts.voxel_hash)
 
     assert len(hashes) == 1
@@ -492,52 +434,22 @@ def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
     assert len(hashes) == 6
 
 
-@pytest.mark.parametrize(
-    ("suffix", "array", "problem"),
-    [
-        ("t1", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
-        ("seg", make_label_map()[..., None].repeat(3, axis=3), "found 4-D data of shape"),
-        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found NaN or infinity in 9216 voxels"),
-        ("seg", make_label_map()[:, :20], "found 24x20x16 voxels"),
-        ("seg", make_label_map() * 0.5, "found the value 0.5; expected whole numbers"),
-        ("seg", make_label_map().astype(np.int16) - 1, "found values from -1 to 3"),
-    ],
-)
-def test_what_is_wrong_with_a_file_is_a_problem(
-    tmp_path: Path, suffix: str, array: npt.NDArray[np.generic], problem: str
-) -> None:
-    write_case(tmp_path, CASE_ID)
-    replaced(tmp_path, suffix, array)
-
-    [found] = inspected(tmp_path).problems
-
-    assert found.startswith(f"case {CASE_ID}, file {CASE_ID}_{suffix}.nii.gz: {problem}")
-
-
 def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
     folder = write_case(tmp_path, CASE_ID)
-    for suffix in ("t1", "t1ce", "seg"):
+    for suffix in ("t1", "t1ce"):
         (folder / f"{CASE_ID}_{suffix}.nii.gz").write_bytes(b"")
     replaced(tmp_path, "flair", make_volumes()[3][:10])
+    replaced(tmp_path, "seg", make_label_map() * 0.5)
 
-    problems = inspected(tmp_path).problems
+    found = inspected(tmp_path)
 
-    assert [problem.split(": ")[0].split("_")[-1] for problem in problems] == [
+    assert [problem.split(": ")[0].split("_")[-1] for problem in found.problems] == [
         "t1.nii.gz",
         "t1ce.nii.gz",
         "seg.nii.gz",
         "flair.nii.gz",
     ]
-
-
-def test_a_scan_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, CASE_ID)
-    (folder / f"{CASE_ID}_t1.nii.gz").write_bytes(b"")
-
-    found = inspected(tmp_path)
-
-    assert found.facts.voxel_hash == ""
-    assert found.label_values == (0, 1, 2, 4)
+    assert (found.facts.voxel_hash, found.label_values) == ("", ())
 
 
 def opened(
@@ -594,10 +506,17 @@ def test_cases_of_a_release_share_their_convention() -> None:
         opened("BraTS-GLI-00000-100", (0, 1, 2)),
         opened("BraTS-GLI-00001-100", (0, 2, 4)),
         opened("BraTS-GLI-00002-101", (0, 1, 2, 3)),
+        # scans of unknown releases share one with those of their folder
+        opened("smith", (0, 1, 2, 3), folder="one"),
+        opened("jones", (0, 1, 2, 4), folder="two"),
     )
 
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
-    assert {case.convention for case in found.values()} == {"brats2024"}
+    assert [case.convention for case in found.values()] == [
+        *["brats2024"] * 3,
+        "brats2023",
+        "brats2017",
+    ]
     assert found["BraTS-GLI-00001-100"].facts.tumour_ml == 2000
 
 
@@ -628,35 +547,21 @@ def test_a_named_convention_goes_before_all_others() -> None:
     assert not second.usable
 
 
-def test_a_declared_convention_goes_before_the_values() -> None:
-    found = explained(opened("BRATS_485"), opened("BRATS_001", (0, 1, 2, 3), declared="msd"))
-
-    assert found["BRATS_001"].convention == "msd"
-    assert found["BRATS_001"].remarks == ()
-    assert found["BRATS_485"].convention == ""
-
-
 def test_a_guess_is_told() -> None:
     found = explained(
         opened("smith", (0, 1, 2, 3)),
         opened("jones"),
         opened("BraTS-PED-00000-000", (0, 1, 2, 3)),
         opened("BraTS-MEN-00000-000", (0, 1, 2, 3)),
+        opened("BRATS_001", (0, 1, 2, 3), folder="Task01", declared="msd"),
     )
 
     remark = (
         "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it: if that is "
         "wrong, name the convention with --labels",
     )
-    assert [case.remarks for case in found.values()] == [remark, (), remark, ()]
-
-
-def test_unknown_scans_of_two_folders_are_told_apart() -> None:
-    found = explained(
-        opened("smith", (0, 1, 2, 3), folder="one"), opened("jones", (0, 1, 2, 4), folder="two")
-    )
-
-    assert [case.convention for case in found.values()] == ["brats2023", "brats2017"]
+    assert [case.remarks for case in found.values()] == [remark, (), remark, (), ()]
+    assert found["BRATS_001"].convention == "msd"
 
 
 def test_an_empty_label_map_is_told() -> None:
@@ -685,42 +590,37 @@ def lying(
     )
 
 
-def test_cases_of_other_ids_stay_as_they_are() -> None:
-    cases = [lying("b", "two"), lying("a", "one")]
+def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
+    other = lying("d", "other")
+
+    [kept, same] = without_duplicates([lying("c"), other, lying("a"), lying("b")])
+    [labelled] = without_duplicates([lying("a"), lying("b", tumour_ml=1.5)])
 
     # the same scan under two ids is a matter of folds
-    assert without_duplicates(cases) == (cases[1], cases[0])
-
-
-def test_of_equal_copies_the_first_is_kept_with_a_remark() -> None:
-    [kept] = without_duplicates([lying("c"), lying("a"), lying("b")])
-
+    assert same == other
     assert str(kept.files["t1n"]) == "a/t1n.nii.gz"
     assert kept.usable
     assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
+    assert str(labelled.label) == "b/label.nii.gz"
 
 
-def test_of_equal_copies_a_labelled_one_is_kept() -> None:
-    [kept] = without_duplicates([lying("a"), lying("b", tumour_ml=1.5)])
+@pytest.mark.parametrize(
+    ("first", "second", "what"),
+    [
+        ({"voxels": "bbbb"}, {}, "another scan"),
+        ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
+    ],
+)
+def test_other_files_under_one_id_make_both_unusable(
+    first: dict[str, object], second: dict[str, object], what: str
+) -> None:
+    a, b = without_duplicates([lying("b", **first), lying("a", **second)])
 
-    assert str(kept.label) == "b/label.nii.gz"
-
-
-def test_another_scan_under_one_id_makes_both_unusable() -> None:
-    first, second = without_duplicates([lying("b", voxels="bbbb"), lying("a")])
-
-    assert first.problems == (
-        "case BraTS2021_00000, file a/: found another scan of the same id in b/; expected one "
-        "folder per id. Remove or rename the one that is not wanted.",
+    assert a.problems == (
+        f"case BraTS2021_00000, file a/: found {what} of the same id in b/; expected one folder per "
+        "id. Remove or rename the one that is not wanted.",
     )
-    assert "file b/: found another scan of the same id in a/" in second.problems[0]
-
-
-def test_another_label_map_under_one_id_makes_both_unusable() -> None:
-    found = without_duplicates([lying("b", tumour_ml=1.5), lying("a", tumour_ml=1.6)])
-
-    assert [case.usable for case in found] == [False, False]
-    assert "the scan with another label map of the same id in b/" in found[0].problems[0]
+    assert f"file b/: found {what} of the same id in a/" in b.problems[0]
 
 
 def test_a_broken_copy_stays_listed_beside_a_sound_one() -> None:
@@ -804,13 +704,6 @@ def test_a_row_can_be_read_by_a_person(tmp_path: Path) -> None:
 
     assert (row["t1n"], row["label"]) == ("a, b/BRATS_001.nii.gz#1", "x/seg.nii.gz")
     assert row["label_voxels"] == "0:1 3:20"
-
-
-def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a.csv", "b.csv"):
-        write_index(CaseIndex(root=tmp_path, cases=(FULL, BARE)), tmp_path / name)
-
-    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.cases.conventions import check_values, resolve
+from brats_seg.cases.conventions import check_values
 from brats_seg.errors import ConfigError, LabelError
 from brats_seg.labels import (
     BRATS2017,
@@ -67,13 +67,8 @@ def test_regions_equal_a_voxel_by_voxel_loop(convention, seed):
         for voxel in np.ndindex(*label_map.shape):
             expected[(region, *voxel)] = label_map[voxel] in values
 
-    np.testing.assert_array_equal(regions_of(label_map, convention), expected)
-
-
-@by_convention
-def test_et_lies_in_tc_lies_in_wt(convention):
-    wt, tc, et = regions_of(random_label_map(convention, seed=0), convention)
-
+    wt, tc, et = regions = regions_of(label_map, convention)
+    np.testing.assert_array_equal(regions, expected)
     assert et.any()
     assert not (et & ~tc).any()
     assert not (tc & ~wt).any()
@@ -101,48 +96,10 @@ def test_a_label_map_gives_the_regions_back(convention, seed):
     np.testing.assert_array_equal(regions_of(written, convention), regions)
 
 
-@by_convention
-def test_the_built_label_map_holds_all_regions(convention):
-    regions = regions_of(make_label_map(convention=convention), convention)
-
-    assert regions.any(axis=(1, 2, 3)).all()
-
-
 def test_a_label_map_without_et_has_none():
     regions = regions_of(make_label_map(with_et=False), BRATS2017)
 
     assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("release", "values", "convention"),
-    [
-        ("brats2017", {0, 1, 2, 4}, BRATS2017),
-        ("brats2020", {0, 1, 2, 4}, BRATS2017),
-        ("brats2021", {0, 1, 2}, BRATS2017),
-        ("brats2021", {0, 1, 2, 3}, BRATS2023),
-        ("brats2023-gli", {0, 1, 2, 3}, BRATS2023),
-        ("brats2023-ped", {0, 1, 2, 3}, BRATS2023),
-        ("brats2024-gli", {0, 1, 2, 3, 4}, BRATS2024),
-        ("brats2024-gli", {0, 1, 2, 3}, BRATS2024),
-        ("brats-ped", {0, 1, 2, 3, 4}, BRATS2024_PED),
-        ("brats-ped", {0, 1, 2, 4}, BRATS2024_PED),
-        ("msd", {0, 1, 2, 3}, MSD),
-        ("unknown", {0, 1, 2, 4}, BRATS2017),
-        ("unknown", {0, 1, 2, 3}, BRATS2023),
-        ("unknown", {0, 1, 2, 3, 4}, BRATS2024),
-        ("unknown", set(), BRATS2023),
-    ],
-)
-def test_the_voxels_decide_the_convention_where_they_can(release, values, convention):
-    found = resolve(release=release, shape=None, values=values)
-
-    assert found.convention is convention
-
-
-@by_convention
-def test_a_convention_is_found_by_its_name(convention):
-    assert convention_named(convention.name) is convention
 
 
 def test_an_unknown_convention_is_refused_with_the_names_there_are():
@@ -151,7 +108,8 @@ def test_an_unknown_convention_is_refused_with_the_names_there_are():
 
 
 @by_convention
-def test_values_of_the_convention_pass(convention):
+def test_a_convention_is_found_by_its_name_and_has_its_values(convention):
+    assert convention_named(convention.name) is convention
     check_values(convention.values, convention, "case A")
 
 

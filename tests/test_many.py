@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.many import Failure, attempt_case, map_cases, worker_pool, write_failures
+from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
 from brats_seg.errors import (
     CaseError,
     EnvironmentalError,
@@ -57,29 +57,37 @@ def die(_: object) -> None:
 
 
 @with_and_without_processes
-def test_results_are_in_the_order_of_the_cases(n_workers: int) -> None:
-    done = map_cases(shout, CASES, "shouting", n_workers=n_workers)
+@pytest.mark.parametrize(
+    ("function", "results", "failures"),
+    [
+        (shout, ("A", "B", "C", "D"), ()),
+        (
+            refuse_b,
+            ("A", "C", "D"),
+            [("LabelError", "case b, file b.nii: found a 7; expected no 7. Correct it.")],
+        ),
+        # a foreign exception is a bug that is to be reported
+        (
+            divide_by_zero,
+            (-1.0, 1.0, 0.5),
+            [
+                (
+                    "ZeroDivisionError",
+                    "case b: division by zero. This is a bug of brats_seg: please report it.",
+                )
+            ],
+        ),
+    ],
+)
+def test_a_case_that_fails_does_not_stop_the_others(
+    n_workers: int, function, results, failures
+) -> None:
+    done = map_cases(function, CASES, "working", n_workers=n_workers)
 
-    assert done.results == ("A", "B", "C", "D")
-    assert done.failures == ()
-
-
-@with_and_without_processes
-def test_a_case_that_fails_does_not_stop_the_others(n_workers: int) -> None:
-    done = map_cases(refuse_b, CASES, "shouting", n_workers=n_workers)
-
-    message = "case b, file b.nii: found a 7; expected no 7. Correct it."
-    assert done.results == ("A", "C", "D")
-    assert done.failures == (Failure(case_id="b", error="LabelError", message=message),)
-
-
-@with_and_without_processes
-def test_a_foreign_exception_is_a_failure_that_asks_for_a_report(n_workers: int) -> None:
-    done = map_cases(divide_by_zero, CASES, "dividing", n_workers=n_workers)
-
-    message = "case b: division by zero. This is a bug of brats_seg: please report it."
-    assert done.results == (-1.0, 1.0, 0.5)
-    assert done.failures == (Failure(case_id="b", error="ZeroDivisionError", message=message),)
+    assert done.results == results
+    assert done.failures == tuple(
+        Failure(case_id="b", error=error, message=message) for error, message in failures
+    )
 
 
 def test_a_foreign_exception_is_logged_with_its_traceback(
@@ -123,15 +131,6 @@ def test_progress_is_shown() -> None:
     assert shown == [("shouting", 4)] * 4
 
 
-def test_the_problems_of_a_case_are_its_message() -> None:
-    def work() -> None:
-        raise CaseError("a", "(all)", "no t2w; no t1c", "", "")
-
-    assert attempt_case("a", work) == Failure(
-        case_id="a", error="CaseError", message="no t2w; no t1c"
-    )
-
-
 def test_failures_are_a_table(tmp_path: Path) -> None:
     failures = [Failure(case_id="b", error="CaseError", message='found "a, b"')]
 
@@ -142,16 +141,6 @@ def test_failures_are_a_table(tmp_path: Path) -> None:
         'case_id,error,message\nb,CaseError,"found ""a, b"""\n'
     )
     assert (tmp_path / "none.csv").read_text() == "case_id,error,message\n"
-
-
-def test_an_error_with_its_parts_comes_back_from_a_process() -> None:
-    done = map_cases(unusable, CASES[:1], "working", n_workers=1)
-
-    assert done.failures[0].message == "no t2w"
-
-
-def unusable(case: Case) -> None:
-    raise CaseError(case.case_id, "(all)", "no t2w", "", "")
 
 
 ADVICE = "Buy memory."

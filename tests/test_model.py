@@ -1,4 +1,4 @@
-"""Test loading models: agreement of members, fingerprints and label conventions."""
+"""Test loading models: agreement of members, fingerprints, windows and label conventions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,57 +6,43 @@ from pathlib import Path
 import pytest
 import torch
 
-from brats_seg.config import Config, ModelConfig, PatchConfig
+from brats_seg.config import Config, PatchConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.inference.model import load_model, read_trained
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import Decoding, FittedPrediction
 from brats_seg.runtime.windows import Window
-from tests.inference_builders import CONFIG, CPU, IDENTITY, make_model, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 
 
-def test_a_run_is_its_best_checkpoint(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-
-    model = load_model([run], CPU)
-
-    weights = read_trained(run)[0].weights
-    assert len(model.members) == 1
-    assert not model.members[0].network.training
-    for name, value in model.members[0].network.state_dict().items():
-        assert torch.equal(value, weights[name])
-
-
-def test_loading_leaves_the_random_numbers_of_torch_alone(tmp_path: Path) -> None:
+def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     torch.manual_seed(0)
     expected = torch.rand(1)
 
     torch.manual_seed(0)
-    load_model([run], CPU)
+    (member,) = load_model([run], CPU).members
 
     assert torch.rand(1) == expected
+    weights = read_trained(run)[0].weights
+    assert not member.network.training
+    for name, value in member.network.state_dict().items():
+        assert torch.equal(value, weights[name])
 
 
 def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_path: Path) -> None:
     one, copy = (write_run(tmp_path / name) for name in ("one", "copy"))
     other = write_run(tmp_path / "other", seed=1)
-    stricter = write_run(
-        tmp_path / "strict", fitted=FittedPrediction(decoding=Decoding(thresholds=(0.5, 0.5, 0.9)))
-    )
+    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.5, 0.5, 0.9)))
+    stricter = write_run(tmp_path / "strict", fitted=fitted)
 
     def fingerprint(*paths: Path) -> str:
         return load_model(paths, CPU).fingerprint
 
     assert fingerprint(one) == fingerprint(copy) == fingerprint(one / "best.pt")
     assert fingerprint(one, other) == fingerprint(other, one)
-    distinct = {
-        fingerprint(one),
-        fingerprint(other),
-        fingerprint(stricter),
-        fingerprint(one, other),
-    }
-    assert len(distinct) == 4
+    models = ((one,), (other,), (stricter,), (one, other))
+    assert len({fingerprint(*paths) for paths in models}) == 4
 
 
 @pytest.mark.parametrize(
@@ -75,8 +61,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
 def test_models_that_do_not_go_together_are_refused(
     tmp_path: Path, change: dict, message: str
 ) -> None:
-    one = write_run(tmp_path / "one")
-    other = write_run(tmp_path / "other", **change)
+    one, other = write_run(tmp_path / "one"), write_run(tmp_path / "other", **change)
 
     with pytest.raises(UsageError, match=message):
         load_model([one, other], CPU)
@@ -88,6 +73,8 @@ def test_models_that_do_not_go_together_are_refused(
         ({"modalities": ("t1n", "t1c")}, r"modalities \['t1c', 't1n'\]; expected .*'t2f'"),
         ({"regions": ("tumour",)}, r"regions \['tumour'\]; expected"),
         ({"normalisation": "none"}, r"normalisation none; expected z-score"),
+        ({"conventions": ("brats1999",)}, r"label conventions \['brats1999'\]"),
+        ({"subsets": (("t1c", "pet"),)}, r"subsets of the modalities .*pet"),
     ],
 )
 def test_a_model_that_was_trained_on_other_inputs_is_refused(
@@ -125,37 +112,18 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
         load_model([run], CPU)
 
 
-def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    wider = Config(model=ModelConfig(widths=(6, 8)))
+@pytest.mark.parametrize(("widths", "patch"), [([6, 8], (8, 8, 8)), ([4096] * 10, (512, 512, 512))])
+def test_weights_of_another_network_are_refused(
+    tmp_path: Path, widths: list[int], patch: tuple[int, int, int]
+) -> None:
+    """Also of one that does not fit into memory, which is not built."""
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)
-    content["card"]["config"] = wider.model_dump(mode="json")
+    content["card"]["config"]["model"]["widths"] = widths
+    content["card"]["identity"]["patch"] = patch
     torch.save(content, run / "best.pt")
 
     with pytest.raises(UsageError, match=r"the weights are not those of model\.name 'unet'"):
-        load_model([run], CPU)
-
-
-def test_config_of_the_builders_is_that_of_a_run() -> None:
-    assert make_model().members[0].multiple == (2, 2, 2)
-    assert CONFIG.patch.size == (8, 8, 8)
-
-
-def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    content = torch.load(run / "best.pt", weights_only=True)
-    content["card"]["config"]["model"]["widths"] = [4096] * 10
-    content["card"]["identity"]["patch"] = (512, 512, 512)
-    torch.save(content, run / "best.pt")
-
-    with pytest.raises(UsageError, match=r"not those of model\.name 'unet': model\.widths \(4096"):
-        load_model([run], CPU)
-
-
-def test_an_unknown_label_convention_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", identity=replace(IDENTITY, conventions=("brats1999",)))
-
-    with pytest.raises(UsageError, match=r"label conventions \['brats1999'\]"):
         load_model([run], CPU)
 
 

@@ -21,7 +21,7 @@ from brats_seg.cases.nifti import (
     read_volume,
     write_volume,
 )
-from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.errors import CaseError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
 
 OBLIQUE = np.array(
@@ -32,7 +32,7 @@ OBLIQUE = np.array(
         [0.0, 0.0, 0.0, 1.0],
     ]
 )
-TYPES = ["uint8", "int8", "int16", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
+TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 
 
 def geometry(
@@ -101,12 +101,9 @@ def test_nifti_2_is_read(tmp_path: Path) -> None:
 
     np.testing.assert_array_equal(volume.array, make_volumes()[2])
     np.testing.assert_array_equal(volume.geometry.affine, OBLIQUE)
-
-
-def test_content_decides_whether_a_file_is_compressed(tmp_path: Path) -> None:
-    (tmp_path / "packed.nii").write_bytes(PACKED)
-
-    np.testing.assert_array_equal(read(tmp_path / "packed.nii"), make_volumes()[0])
+    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "long.nii")
+    with pytest.raises(CaseError, match="axes of 1 to 32767 voxels"):
+        read(tmp_path / "long.nii")
 
 
 def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
@@ -139,51 +136,22 @@ def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
         assert read_geometry(path, case_id="BRATS_001", volume=index) == found.geometry
 
 
-@pytest.mark.parametrize(
-    ("affine", "qform_code", "sform_code"),
-    [
-        (BRATS_AFFINE, 1, 1),
-        (BRATS_AFFINE, 2, 1),
-        (BRATS_AFFINE, 0, 2),
-        (BRATS_AFFINE, 1, 0),
-        (np.diag([2.0, 3, 4, 1]), 0, 2),
-        (np.diag([-2.0, 3, 4, 1]), 4, 0),
-    ],
-)
-@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-def test_what_is_written_is_read_back(
-    tmp_path: Path,
-    affine: npt.NDArray[np.float64],
-    qform_code: int,
-    sform_code: int,
-    suffix: str,
-) -> None:
-    path = tmp_path / f"label{suffix}"
-    written = geometry(affine, qform_code, sform_code)
-
-    write_volume(path, make_label_map(), written)
-
-    volume = read_label_map(path, case_id="case_1")
-    np.testing.assert_array_equal(volume.array, make_label_map())
-    assert volume.array.dtype == np.uint8
-    assert volume.geometry == written
-    assert volume.file == path.name
-
-
 @pytest.mark.parametrize("codes", [(1, 1), (1, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 @pytest.mark.parametrize("affine", [BRATS_AFFINE, OBLIQUE], ids=["lps", "oblique"])
 def test_a_label_map_lies_where_the_scan_lies(
-    tmp_path: Path, affine: npt.NDArray[np.float64], codes: tuple[int, int]
+    tmp_path: Path, affine: npt.NDArray[np.float64], codes: tuple[int, int], suffix: str
 ) -> None:
+    path = tmp_path / f"label{suffix}"
     scan = nib.Nifti1Image(make_volumes()[0], None)
     scan.header.set_qform(affine, code=codes[0])
     scan.header.set_sform(affine, code=codes[1])
     nib.save(scan, tmp_path / "scan.nii.gz")
 
     grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
-    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+    write_volume(path, make_label_map(), grid)
 
-    before, after = nib.load(tmp_path / "scan.nii.gz"), nib.load(tmp_path / "label.nii.gz")
+    before, after = nib.load(tmp_path / "scan.nii.gz"), nib.load(path)
     np.testing.assert_allclose(after.affine, before.affine, atol=1e-5)
     if codes[0]:
         np.testing.assert_allclose(after.get_qform(), before.get_qform(), atol=1e-5)
@@ -193,6 +161,9 @@ def test_a_label_map_lies_where_the_scan_lies(
     assert nib.aff2axcodes(after.affine) == nib.aff2axcodes(before.affine)
     assert after.header.get_xyzt_units()[0] == "mm"
     assert after.get_data_dtype() == np.uint8
+    found = read_label_map(path, case_id="case_1")
+    np.testing.assert_array_equal(found.array, make_label_map())
+    assert (found.geometry, found.array.dtype, found.file) == (grid, np.uint8, path.name)
 
 
 def test_qform_and_sform_that_differ_are_both_kept(tmp_path: Path) -> None:
@@ -209,19 +180,12 @@ def test_qform_and_sform_that_differ_are_both_kept(tmp_path: Path) -> None:
     assert read_geometry(tmp_path / "label.nii.gz", case_id="case_1") == grid
 
 
-def test_spacing_is_the_length_of_the_voxel_edges() -> None:
-    turned = np.array([[0.0, 2, 0, 0], [0, 0, -3, 0], [4, 0, 0, 0], [0, 0, 0, 1]])
-
-    assert geometry(turned).spacing_mm == (4.0, 2.0, 3.0)
-    np.testing.assert_allclose(geometry(OBLIQUE).spacing_mm, (0.8985, 0.8985, 5.4999), atol=1e-4)
-
-
 def test_geometries_are_equal_when_all_their_parts_are() -> None:
     assert geometry() == geometry(BRATS_AFFINE.copy())
-    assert geometry() != geometry(OBLIQUE)
-    assert geometry() != geometry(qform_code=2)
-    assert geometry() != geometry(sform_code=0)
-    assert geometry() != "geometry"
+    for other in (geometry(OBLIQUE), geometry(qform_code=2), geometry(sform_code=0), "geometry"):
+        assert geometry() != other
+    # edges of voxels along the axes of the array
+    np.testing.assert_allclose(geometry(OBLIQUE).spacing_mm, (0.8985, 0.8985, 5.4999), atol=1e-4)
 
 
 def test_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
@@ -231,26 +195,14 @@ def test_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
 
 
-def test_a_volume_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "folder").write_text("a file")
-
-    with pytest.raises(EnvironmentalError, match=r"label\.nii\.gz cannot be written"):
-        write_volume(tmp_path / "folder" / "label.nii.gz", make_label_map(), geometry())
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
 def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
-    path = write_nifti(tmp_path / "scan.nii", make_volumes()[0], OBLIQUE)
+    # a fourth axis of length one is ignored
+    path = write_nifti(tmp_path / "scan.nii", make_volumes()[0][..., None], OBLIQUE)
+    np.testing.assert_array_equal(read(path), make_volumes()[0])
     whole = read_volume(path, case_id="case_1").geometry
     os.truncate(path, 352)
 
     assert read_geometry(path, case_id="case_1") == whole
-
-
-def test_a_fourth_axis_of_length_one_is_ignored(tmp_path: Path) -> None:
-    path = write_nifti(tmp_path / "scan.nii.gz", make_volumes()[0][..., None])
-
-    np.testing.assert_array_equal(read(path), make_volumes()[0])
 
 
 @pytest.mark.parametrize(
@@ -495,13 +447,6 @@ def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str,
     assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
 
 
-def test_an_axis_that_a_label_map_cannot_have_is_refused(tmp_path: Path) -> None:
-    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "scan.nii")
-
-    with pytest.raises(CaseError, match="axes of 1 to 32767 voxels"):
-        read_volume(tmp_path / "scan.nii", case_id="c")
-
-
 def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
     affine = np.diag([80.0, 80.0, 80.0, 1.0])
     volume = read_volume(write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c")
@@ -512,54 +457,41 @@ def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path
         planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", ">f4"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", ">f4"])
 def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -> None:
     path = write_nifti(tmp_path / "seg.nii.gz", make_label_map().astype(dtype))
-
-    labels = read_label_map(path, case_id="case_1").array
-
-    assert labels.dtype == np.uint8
-    np.testing.assert_array_equal(labels, make_label_map())
-
-
-def test_rounding_of_scaled_storage_is_no_fraction(tmp_path: Path) -> None:
-    # the slope has no exact form in the float32 of the header
+    # the slope has no exact form in the float32 of the header: rounding is no fraction
     image = nib.Nifti1Image(make_label_map() * np.uint8(63), BRATS_AFFINE)
     image.header.set_slope_inter(1 / 63, 0)
-    nib.save(image, tmp_path / "seg.nii.gz")
-    assert not np.array_equal(oracle(tmp_path / "seg.nii.gz"), make_label_map())
+    nib.save(image, tmp_path / "scaled.nii.gz")
 
-    found = read_label_map(tmp_path / "seg.nii.gz", case_id="case_1").array
-
-    np.testing.assert_array_equal(found, make_label_map())
+    for name in (path.name, "scaled.nii.gz"):
+        labels = read_label_map(tmp_path / name, case_id="case_1").array
+        assert labels.dtype == np.uint8
+        np.testing.assert_array_equal(labels, make_label_map())
+    assert not np.array_equal(oracle(tmp_path / "scaled.nii.gz"), make_label_map())
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "dtype", "message"),
     [
-        (0.5, "found the value 0.5; expected whole numbers"),
-        (1.0625, "found the value 1.0625"),
-        (np.nan, "found the value nan"),
-        (np.inf, "found the value inf"),
-        (-1.0, "found values from -1.0 to 4.0; expected label values"),
-        (256.0, "found values from 0.0 to 256.0"),
+        (0.5, "float32", "found the value 0.5; expected whole numbers"),
+        (np.nan, "float32", "found the value nan"),
+        (np.inf, "float32", "found the value inf"),
+        (-1.0, "float32", "found values from -1.0 to 4.0; expected label values"),
+        (256, "int16", "found values from 0 to 256"),
+        (-1, "int16", "found values from -1 to 4"),
     ],
 )
-def test_what_is_no_label_map_is_refused(tmp_path: Path, value: float, message: str) -> None:
-    array = make_label_map().astype(np.float32)
+def test_what_is_no_label_map_is_refused(
+    tmp_path: Path, value: float, dtype: str, message: str
+) -> None:
+    array = make_label_map().astype(dtype)
     array[1, 2, 3] = value
     path = write_nifti(tmp_path / "BraTS2021_00001_seg.nii.gz", array)
 
     with pytest.raises(CaseError, match=rf"BraTS2021_00001_seg\.nii\.gz: {message}.*not an image"):
         read_label_map(path, case_id="BraTS2021_00001")
-
-
-def test_integers_outside_a_byte_are_refused(tmp_path: Path) -> None:
-    array = make_label_map().astype(np.int16)
-    for value in (-1, 256):
-        path = write_nifti(tmp_path / "seg.nii.gz", np.where(array == 4, value, array))
-        with pytest.raises(CaseError, match="found values from"):
-            read_label_map(path, case_id="case_1")
 
 
 @pytest.mark.real
@@ -571,15 +503,3 @@ def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
         volume = read_volume(path, case_id="real")
         np.testing.assert_array_equal(volume.array, oracle(path))
         np.testing.assert_array_equal(volume.geometry.affine, nib.load(path).affine)
-
-
-@pytest.mark.real
-def test_a_real_label_map_survives_writing(real_data: Path, tmp_path: Path) -> None:
-    path = real_data / "BraTS2021" / "BraTS2021_00006" / "BraTS2021_00006_seg.nii.gz"
-    volume = read_label_map(path, case_id="BraTS2021_00006")
-
-    write_volume(tmp_path / "label.nii.gz", volume.array, volume.geometry)
-
-    again = read_label_map(tmp_path / "label.nii.gz", case_id="BraTS2021_00006")
-    np.testing.assert_array_equal(again.array, volume.array)
-    assert again.geometry == volume.geometry

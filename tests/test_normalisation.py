@@ -18,8 +18,7 @@ from brats_seg.data.normalisation import (
 )
 from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
-from brats_seg.voxels.box import Box
-from brats_seg.voxels.brain import background_of, brain_mask
+from brats_seg.voxels.box import Box, background_of, brain_mask
 from brats_seg.voxels.grids import Resampling
 from tests.builders import write_case
 

@@ -36,33 +36,27 @@ def root(tmp_path_factory):
     return folder
 
 
-def test_cases_are_laid_out_as_brats_2021(root):
-    assert sorted(path.name for path in root.iterdir()) == [f"BraTS2021_0000{n}" for n in range(5)]
-    assert sorted(path.name for path in (root / "BraTS2021_00003").iterdir()) == [
-        f"BraTS2021_00003_{suffix}.nii.gz" for suffix in ("flair", "seg", "t1", "t1ce", "t2")
+def test_files_have_names_geometry_and_types_of_brats_2021(root):
+    paths = sorted(root.glob("*/*"))
+
+    assert [path.relative_to(root).as_posix() for path in paths] == [
+        f"BraTS2021_0000{n}/BraTS2021_0000{n}_{suffix}.nii.gz"
+        for n in range(5)
+        for suffix in ("flair", "seg", "t1", "t1ce", "t2")
     ]
-
-
-def test_files_have_the_geometry_and_types_of_brats(root):
-    for path in root.glob("*/*.nii.gz"):
+    for path in paths:
         image = nib.load(path)
         assert image.shape == SHAPE
         assert image.affine.tolist() == [[-1, 0, 0, 0], [0, -1, 0, 239], [0, 0, 1, 0], [0, 0, 0, 1]]
         assert (image.header["qform_code"], image.header["sform_code"]) == (1, 1)
-        assert image.header.get_zooms() == (1, 1, 1)
         dtype = np.uint8 if path.name.endswith("seg.nii.gz") else np.int16
         assert image.get_data_dtype() == dtype
 
 
 def test_every_fourth_case_has_no_et(root):
-    values = {
-        path.parent.name: set(np.unique(nib.load(path).dataobj)) for path in root.glob("*/*seg*")
-    }
+    values = [set(np.unique(nib.load(path).dataobj)) for path in sorted(root.glob("*/*seg*"))]
 
-    without = {case_id for case_id, seen in values.items() if 4 not in seen}
-    assert without == {"BraTS2021_00003"}
-    assert values["BraTS2021_00003"] == {0, 1, 2}
-    assert all(values[case_id] == {0, 1, 2, 4} for case_id in values.keys() - without)
+    assert values == [{0, 1, 2, *([4] if number != 3 else [])} for number in range(5)]
 
 
 def test_the_files_hold_the_modalities_under_their_names(root):
@@ -80,32 +74,21 @@ def test_a_seed_gives_the_same_files_however_many_cases_are_asked_for(root, tmp_
         assert path.read_bytes() == (root / path.relative_to(tmp_path)).read_bytes()
 
 
-def test_seeds_and_cases_differ():
-    label_maps = [make(seed).label_map for seed in (1, 2)]
-
-    assert (label_maps[0] != label_maps[1]).any()
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_regions_are_nested_in_the_brain_and_large_enough_to_learn_from(seed):
+@pytest.mark.parametrize("seed", range(6))
+def test_regions_are_nested_in_a_brain_on_black_and_large_enough_to_learn_from(seed):
     phantom = make(seed)
     wt, tc, et = regions_of(phantom.label_map, BRATS2017)
+    brain = phantom.images > 0
 
     assert phantom.images.dtype == np.int16
-    assert (phantom.images[:, wt] > 0).all()
+    assert (brain == brain[0]).all()
+    assert 0.3 < brain[0].mean() < 0.5
+    assert brain[0][wt].all()
     assert wt.sum() > tc.sum() > et.sum() > 40
-    assert 0.005 < wt.sum() / (phantom.images[0] > 0).sum() < 0.3
+    assert 0.005 < wt.sum() / brain[0].sum() < 0.3
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_background_is_exactly_zero_in_all_modalities_and_larger_than_the_brain(seed):
-    brain = make(seed).images > 0
-
-    assert (brain == brain[0]).all()
-    assert 0.3 < brain[0].mean() < 0.5
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_tissues_contrast_as_they_do_in_patients(seed):
     """ET is bright after contrast, necrosis dark; oedema is bright on T2 and brighter on FLAIR."""
     phantom = make(seed)
@@ -125,7 +108,7 @@ def test_tissues_contrast_as_they_do_in_patients(seed):
     assert contrast("t1n", 2) < 0.95
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("with_et", "value"), [(True, 4), (False, 1)])
 def test_only_et_takes_up_contrast(seed, with_et, value):
     """The gain of the scanner and the bias field differ between scans, by tenths."""
@@ -163,11 +146,7 @@ def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there
     assert [row.survival_censored for row in rows].count(True) == 1
     assert [row.survival_days for row in rows].count(None) == 1
     assert all(20 < row.age_years < 100 for row in rows)
-
-
-def test_the_same_seed_gives_the_same_survival(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         write_phantom_survival(tmp_path / name, n_cases=5, seed=seed)
-
     a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
     assert a == b != c

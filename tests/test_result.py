@@ -1,4 +1,4 @@
-"""Warnings about label maps that nobody should believe."""
+"""Test the warnings about predicted label maps that cannot be right."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from brats_seg.cases.find import find_cases
 from brats_seg.inference.decode import measure
 from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
 from brats_seg.quality.result import Prediction, implausibilities
-from brats_seg.voxels.brain import brain_mask
+from brats_seg.voxels.box import brain_mask
 from brats_seg.wings import PredictedDice
 from tests.builders import Run, write_case
 from tests.inference_builders import write_run

@@ -9,11 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from scipy.ndimage import binary_fill_holes
 
-from brats_seg.errors import CaseError
 from brats_seg.figures import surface
-from brats_seg.figures.surface import _points, models_of, surface_figure, write_surface_gif
+from brats_seg.figures.surface import models_of, surface_figure, surface_of, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view
-from tests.builders import write_case
 
 
 @pytest.fixture(scope="module")
@@ -29,29 +27,18 @@ def ball(radius: float = 12, edge: int = 40) -> np.ndarray:
 
 def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None:
     """Expected from geometry: a ball of radius 12 around (20, 20, 20) mm, from edges of voxels."""
-    surface = _points(ball(), (1.0, 1.0, 1.0))
+    points_mm, normals = surface_of(ball(), (1.0, 1.0, 1.0))
+    flat, _ = surface_of(ball()[:, :, ::3], (1.0, 1.0, 3.0))
+    mask = np.zeros((9, 9, 9), bool)
+    assert surface_of(mask, (1.0, 1.0, 1.0)).points_mm.shape == (0, 3)
+    mask[4, 5, 6] = True
 
-    outwards = surface["points_mm"] - 20
+    outwards = points_mm - 20
     distance = np.linalg.norm(outwards, axis=1)
     np.testing.assert_allclose(distance, 12, atol=0.6)
-    cosine = (outwards * surface["normals"]).sum(axis=1) / distance
-    assert cosine.min() > 0.95
-
-
-def test_voxels_that_are_no_cubes_have_the_size_they_have() -> None:
-    surface = _points(ball()[:, :, ::3], (1.0, 1.0, 3.0))
-
-    np.testing.assert_allclose(np.ptp(surface["points_mm"], axis=0), 24, atol=3)
-
-
-@pytest.mark.parametrize("n_voxels", [0, 1])
-def test_a_mask_of_no_or_one_voxel_has_a_surface(n_voxels: int) -> None:
-    mask = np.zeros((9, 9, 9), bool)
-    mask[4, 5, 6] = n_voxels
-
-    points = _points(mask, (1.0, 1.0, 1.0))["points_mm"]
-
-    assert points.tolist() == [[4.5, 5.5, 6.5]] * n_voxels
+    assert ((outwards * normals).sum(axis=1) / distance).min() > 0.95
+    np.testing.assert_allclose(np.ptp(flat, axis=0), 24, atol=3)
+    assert surface_of(mask, (1.0, 1.0, 1.0)).points_mm.tolist() == [[4.5, 5.5, 6.5]]
 
 
 def letters_of(axes) -> list[str]:
@@ -112,14 +99,6 @@ def test_the_scale_bar_is_as_long_as_the_model_shows(view: CaseView) -> None:
         assert np.ptp(ends[:, 0]) == pytest.approx(share * axes.get_window_extent().width)
 
 
-def test_a_region_without_surface_is_not_in_the_legend(tmp_path: Path) -> None:
-    write_case(tmp_path, with_et=False)
-
-    figure = surface_figure(models_of(open_view(tmp_path)))
-
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["WT", "TC"]
-
-
 def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(
     view: CaseView, tmp_path: Path
 ) -> None:
@@ -137,19 +116,12 @@ def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(
     assert all(np.abs(frames[0] - other).max() > 50 for other in frames[1:])
 
 
-def test_a_case_without_label_maps_has_no_surface(tmp_path: Path) -> None:
-    write_case(tmp_path, labelled=False)
-
-    with pytest.raises(CaseError, match="found neither reference nor prediction"):
-        models_of(open_view(tmp_path))
-
-
 @pytest.mark.parametrize("radius", [12, 40])
 def test_a_surface_has_no_holes_however_small_the_brain(radius: int) -> None:
     """Points are 1 mm apart, and a pixel of a small brain is a fraction of that."""
     axis = np.arange(-radius - 2, radius + 3)
     ball = (axis[:, None, None] ** 2 + axis[:, None] ** 2 + axis**2) < radius**2
-    points = surface._points(ball, (1.0, 1.0, 1.0))["points_mm"]
+    points = surface_of(ball, (1.0, 1.0, 1.0)).points_mm
 
     hit = surface._first_hits(points - points.mean(axis=0), 1.03 * radius) >= 0
 

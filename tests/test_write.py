@@ -148,6 +148,14 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
 
     assert (code, said) == (0, f"wrote results/reports/{IDS[0]}.html\nResearch use only.\n")
 
+    write_case(moved, "BraTS2021_00007")
+    code, said, _ = run(
+        "report", "elsewhere", "--prediction", "results", "--case", "BraTS2021_00007"
+    )
+
+    assert code == 1
+    assert "FAILED  case BraTS2021_00007, file results: found no prediction of this case" in said
+
 
 def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
     case = find_inputs([results.parent / "scans"])[0]
@@ -175,14 +183,6 @@ def test_several_processes_write_the_same_pages(results: Path) -> None:
 
     for one, other in zip(first.results[1:], second.results[1:], strict=True):
         assert one.read_bytes() == other.read_bytes()
-
-
-def test_a_run_has_a_page_in_its_folder(run: Run, tiny_run: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_run, tmp_path / "fold0")
-
-    code, said, _ = run("report", "fold0")
-
-    assert (code, said) == (0, "wrote fold0/report.html\nResearch use only.\n")
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,3 @@ def test_what_does_not_fit_together_is_said(
 
     assert code == 2, out
     assert expected in err
-
-
-def test_a_case_without_a_prediction_is_said(run: Run, results: Path) -> None:
-    write_case(results.parent / "scans", "BraTS2021_00007", seed=7)
-
-    code, said, _ = run("report", "scans", "--prediction", "results", "--case", "BraTS2021_00007")
-
-    assert code == 1
-    assert "FAILED  case BraTS2021_00007, file results: found no prediction of this case" in said

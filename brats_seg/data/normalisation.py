@@ -3,7 +3,7 @@
 Training and prediction do it with the same functions, so that a network sees the same image of a
 scan in both. A network sees voxels, not millimetres: scans of 2 mm look half as large to it as scans
 of 1 mm, and are resampled to the spacing that `ModelIdentity` stores. Spacings are along X, Y and Z
-in the axes of BraTS; `voxels.brain` says which voxels belong to the brain.
+in the axes of BraTS; `voxels.box` says which voxels belong to the brain.
 """
 
 from collections import Counter
@@ -18,8 +18,7 @@ from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry, Volume, planned_resampling, resampled
 from brats_seg.errors import CaseError, some_of
 from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
-from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.brain import brain_mask, normalised
+from brats_seg.voxels.box import Box, Triple, bounding_box, brain_mask, normalised
 from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, turn_of
 
 USUAL_MM = (1.0, 1.0, 1.0)

@@ -14,32 +14,9 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
 from brats_seg.cases.layouts import modality_named
-from brats_seg.errors import CaseError
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.figures.sections import (
-    AXIAL,
-    MODALITY_NAMES,
-    OTHER_TISSUE_COLOURS,
-    PLANES,
-    REGION_COLOURS,
-    SMALL_PRINT,
-    Grid,
-    Image,
-    LineStyle,
-    add_dark_legend,
-    add_title,
-    centre_of,
-    dark_figure,
-    draw_outline,
-    draw_outlines,
-    draw_overlay,
-    draw_scale_bar,
-    draw_section,
-    grey_limits,
-    line_key,
-    region_key,
-    section_of,
-)
+from brats_seg.figures import sections
+from brats_seg.figures.sections import AXIAL, MODALITY_NAMES, PLANES, Grid, Image
 from brats_seg.figures.view import CaseView, Labelled, drawn_of
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
 from brats_seg.voxels.box import Triple
@@ -62,7 +39,7 @@ _LOW_BITS = 0.1
 """Entropy below which the scan is shown: a probability below 1.3 or above 98.7 %."""
 _HIGH_BITS = 0.5
 """Entropy above which a voxel counts as uncertain: a probability of 11 to 89 %."""
-_WT_LINES: dict[str, tuple[str, float, LineStyle]] = {
+_WT_LINES: dict[str, tuple[str, float, sections.LineStyle]] = {
     "reference": ("cyan", 1.0, "--"),
     "prediction": ("white", 1.0, "-"),
 }
@@ -77,8 +54,8 @@ def sample_figure(view: CaseView) -> Figure:
     """
     labelled = view.reference
     regions = labelled.regions if labelled else np.zeros((3, *view.images.shape[1:]), bool)
-    index = centre_of(regions, view.images[0])[AXIAL]
-    figure = dark_figure(10, 6.2)
+    index = sections.centre_of(regions, view.images[0])[AXIAL]
+    figure = sections.dark_figure(10, 6.2)
     panels = figure.add_gridspec(2, 4)
     for number, modality in enumerate(view.modalities):
         axes = figure.add_subplot(panels[number // 2, number % 2])
@@ -90,14 +67,14 @@ def sample_figure(view: CaseView) -> Figure:
     _draw_panel(axes, image, AXIAL, index, view.grid, title)
     entries = []
     if labelled:
-        section = section_of(labelled.label_map, AXIAL, index)
+        section = sections.section_of(labelled.label_map, AXIAL, index)
         picture = np.zeros((*section.shape, 4))
         for value, (words, colour) in _tissues(labelled, section).items():
             picture[section == value] = to_rgba(colour, _OPACITY)
-            entries.append(line_key(words, colour, 8, "-"))
-        draw_overlay(axes, picture)
-    add_dark_legend(figure, entries)
-    add_title(figure, f"{view.case_id}, axial {index}")
+            entries.append(sections.line_key(words, colour, 8, "-"))
+        sections.draw_overlay(axes, picture)
+    sections.add_dark_legend(figure, entries)
+    sections.add_title(figure, f"{view.case_id}, axial {index}")
     return figure
 
 
@@ -116,7 +93,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
     shown = np.flatnonzero((tumour if tumour.any() else image != 0).any(axis=(0, 1)))
     indices = shown[np.linspace(0, len(shown) - 1, min(N_SECTIONS, len(shown))).round().astype(int)]
     n_rows = -(-len(indices) // _N_COLUMNS)
-    figure = dark_figure(1.9 * _N_COLUMNS * len(sides), 2.2 * n_rows + 1.1)
+    figure = sections.dark_figure(1.9 * _N_COLUMNS * len(sides), 2.2 * n_rows + 1.1)
     blocks = figure.subfigures(1, len(sides), squeeze=False)[0]
     for block, (name, regions) in zip(blocks, sides.items(), strict=True):
         block.set_facecolor("black")
@@ -124,17 +101,17 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         for axes in panels:
             axes.set_axis_off()
         for axes, index in zip(block.axes, indices.tolist(), strict=False):
-            draw_section(axes, image, AXIAL, index, view.grid)
-            draw_outlines(axes, regions, AXIAL, index)
+            sections.draw_section(axes, image, AXIAL, index, view.grid)
+            sections.draw_outlines(axes, regions, AXIAL, index)
             axes.set_title(f"axial {index}", color="grey", fontsize="x-small")
         # one scale for all
-        draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
+        sections.draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
         words = _region_words(regions, view.grid, _compared(view, name))
-        add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
-    add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
+        sections.add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
+    sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
     present = np.logical_or.reduce([regions.any(axis=(1, 2, 3)) for regions in sides.values()])
     names = {k: region.upper() for k, region in enumerate(REGIONS) if present[k]}
-    add_dark_legend(figure, region_key(names))
+    sections.add_dark_legend(figure, sections.region_key(names))
     return figure
 
 
@@ -172,16 +149,16 @@ def planes_figure(
         reference: Region masks whose Dice with the regions is in the legend.
         centre: Voxel that the sections go through; by default the middle of the largest tumour.
     """
-    figure = dark_figure(9, 3.3 * len(images))
-    centre = centre or centre_of(regions, next(iter(images.values())))
+    figure = sections.dark_figure(9, 3.3 * len(images))
+    centre = centre or sections.centre_of(regions, next(iter(images.values())))
     rows = figure.subplots(len(images), len(PLANES), squeeze=False)
     for row, (modality, image) in zip(rows, images.items(), strict=True):
         _draw_planes(row, image, centre, grid, MODALITY_NAMES[modality])
         for axes, axis in zip(row, PLANES.values(), strict=True):
-            draw_outlines(axes, regions, axis, centre[axis])
+            sections.draw_outlines(axes, regions, axis, centre[axis])
     if title:
-        add_title(figure, title if regions[0].any() else f"{title}: no tumour")
-    add_dark_legend(figure, region_key(_present(regions, grid, reference)))
+        sections.add_title(figure, title if regions[0].any() else f"{title}: no tumour")
+    sections.add_dark_legend(figure, sections.region_key(_present(regions, grid, reference)))
     return figure
 
 
@@ -191,36 +168,37 @@ def uncertainty_figure(view: CaseView) -> Figure:
     The lower row has the outline of the predicted whole tumour, and that of the reference if there
     is one: a useful uncertainty is high where they differ.
 
-    Raises:
-        CaseError: The case has no prediction, or no map of its uncertainty.
+    The view must have both, the prediction and its uncertainty.
     """
-    bits, sides, grid = _uncertainty(view), drawn_of(view), view.grid
+    bits, sides, grid = np.asarray(view.uncertainty), drawn_of(view), view.grid
     regions, high = sides["prediction"], bits > _HIGH_BITS
     ((background, image),) = view.shown([_BACKGROUND]).items()
-    centre = centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
-    figure = dark_figure(9.6, 6.9)
+    centre = sections.centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
+    figure = sections.dark_figure(9.6, 6.9)
     upper, lower = figure.subplots(2, len(PLANES))
     _draw_planes(upper, image, centre, grid, MODALITY_NAMES[background])
     _draw_planes(lower, image, centre, grid, "uncertainty")
     for above, below, axis in zip(upper, lower, PLANES.values(), strict=True):
-        draw_outlines(above, regions, axis, centre[axis])
-        section = section_of(bits, axis, centre[axis])
+        sections.draw_outlines(above, regions, axis, centre[axis])
+        section = sections.section_of(bits, axis, centre[axis])
         colours = _HEAT(np.asarray(section, float))
         colours[section < _LOW_BITS, 3] = 0
-        draw_overlay(below, colours)
+        sections.draw_overlay(below, colours)
         for name, masks in sides.items():
-            draw_outline(below, section_of(masks[0], axis, centre[axis]), *_WT_LINES[name])
+            sections.draw_outline(
+                below, sections.section_of(masks[0], axis, centre[axis]), *_WT_LINES[name]
+            )
     _add_colour_bar(figure, [*upper, *lower])
     ml = np.count_nonzero(high) * grid.voxel_ml
     words = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
-    add_title(figure, f"{view.case_id}, {words}")
-    entries = region_key(_present(regions, grid, _compared(view, "prediction")))
+    sections.add_title(figure, f"{view.case_id}, {words}")
+    entries = sections.region_key(_present(regions, grid, _compared(view, "prediction")))
     entries += [
-        line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
+        sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()
         if masks[0].any()
     ]
-    add_dark_legend(figure, entries)
+    sections.add_dark_legend(figure, entries)
     return figure
 
 
@@ -245,7 +223,7 @@ def reconstruction_figure(
     """
     brain = (image != 0).any(axis=0)
     index = int(brain.sum(axis=(0, 1)).argmax())
-    figure = dark_figure(7, 9)
+    figure = sections.dark_figure(7, 9)
     grid = Grid(spacing_mm=spacing_mm or (1.0, 1.0, 1.0))
     rows = figure.subplots(len(MODALITIES), 3)
     for row, modality, before, output in zip(rows, MODALITIES, image, reconstruction, strict=True):
@@ -253,18 +231,18 @@ def reconstruction_figure(
         difference = np.abs(after.astype(float) - before)
         error = difference[..., index][before[..., index] != 0]
         rmse = float(np.sqrt(np.mean(error**2))) if error.size else 0.0
-        low, high = limits = grey_limits(before)
+        low, high = limits = sections.grey_limits(before)
         for axes, shown, ends, words in (
             (row[0], before, limits, MODALITY_NAMES[modality]),
             (row[1], after, limits, "reconstruction"),
             (row[2], difference, (0.0, high - low), f"difference, RMSE here {rmse:.3g}"),
         ):
-            draw_section(axes, shown, AXIAL, index, grid, limits=ends, brain=brain)
+            sections.draw_section(axes, shown, AXIAL, index, grid, limits=ends, brain=brain)
             axes.set_title(words, color="white", fontsize="small")
             if spacing_mm:
-                draw_scale_bar(axes, spacing_mm[0])
-    add_title(figure, f"{case_id}, axial {index}")
-    figure.supxlabel(SMALL_PRINT, color="grey", fontsize="x-small")
+                sections.draw_scale_bar(axes, spacing_mm[0])
+    sections.add_title(figure, f"{case_id}, axial {index}")
+    figure.supxlabel(sections.SMALL_PRINT, color="grey", fontsize="x-small")
     return figure
 
 
@@ -275,10 +253,10 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     is the visible part where regions are painted over each other.
     """
     colours: dict[int, str] = {}
-    left = iter(OTHER_TISSUE_COLOURS)
+    left = iter(sections.OTHER_TISSUE_COLOURS)
     for value, _ in convention.meanings:
         inside = [k for k, values in enumerate(convention.regions) if value in values]
-        colour = REGION_COLOURS[inside[-1]] if inside else None
+        colour = sections.REGION_COLOURS[inside[-1]] if inside else None
         is_free = colour is not None and colour not in colours.values()
         colours[value] = colour if colour is not None and is_free else next(left)
     return colours
@@ -286,8 +264,8 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
 
 def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
     """Draw a section with a scale bar and a title."""
-    draw_section(axes, image, axis, index, grid)
-    draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
+    sections.draw_section(axes, image, axis, index, grid)
+    sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
     # a fixed height: to look for the labels of axes that are off takes an eighth of the time
     axes.set_title(words, color="white", fontsize="small", y=1.0)
 
@@ -314,11 +292,10 @@ def _present(
 
 def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
     """Return the volume of each region and, with a reference, its Dice."""
-    words = []
-    for k, region in enumerate(REGIONS):
-        ml = np.count_nonzero(regions[k]) * grid.voxel_ml
-        # a volume that is not 0 does not become 0
-        words.append(f"{region.upper()} {f'{ml:.1f}' if ml == 0 or ml >= 0.05 else f'{ml:.1g}'} ml")
+    ml = [np.count_nonzero(mask) * grid.voxel_ml for mask in regions]
+    # a volume that is not 0 does not become 0
+    texts = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
+    words = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, texts, strict=True)]
     if reference is None:
         return words
     counts = count_regions(regions, reference, "")
@@ -327,19 +304,6 @@ def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | Non
         f"{word} (Dice {score:.3f})" if scored else f"{word} (none in the reference)"
         for word, score, scored in zip(words, dice(counts), is_scored, strict=True)
     ]
-
-
-def _uncertainty(view: CaseView) -> Image:
-    """Return the entropy of the prediction of a case."""
-    if view.prediction is not None and view.uncertainty is not None:
-        return view.uncertainty
-    raise CaseError(
-        view.case_id,
-        file="uncertainty",
-        found="no prediction" if view.prediction is None else "no map of its uncertainty",
-        expected="a label map and a map of entropy",
-        next_step="Give the folder that predict --uncertainty wrote.",
-    )
 
 
 def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:

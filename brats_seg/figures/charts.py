@@ -32,6 +32,7 @@ _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 _BARS = {"dice": FIRST_COLOUR, "jaccard": SECOND_COLOUR}
 """Scores in a bar chart."""
 _OUTCOMES = ("died", "alive at last contact")
+_OUTCOME_COLOURS = (FIRST_COLOUR, SECOND_COLOUR)
 _FEW_POINTS = 200
 """Points of a region that are drawn in full size; thousands would hide the box."""
 _TITLE_SIZE = 12.0
@@ -45,12 +46,35 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
     Raises:
         UsageError: There are no scores, or they have no such column.
     """
-    return _box_figure(_by_region(scores, column), column)
+    by_region = _by_region(scores, column)
+    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    axes = figure.subplots()
+    boxes = axes.boxplot(
+        list(by_region.values()),
+        tick_labels=[
+            f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
+            for region, values in by_region.items()
+        ],
+        widths=0.5,
+        showfliers=False,  # every case is drawn
+        patch_artist=True,
+        medianprops={"color": "black"},
+    )
+    for x, (region, values) in enumerate(by_region.items(), start=1):
+        boxes["boxes"][x - 1].set_facecolor(_COLOURS.get(region, _OTHER_COLOUR))
+        size = min(4.0, 4 * math.sqrt(_FEW_POINTS / len(values)))
+        # equal values are apart, in the same way at every call
+        apart = x + np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+        axes.plot(apart, values, "o", color="black", mec="white", mew=size / 8, ms=size)
+    n_cases = max(map(len, by_region.values()))
+    _finish(axes, column, f"{title_of(column)}, {counted(n_cases, 'case')}")
+    return figure
 
 
 def dice_figure(dice: npt.ArrayLike) -> Figure:
     """Draw the Dice `(cases, 3)` of every case by region, as `score_figure` does."""
-    return _box_figure(dict(zip(REGIONS, np.asarray(dice, float).T, strict=True)), "dice")
+    rows = np.asarray(dice, float)
+    return score_figure(pd.DataFrame({"region": [*REGIONS] * len(rows), "dice": rows.ravel()}))
 
 
 def bar_figure(scores: pd.DataFrame) -> Figure:
@@ -69,9 +93,8 @@ def bar_figure(scores: pd.DataFrame) -> Figure:
         bars = axes.bar(centres, heights, width=0.38, color=colour, label=title_of(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
     axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    _set_title(axes, f"mean over {counted(scores['case_id'].nunique(), 'case')}")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
-    _finish(axes, "dice")
+    _finish(axes, "dice", f"mean over {counted(scores['case_id'].nunique(), 'case')}")
     axes.set_ylabel("score")  # of two kinds, which the legend names
     return figure
 
@@ -99,7 +122,7 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
     of_age, of_days, of_ml = figure.subplots(1, 3)
     _draw_histogram(of_age, "age (years)", [ages], [FIRST_COLOUR])
     by_outcome = [np.where(is_alive, np.nan, days), np.where(is_alive, days, np.nan)]
-    _draw_histogram(of_days, "survival (days)", by_outcome, [FIRST_COLOUR, SECOND_COLOUR])
+    _draw_histogram(of_days, "survival (days)", by_outcome, _OUTCOME_COLOURS)
     _draw_histogram(of_ml, "whole tumour (ml)", [ml], [REGION_COLOURS[0]])
     of_age.set_ylabel("cases")
     return figure
@@ -139,21 +162,13 @@ def survival_figure(
     is_alive = np.asarray(censored, bool)
     figure = light_figure(5.6, 5.6)
     axes = figure.subplots()
-    for chosen, mark, colour, words in (
-        (~is_alive, "o", FIRST_COLOUR, _OUTCOMES[0]),
-        (is_alive, ">", SECOND_COLOUR, _OUTCOMES[1]),
-    ):
+    look: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.5, "alpha": 0.8}
+    marks = zip((~is_alive, is_alive), "o>", _OUTCOME_COLOURS, _OUTCOMES, strict=True)
+    for chosen, mark, colour, name in marks:
         if chosen.any():
-            axes.scatter(
-                reported[chosen],
-                predicted[chosen],
-                marker=mark,
-                color=colour,
-                edgecolors="black",
-                linewidths=0.5,
-                alpha=0.8,
-                label=f"{words} ({np.count_nonzero(chosen)})",
-            )
+            label = f"{name} ({np.count_nonzero(chosen)})"
+            points = reported[chosen], predicted[chosen]
+            axes.scatter(*points, marker=mark, color=colour, label=label, **look)
     finite = np.concatenate([reported, predicted])
     end = 1.05 * float(np.max(finite[np.isfinite(finite)], initial=365))
     axes.plot([0, end], [0, end], color="black", linewidth=1, label="perfect")
@@ -180,47 +195,19 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
     }
 
 
-def _box_figure(by_region: Mapping[str, Values], column: str) -> Figure:
-    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
-    axes = figure.subplots()
-    labels = [
-        f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
-        for region, values in by_region.items()
-    ]
-    boxes = axes.boxplot(
-        list(by_region.values()),
-        tick_labels=labels,
-        widths=0.5,
-        showfliers=False,  # every case is drawn
-        patch_artist=True,
-        medianprops={"color": "black"},
-    )
-    for x, (region, values) in enumerate(by_region.items(), start=1):
-        boxes["boxes"][x - 1].set_facecolor(_COLOURS.get(region, _OTHER_COLOUR))
-        size = min(4.0, 4 * math.sqrt(_FEW_POINTS / max(len(values), 1)))
-        # equal values are apart, in the same way at every call
-        apart = x + np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
-        axes.plot(apart, values, "o", color="black", mec="white", mew=size / 8, ms=size)
-    n_cases = max(map(len, by_region.values()))
-    _set_title(axes, f"{title_of(column)}, {counted(n_cases, 'case')}")
-    _finish(axes, column)
-    return figure
-
-
 def _set_title(axes: Any, words: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
     axes.set_title(words, fontsize=fitting_size(words, width_inches, _TITLE_SIZE))
 
 
-def _finish(axes: Any, column: str) -> None:
+def _finish(axes: Any, column: str, title: str) -> None:
+    _set_title(axes, title)
     axes.set_ylabel(title_of(column))
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    if any(word in column for word in _SHARES):
-        axes.set_ylim(-0.02, 1.05)
-    else:
-        axes.set_ylim(bottom=0)
+    is_share = any(word in column for word in _SHARES)
+    axes.set_ylim(*((-0.02, 1.05) if is_share else (0, None)))
 
 
 def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
@@ -237,13 +224,13 @@ def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Seq
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
         return
-    shown = [k for k, part in enumerate(known) if part.size]
+    # a label that begins with "_" has no entry in the legend
     axes.hist(
-        [known[k] for k in shown],
+        known,
         bins=np.histogram_bin_edges(values, "rice" if np.ptp(values) else 1),
         stacked=True,
-        color=[colours[k] for k in shown],
-        label=[_OUTCOMES[k] for k in shown],
+        color=list(colours),
+        label=[name if part.size else "_" for name, part in zip(_OUTCOMES, known, strict=False)],
         edgecolor="white",
         linewidth=0.5,
     )

@@ -69,10 +69,11 @@ def _montage(source: Path, modality: str = "t2f", **case: Any) -> Figure:
 
 
 def _uncertainty(source: Path, prediction: Path | None = None, **case: Any) -> Figure:
-    view = _view(source, prediction, **case)
-    if prediction is not None:
-        view = with_uncertainty(view, prediction if prediction.is_dir() else prediction.parent)
-    return uncertainty_figure(view)
+    if prediction is None:
+        msg = "figure uncertainty needs --prediction: a folder that predict --uncertainty wrote"
+        raise UsageError(msg)
+    folder = prediction if prediction.is_dir() else prediction.parent
+    return uncertainty_figure(with_uncertainty(_view(source, prediction, **case), folder))
 
 
 def _surface(source: Path, **case: Any) -> Figure:

@@ -69,9 +69,8 @@ def read_history(run_path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
         raise UsageError(msg) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        msg = f"{path} is not a table ({error}); the run writes it again after its next epoch"
-        raise UsageError(msg) from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
+        table = pd.DataFrame()
     if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
         msg = f"{path} holds no epochs; the run writes it again after its next epoch"
         raise UsageError(msg)

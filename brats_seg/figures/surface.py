@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,17 +18,7 @@ from matplotlib.figure import Figure
 from PIL import Image as Picture
 from scipy.ndimage import binary_erosion, gaussian_filter, maximum_filter, zoom
 
-from brats_seg.figures.sections import (
-    REGION_COLOURS,
-    RESEARCH_USE,
-    Grid,
-    add_dark_legend,
-    dark_figure,
-    draw_letters,
-    draw_scale_bar,
-    fitting_size,
-    region_key,
-)
+from brats_seg.figures import sections
 from brats_seg.figures.view import CaseView, drawn_of
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
@@ -46,9 +36,10 @@ _AMBIENT = 0.35
 _SKIN_MM = 1.5
 """Depth up to which an inner surface is not covered by an outer one: the enhancing rim is often the
 rim of the core."""
-_OPACITIES = (0.4, 0.5, 1.0)
-"""Opacities of WT, TC and ET."""
-_BRAIN_OPACITY, _RIM_POWER = 0.5, 3
+_COLOURS = tuple(map(to_rgb, (*sections.REGION_COLOURS[::-1], "white")))
+_OPACITIES = (1.0, 0.5, 0.4, 0.5)
+"""Colours and opacities of ET, TC, WT and the brain."""
+_RIM_POWER = 3
 """The brain is a haze, of which only the rim is visible."""
 _STEP_MM = 1.0
 """Distance of the points on a surface."""
@@ -58,17 +49,13 @@ _PANEL_INCHES, _GIF_DPI = 4.3, 80
 _SECONDS_PER_TURN = 4.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Surface:
-    """Points on the surface of a mask, and how it is drawn."""
+class Surface(NamedTuple):
+    """Points on the surface of a mask."""
 
     points_mm: Pixels
     """(n, 3), along X, Y and Z from the corner of the array."""
     normals: Pixels
     """Unit vectors (n, 3) out of the mask."""
-    colour: tuple[float, float, float]
-    opacity: float
-    is_haze: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,7 +65,7 @@ class SurfaceModel:
     title: str
     surfaces: tuple[Surface, ...]
     """ET, TC, WT and the brain: the innermost first."""
-    grid: Grid
+    grid: sections.Grid
 
     @property
     def centre_mm(self) -> Pixels:
@@ -100,21 +87,15 @@ def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
         CaseError: The case has neither.
     """
     spacing_mm = view.grid.spacing_mm
-    brain = Surface(
-        **_points(view.images[0] != 0, spacing_mm),
-        colour=to_rgb("white"),
-        opacity=_BRAIN_OPACITY,
-        is_haze=True,
-    )
-    models = []
-    for name, regions in drawn_of(view).items():
-        wt, tc, et = (
-            Surface(**_points(mask, spacing_mm), colour=to_rgb(c), opacity=opacity)
-            for mask, c, opacity in zip(regions, REGION_COLOURS, _OPACITIES, strict=True)
+    brain = surface_of(view.images[0] != 0, spacing_mm)
+    return tuple(
+        SurfaceModel(
+            title=f"{view.case_id}, {name}",
+            surfaces=(*(surface_of(mask, spacing_mm) for mask in regions[::-1]), brain),
+            grid=view.grid,
         )
-        title = f"{view.case_id}, {name}"
-        models.append(SurfaceModel(title=title, surfaces=(et, tc, wt, brain), grid=view.grid))
-    return tuple(models)
+        for name, regions in drawn_of(view).items()
+    )
 
 
 def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
@@ -123,21 +104,21 @@ def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0
     The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
     the left side.
     """
-    figure = dark_figure(_PANEL_INCHES * len(models), _PANEL_INCHES + 1.0)
+    figure = sections.dark_figure(_PANEL_INCHES * len(models), _PANEL_INCHES + 1.0)
     for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
         axes.imshow(np.zeros((_N_PIXELS, _N_PIXELS, 3)), interpolation="bilinear")
         axes.set_axis_off()
-        size = fitting_size(model.title, _PANEL_INCHES, 8.5)
+        size = sections.fitting_size(model.title, _PANEL_INCHES, 8.5)
         axes.set_title(model.title, color="white", fontsize=size, parse_math=False)
-        draw_scale_bar(axes, 2 * _reach_mm(models) / _N_PIXELS)
+        sections.draw_scale_bar(axes, 2 * _reach_mm(models) / _N_PIXELS)
     _draw_models(figure, models, azimuth_degrees)
     shown = {
         k: name.upper()
         for k, name in enumerate(REGIONS)
         if any(len(model.surfaces[-2 - k].points_mm) for model in models)
     }
-    key = region_key(shown, filled=True)
-    add_dark_legend(figure, key, f"{RESEARCH_USE}; L marks the patient's left")
+    key = sections.region_key(shown, filled=True)
+    sections.add_dark_legend(figure, key, f"{sections.RESEARCH_USE}; L marks the patient's left")
     return figure
 
 
@@ -179,7 +160,7 @@ def _draw_models(figure: Figure, models: Sequence[SurfaceModel], azimuth_degrees
     screen = np.stack([right, np.cross(to_viewer, right), to_viewer])
     for axes, model in zip(figure.axes, models, strict=True):
         axes.images[0].set_data(_picture(model, screen, _reach_mm(models)))
-        draw_letters(axes, model.grid, screen[0], screen[1])
+        sections.draw_letters(axes, model.grid, screen[0], screen[1])
 
 
 def _reach_mm(models: Sequence[SurfaceModel]) -> float:
@@ -187,11 +168,11 @@ def _reach_mm(models: Sequence[SurfaceModel]) -> float:
     return max(model.reach_mm for model in models)
 
 
-def _points(mask: Mask, spacing_mm: Spacing) -> dict[str, Any]:
+def surface_of(mask: Mask, spacing_mm: Spacing) -> Surface:
     """Return points on the surface of a mask `(X, Y, Z)`, and its normals there."""
     box = bounding_box(mask)
     if box is None:
-        return {"points_mm": np.zeros((0, 3)), "normals": np.zeros((0, 3))}
+        return Surface(np.zeros((0, 3)), np.zeros((0, 3)))
     shape = np.maximum(1, np.rint(np.multiply(box.shape, spacing_mm) / _STEP_MM))
     factors = shape / box.shape
     cut = zoom(mask[box.slices].view(np.uint8), factors, order=0, grid_mode=True, mode="nearest")
@@ -207,7 +188,7 @@ def _points(mask: Mask, spacing_mm: Spacing) -> dict[str, Any]:
     normals = -gradient / slope
     outwards = (smooth[tuple(index.T)][:, None] - 0.5) / slope
     points = index - 1.5 + outwards.clip(-0.5, 0.5) * normals
-    return {"points_mm": (points / factors + box.start) * spacing_mm, "normals": normals}
+    return Surface((points / factors + box.start) * spacing_mm, normals)
 
 
 def _picture(model: SurfaceModel, screen: Pixels, reach_mm: float) -> Pixels:
@@ -217,7 +198,7 @@ def _picture(model: SurfaceModel, screen: Pixels, reach_mm: float) -> Pixels:
     """
     picture = np.zeros((_N_PIXELS, _N_PIXELS, 3))
     nearest = np.full(picture.shape[:2], -np.inf)
-    for surface in model.surfaces:
+    for surface, colour, opacity in zip(model.surfaces, _COLOURS, _OPACITIES, strict=True):
         if not len(surface.points_mm):
             continue
         placed = (surface.points_mm - model.centre_mm) @ screen.T
@@ -226,11 +207,10 @@ def _picture(model: SurfaceModel, screen: Pixels, reach_mm: float) -> Pixels:
         depth = np.where(is_hit, placed[first, 2], -np.inf)
         normals = surface.normals[first] @ screen.T
         light = _AMBIENT + (1 - _AMBIENT) * (normals @ _LIGHT).clip(0, 1)
-        opacity = np.full(depth.shape, surface.opacity)
-        if surface.is_haze:
-            opacity *= (1 - normals[..., 2].clip(0, 1)) ** _RIM_POWER
-        veil = np.where(is_hit & (depth > nearest + _SKIN_MM), opacity, 0.0)[..., None]
-        picture += veil * (light[..., None] * surface.colour - picture)
+        is_haze = surface is model.surfaces[-1]
+        haze = (1 - normals[..., 2].clip(0, 1)) ** _RIM_POWER if is_haze else 1.0
+        veil = np.where(is_hit & (depth > nearest + _SKIN_MM), opacity * haze, 0.0)[..., None]
+        picture += veil * (light[..., None] * colour - picture)
         nearest = np.maximum(nearest, depth)
     return picture
 

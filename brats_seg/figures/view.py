@@ -17,7 +17,7 @@ from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.figures.sections import Grid, Image
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
-from brats_seg.voxels.brain import background_of
+from brats_seg.voxels.box import background_of
 from brats_seg.voxels.grids import Affine
 
 _MOST_BITS = 1.001

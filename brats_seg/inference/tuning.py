@@ -228,7 +228,7 @@ def fit_cases(
     decoding, fits = _fit_decoding(score)
     before, after = score([Decoding(), decoding]).mean(axis=1).tolist()
     notes: dict[str, JsonValue] = {}
-    if (checks := judges()) is not None:
+    if (checks := judges("expected_dice")) is not None:
         count = partial(_count_case, decoding=decoding)
         probabilities, counts = zip(*on_cases(count, "fitting the predicted Dice"), strict=True)
         notes = checks.notes_of_held_out(probabilities, counts)
@@ -346,7 +346,7 @@ def _score_case(
 
 def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
-    stored, checks = case.read(), judges()
+    stored, checks = case.read(), judges("expected_dice")
     regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
     return np.empty(0) if checks is None else checks.mean_probabilities(

@@ -40,7 +40,7 @@ _COARSEST = 256
 _INT16 = np.iinfo(np.int16)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class EmbeddedVolume:
     """One volume in a page, from which the page makes a NIfTI file."""
 
@@ -102,13 +102,8 @@ def write_case_page(
         niivue=packed_niivue(),
     )
     if (n_bytes := path.stat().st_size) > LARGEST_PAGE:
-        shape = " x ".join(map(str, view.geometry.shape))
-        log.warning(
-            "%s has %.0f MB: scans of %s voxels are too large for a quick page. Resample them to 1 mm.",
-            path,
-            n_bytes / 1e6,
-            shape,
-        )
+        message = "%s has %.0f MB and opens slowly: the scans are large. Resample them to 1 mm."
+        log.warning(message, path, n_bytes / 1e6)
 
 
 def part_rows(view: CaseView) -> list[tuple[str, str, dict[str, float], float | None]]:
@@ -122,12 +117,9 @@ def part_rows(view: CaseView) -> list[tuple[str, str, dict[str, float], float | 
     if view.prediction is not None and view.reference is not None:
         counts = count_regions(view.prediction.regions, view.reference.regions, view.case_id)
         scores[:3] = dice(counts).tolist()
-    return [
-        (name, colour, {side: values[k] for side, values in ml.items()}, scores[k])
-        for k, (name, colour) in enumerate(
-            zip((*names, *_TISSUES), (*REGION_COLOURS, "", ""), strict=True)
-        )
-    ]
+    of_sides = [dict(zip(ml, values, strict=True)) for values in zip(*ml.values(), strict=True)]
+    columns = ((*names, *_TISSUES), (*REGION_COLOURS, "", ""), of_sides, scores)
+    return list(zip(*columns, strict=False))
 
 
 def embedded_volumes(view: CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
@@ -180,11 +172,7 @@ def _step_of(image: npt.NDArray[Any]) -> float:
 
 
 def _embedded(
-    name: str,
-    stored: npt.NDArray[Any],
-    affine: Affine,
-    step: float,
-    limits: tuple[float, float],
+    name: str, stored: npt.NDArray[Any], affine: Affine, step: float, limits: tuple[float, float]
 ) -> EmbeddedVolume:
     header = nib.Nifti1Header()
     header.set_data_dtype(stored.dtype)
@@ -195,10 +183,7 @@ def _embedded(
     voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)
     # four bytes say that there are no extensions
     coded_header = base64.b64encode(header.binaryblock + bytes(4)).decode()
-    low, high = limits
-    return EmbeddedVolume(
-        name=name, header=coded_header, data=packed(voxels), step=step, low=low, high=high
-    )
+    return EmbeddedVolume(name, coded_header, packed(voxels), step, *limits)
 
 
 def _coded(stored: npt.NDArray[Any]) -> bytes:

@@ -63,12 +63,6 @@ class CohortRow:
         """Mean over the regions; None without a reference."""
         return float(np.mean(self.dice)) if self.dice else None
 
-    @property
-    def badness(self) -> tuple[bool, float, int, str]:
-        """Key by which the cases that need a look come first."""
-        mean = self.mean_dice
-        return mean is None, mean or 0.0, -len(self.record.warnings), self.record.case_id
-
 
 def write_cohort_page(
     results: Path,
@@ -172,7 +166,11 @@ def _rows(
                 picture=picture,
             )
             rows.append(row)
-    return sorted(rows, key=lambda row: row.badness)
+    # the cases that need a look come first
+    return sorted(
+        rows,
+        key=lambda row: (not row.dice, row.mean_dice or 0.0, -len(row.record.warnings)),
+    )
 
 
 def _preview(results: Path, record: Record) -> Path | None:

@@ -175,31 +175,30 @@ def write_page_of(files: PageFiles) -> Path:
 def _check(inputs: Sequence[Path], options: PageOptions, *, is_one: bool) -> None:
     """Raise `UsageError` if the options do not fit the inputs."""
     runs = [path for path in inputs if is_run(path)]
-    for_cases = {
-        "--reference": options.reference,
-        "--prediction": options.prediction,
-        "--scores": options.scores,
-        "--case": options.case_ids,
-    }
-    useless = [flag for flag, value in for_cases.items() if value]
+    flags = ("reference", "prediction", "scores", "case_ids")
+    useless = [f"--{flag.removesuffix('_ids')}" for flag in flags if getattr(options, flag)]
     useless += [str(path) for path in inputs if path not in runs]
-    msg = ""
-    if runs and useless:
-        msg = (
-            f"{runs[0]} is a run, whose page shows no folders of cases; leave out "
-            f"{', '.join(useless)}"
-        )
-    elif options.prepared is not None and not runs:
-        msg = f"--data and --prepared are for the page of a run, and {inputs[0]} is none; leave them out"
-    elif options.scores is not None and options.reference is not None:
-        msg = (
-            f"both --reference {options.reference} and --scores {options.scores} are given; "
-            "expected one"
-        )
-    elif is_one and len(inputs) > 1:
-        msg = f"{options.output} is one page, for {len(inputs)} folders; expected a folder for the pages"
-    if msg:
-        raise UsageError(msg)
+    for is_wrong, message in (
+        (
+            runs and useless,
+            f"{runs and runs[0]} is a run, whose page shows no folders of cases; leave out "
+            f"{', '.join(useless)}",
+        ),
+        (
+            options.prepared and not runs,
+            f"--data and --prepared are for the page of a run, and {inputs[0]} is none; leave them out",
+        ),
+        (
+            options.scores and options.reference,
+            f"both --reference {options.reference} and --scores {options.scores} are given; expected one",
+        ),
+        (
+            is_one and len(inputs) > 1,
+            f"{options.output} is one page, for {len(inputs)} folders; expected a folder for the pages",
+        ),
+    ):
+        if is_wrong:
+            raise UsageError(message)
 
 
 def _page(folder: Path, name: str) -> Path:
@@ -298,19 +297,16 @@ def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
 
 def _gone(files: PageFiles, record: Record) -> CaseError | None:
     """Return the error for files of a result, or of its scans, that are not where they were."""
-    results = [path for path in (files.prediction, files.uncertainty) if path is not None]
     scans = [ScanFile.parse(text).path for text in record.files.values()]
-    give_scans = (
-        "Put the files back, or give their folder: brats-seg report SCANS --prediction RESULTS."
+    paths = [files.prediction, files.uncertainty, *scans]
+    if not (missing := [path.name for path in paths if path is not None and not path.exists()]):
+        return None
+    next_step = (
+        "Put the scans back, or give their folder: brats-seg report SCANS --prediction RESULTS. "
+        "Predict the case again if its results are gone."
     )
-    for paths, expected, next_step in (
-        (results, "what predict wrote", "Predict the case again."),
-        (scans, "the scans", give_scans),
-    ):
-        if missing := [path.name for path in paths if not path.exists()]:
-            found = "no such file"
-            return CaseError(record.case_id, ", ".join(missing), found, expected, next_step)
-    return None
+    expected = "the scans, and what predict wrote"
+    return CaseError(record.case_id, ", ".join(missing), "no such file", expected, next_step)
 
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:

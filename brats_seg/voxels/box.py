@@ -1,12 +1,14 @@
-"""Boxes of voxels, which may extend beyond the volume."""
+"""Boxes of voxels, which may extend beyond the volume, and the voxels of the brain."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Triple: TypeAlias = tuple[int, int, int]
+Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """Boolean voxels `(X, Y, Z)`."""
 Voxel = TypeVar("Voxel", bound=np.generic)
@@ -91,6 +93,48 @@ def bounding_box(mask: Mask) -> Box | None:
     x, y, z = (int(indices[0]) for indices in found)
     right, front, top = (int(indices[-1]) + 1 for indices in found)
     return Box(start=(x, y, z), stop=(right, front, top))
+
+
+def brain_mask(arrays: Sequence[Array], every: tuple[slice, ...] = ()) -> Mask:
+    """Return the voxels that differ from the background in any of skull-stripped images (X, Y, Z).
+
+    All images are stripped alike, but each has a few zeros inside. `every` selects voxels.
+    """
+    first, *more = arrays
+    mask: Mask = first[every] != background_of(first)
+    for array in more:
+        mask |= array[every] != background_of(array)
+    return mask
+
+
+def background_of(array: Array) -> Array:
+    """Return the value around the brain in an image (X, Y, Z), as an array without axes.
+
+    BraTS writes 0 around the brain; scans from other sources may have another constant there, and
+    lower values inside. The background is therefore the most frequent value on the twelve edges of the
+    volume, where even a tight crop has no brain. If that value fills less than half of the edges, the
+    skull was not removed, and the background is 0.
+    """
+    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
+    edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
+    values, counts = np.unique(np.concatenate(edges), return_counts=True)
+    most = counts.argmax()
+    return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
+
+
+def normalised(values: Array) -> tuple[Array, float, float]:
+    """Return values with mean 0 and standard deviation 1, and both as they were.
+
+    Values that are all the same have a standard deviation of 0, and are returned as zeros.
+    """
+    # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
+    values = values.astype(np.result_type(values.dtype, np.float32))
+    mean = values.mean(dtype=np.float64)
+    values -= mean.astype(values.dtype)
+    std = np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64) / values.size)
+    if std > 0:
+        values /= std.astype(values.dtype)
+    return values, float(mean), float(std)
 
 
 def _add(point: Triple, shift: Triple) -> Triple:

@@ -10,6 +10,7 @@ by 9 % for a ball of cubic voxels, and by more where voxels are elongated.
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +138,7 @@ def longest_diameter_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> f
     box = bounding_box(mask)
     if box is None:
         return 0.0
-    corners = _hull(_face_centres(mask[box.slices], spacing_mm))
-    return float(pdist(corners).max())
+    return float(pdist(_hull(mask[box.slices], spacing_mm)).max())
 
 
 def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> SectionDiameters:
@@ -169,7 +169,7 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
 
 def _diameters_of(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
     """Return the diameters of a section (X, Y) that is not empty."""
-    corners = _hull(_face_centres(section, spacing_mm))
+    corners = _hull(section, spacing_mm)
     distances = squareform(pdist(corners))
     first, second = np.unravel_index(distances.argmax(), distances.shape)
     along = (corners[second] - corners[first]) / distances[first, second]
@@ -200,32 +200,30 @@ def _widest_mm(along: Points, across: Points, first: int, second: int) -> float:
     return float(np.abs(left - right).max())
 
 
-def _hull(points: Points) -> Points:
-    """Return the corners (n, 2 or 3) of the convex hull of points, in two dimensions in order around."""
+def _hull(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
+    """Return the corners (n, d) in mm of the convex hull of a mask, in two dimensions in order around."""
+    points = _face_centres(mask, spacing_mm)
     corners: Points = points[ConvexHull(points).vertices]
     return corners
 
 
 def _face_centres(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
     """Return the centres (n, d) in mm of the faces between voxels of a mask and those outside."""
-    padded = np.pad(mask, 1)
-    found = []
+    padded, centres = np.pad(mask, 1), []
     for axis in range(mask.ndim):
         # the face between voxel i and voxel i + 1 of the padded mask
         index = np.argwhere(np.diff(padded.view(np.int8), axis=axis)).astype(float)
         index[:, axis] += 0.5
-        found.append(index)
-    points: Points = np.concatenate(found) * spacing_mm
+        centres.append(index)
+    points: Points = np.concatenate(centres) * spacing_mm
     return points
 
 
 Point = tuple[int, int, int]
 Polygon = npt.NDArray[np.float64]
 
-_CORNERS = tuple((x, y, z) for x in (0, 1) for y in (0, 1) for z in (0, 1))
-"""Offsets of the corners of a cell; corner `i` is bit `i` of its code."""
-
-_SQUARE = ((0, 0), (0, 1), (1, 1), (1, 0))
+_SQUARE = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
+"""Corners of a face of a cell, in order around it."""
 
 
 def cell_codes(mask: Mask) -> npt.NDArray[np.uint8]:
@@ -265,7 +263,7 @@ def _polygons(code: int) -> tuple[Polygon, ...]:
     Each is divided into a fan of triangles from the corner that gives the larger area on cubic voxels,
     which comes first.
     """
-    if code.bit_count() > len(_CORNERS) // 2:
+    if code.bit_count() > 4:
         return _polygons(255 - code)
     polygons = (np.array(points) / 2 for points in _closed(_segments(code)))
     return tuple(
@@ -281,31 +279,18 @@ def _segments(code: int) -> list[tuple[Point, Point]]:
     mask to one outside, the surface passes through the midpoint. On a face with four cut edges the
     voxels of the minority are cut off one by one.
     """
-    inside = {corner: bool(code >> bit & 1) for bit, corner in enumerate(_CORNERS)}
     segments = []
-    for face in _faces():
-        held = [inside[corner] for corner in face]
+    for axis, side in product(range(3), (0, 1)):
+        face = np.insert(_SQUARE, axis, side, axis=1)
+        inside = [bool(code >> int(corner @ (4, 2, 1)) & 1) for corner in face]
         # midpoint k is on the edge from corner k-1 to corner k
-        midpoints = [_sum(face[k - 1], face[k]) for k in range(4)]
-        cut = [k for k in range(4) if held[k] != held[k - 1]]
+        midpoints = [(x, y, z) for x, y, z in (face + np.roll(face, 1, axis=0)).tolist()]
+        cut = [k for k in range(4) if inside[k] != inside[k - 1]]
         if len(cut) == 2:
             segments.append((midpoints[cut[0]], midpoints[cut[1]]))
         elif len(cut) == 4:
-            segments += [(midpoints[k], midpoints[(k + 1) % 4]) for k in range(4) if held[k]]
+            segments += [(midpoints[k], midpoints[(k + 1) % 4]) for k in range(4) if inside[k]]
     return segments
-
-
-def _faces() -> list[list[Point]]:
-    faces = []
-    for axis in range(3):
-        for side in (0, 1):
-            corners = [np.insert(corner, axis, side).tolist() for corner in _SQUARE]
-            faces.append([(x, y, z) for x, y, z in corners])
-    return faces
-
-
-def _sum(one: Point, other: Point) -> Point:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
 
 
 def _closed(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
@@ -313,13 +298,13 @@ def _closed(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
     left = list(segments)
     polygons = []
     while left:
-        first, here = left.pop()
+        first, last = left.pop()
         points = [first]
-        while here != first:
-            points.append(here)
-            following = next(segment for segment in left if here in segment)
+        while last != first:
+            points.append(last)
+            following = next(segment for segment in left if last in segment)
             left.remove(following)
-            here = following[1] if following[0] == here else following[0]
+            last = following[1] if following[0] == last else following[0]
         polygons.append(points)
     return polygons
 
