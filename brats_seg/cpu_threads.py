@@ -110,19 +110,14 @@ def control_groups(
             _, controllers, path = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            # in a container the path may be that of the host, and the group is mounted as the root
-            for mount in _mounts(root, controller, controllers):
+            # of version 2, and of version 1; in a container the path may be that of the host, and the
+            # group is mounted as the root
+            for mount in (root, root / "unified", root / controller, root / controllers):
                 group = mount / path.strip("/")
                 yield from (
                     group,
                     *(above for above in group.parents if above.is_relative_to(mount)),
                 )
-
-
-def _mounts(root: Path, controller: str, controllers: str) -> tuple[Path, ...]:
-    if controllers:
-        return tuple(dict.fromkeys((root / controller, root / controllers)))
-    return root, root / "unified"
 
 
 def _n_cpus() -> int:

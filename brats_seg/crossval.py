@@ -130,6 +130,8 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
+    training = config.training
+    settings = PredictionSettings(device=training.device, precision=training.precision)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
@@ -150,13 +152,16 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             prepared_path=folder,
             metric="dice" if protocol.lesions is None else "lesionwise",
             task=protocol.task,
-            device=config.training.device,
-            precision=config.training.precision,
+            device=settings.device,
+            precision=settings.precision,
             track=track,
         )
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
-        batch = _predict(cases, predictions, config, on_case, track)
+        check_apart(list(chain(*cases.values())), predictions)
+        outcomes = out_of_fold_outcomes(cases, settings, predictions)
+        n_cases = sum(map(len, cases.values()))
+        batch = finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
         evaluation = score_predictions(
             reference_pairs(chain(*cases.values()), predictions.path),
             protocol,
@@ -243,18 +248,3 @@ def _train(
         yield outcome
         if not outcome.finished:
             return
-
-
-def _predict(
-    cases: Mapping[Path, Sequence[Case]],
-    predictions: OutputFolder,
-    config: Config,
-    on_case: Callable[[CaseOutcome], None],
-    track: Track,
-) -> BatchOutcome:
-    held_out = list(chain(*cases.values()))
-    check_apart(held_out, predictions)
-    training = config.training
-    settings = PredictionSettings(device=training.device, precision=training.precision)
-    outcomes = out_of_fold_outcomes(cases, settings, predictions)
-    return finish_batch(outcomes, predictions, len(held_out), on_case=on_case, track=track)

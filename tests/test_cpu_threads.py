@@ -27,28 +27,34 @@ def membership(root: Path, content: str) -> Path:
     return root / "membership"
 
 
-def test_the_quota_of_a_container_of_version_2_is_read(tmp_path: Path) -> None:
-    """A container sees its own group as the root."""
-    group(tmp_path, ".", cpu__max="150000 100000\n")
-
-    assert cpu_quota(tmp_path, membership(tmp_path, "0::/\n")) == 1.5
+V1 = {"cpu__cfs_quota_us": "50000\n", "cpu__cfs_period_us": "100000\n"}
 
 
-def test_the_quota_of_a_container_of_version_1_is_read(tmp_path: Path) -> None:
-    group(tmp_path, "cpu", cpu__cfs_quota_us="50000\n", cpu__cfs_period_us="100000\n")
+@pytest.mark.parametrize(
+    ("groups", "member", "expected"),
+    [
+        # a container sees its own group as the root, in version 2 and in version 1
+        ({".": {"cpu__max": "150000 100000\n"}}, "0::/\n", 1.5),
+        ({"cpu": V1}, "4:memory:/a\n3:cpu,cpuacct:/docker/1\n", 0.5),
+        # SLURM limits the job, and not the step that the process is in
+        (
+            {
+                "slurm/job": {"cpu__max": "200000 100000"},
+                "slurm/job/step": {"cpu__max": "max 100000"},
+                "slurm": {"cpu__max": "800000 100000"},
+            },
+            "0::/slurm/job/step\n",
+            2.0,
+        ),
+    ],
+)
+def test_the_lowest_quota_of_all_groups_counts(
+    tmp_path: Path, groups: dict[str, dict[str, str]], member: str, expected: float
+) -> None:
+    for path, files in groups.items():
+        group(tmp_path, path, **files)
 
-    found = cpu_quota(tmp_path, membership(tmp_path, "4:memory:/a\n3:cpu,cpuacct:/docker/1\n"))
-
-    assert found == 0.5
-
-
-def test_the_lowest_quota_of_all_groups_above_counts(tmp_path: Path) -> None:
-    """SLURM limits the job, and not the step that the process is in."""
-    group(tmp_path, "slurm/job", cpu__max="200000 100000")
-    group(tmp_path, "slurm/job/step", cpu__max="max 100000")
-    group(tmp_path, "slurm", cpu__max="800000 100000")
-
-    assert cpu_quota(tmp_path, membership(tmp_path, "0::/slurm/job/step\n")) == 2.0
+    assert cpu_quota(tmp_path, membership(tmp_path, member)) == expected
 
 
 @pytest.mark.parametrize("content", ["max 100000", "", "nonsense", "1 0"])
@@ -82,13 +88,8 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
     expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAITING else {"GOMP_SPINCOUNT"}
     assert chosen.keys() == expected
     assert environment == {name: "3", **chosen}
-
-
-def test_nothing_is_set_once_torch_is_loaded() -> None:
-    environment: dict[str, str] = {}
-
-    assert choose_threads(environment) == {}
-    assert environment == {}
+    monkeypatch.undo()
+    assert choose_threads({}) == {}  # torch is loaded
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
@@ -124,21 +125,18 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_small_patch_is_computed_by_one_thread() -> None:
+def test_a_small_patch_is_computed_by_one_thread_unless_a_person_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with threads_for(CPU, (32, 32, 32)):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
     with threads_for(CPU, (SMALL_PATCH, 1, 2)):
         assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_the_number_of_threads_that_a_person_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with threads_for(CPU, (8, 8, 8)):
         assert torch.get_num_threads() == 2
-
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(5)
     with threads_for(CPU, (8, 8, 8)):

@@ -16,8 +16,6 @@ from brats_seg.doctor import (
     Diagnosis,
     diagnose,
     package_finding,
-    versions_required,
-    versions_tested,
 )
 from brats_seg.errors import Finding
 from brats_seg.files import locked
@@ -49,18 +47,8 @@ def test_all_is_well_with_scans_that_can_be_prepared(brats_root: Path, tmp_path:
     assert diagnosis.can_work
     assert found(diagnosis, "scans").found == f"6 cases in {brats_root}, 6 with a label map"
     assert "0 of 6 labelled cases prepared" in found(diagnosis, "prepared cases").found
+    assert found(diagnosis, "packages").status != "problem"
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_disk_that_is_too_small_for_the_prepared_cases_is_a_problem(
-    brats_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine_module, "free_bytes", lambda folder: 1000)
-
-    diagnosis = diagnose(brats_root)
-
-    assert not diagnosis.can_work
-    assert found(diagnosis, "prepared cases").status == "problem"
 
 
 def test_a_case_without_a_modality_is_a_warning(brats_root: Path) -> None:
@@ -70,13 +58,6 @@ def test_a_case_without_a_modality_is_a_warning(brats_root: Path) -> None:
 
     assert (finding.status, finding.remedy) == ("warning", f"brats-seg index {brats_root}")
     assert "1 with problems, such as BraTS2021_00003" in finding.found
-
-
-def test_scans_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
-    finding = found(diagnose(tmp_path / "nowhere"), "scans")
-
-    assert finding.status == "problem"
-    assert "nowhere does not exist" in finding.found
 
 
 def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
@@ -145,8 +126,10 @@ def test_the_command_prints_a_table_and_the_commands_that_mend(
 def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
     code, shown, _ = run("doctor", "nowhere", "--json")
 
-    assert code == 3
-    assert not json.loads(shown)["can_work"]
+    diagnosis = json.loads(shown)
+    assert (code, diagnosis["can_work"]) == (3, False)
+    (problem,) = [one for one in diagnosis["findings"] if one["status"] == "problem"]
+    assert "nowhere does not exist" in problem["found"]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +162,6 @@ def test_packages_are_compared_with_the_required_and_the_tested_versions(
 
     assert (finding.status, finding.remedy) == (status, remedy)
     assert text in finding.found
-
-
-def test_the_versions_tested_are_those_of_the_constraints() -> None:
-    assert versions_required().keys() >= {"torch", "numpy", "typer"}
-    tested = versions_tested()
-    assert {name.lower() for name in versions_required()} <= tested.keys()
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])

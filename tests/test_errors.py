@@ -34,24 +34,11 @@ def test_the_tree_in_the_docstring_is_the_tree():
     assert listed == {kind.__name__: kind.exit_code for kind in own}
 
 
-@pytest.mark.parametrize(
-    ("problems", "expected"),
-    [
-        (
-            ["a: x"],
-            ["1 case cannot be used:", "  a: x", "Correct it, or exclude it with --skip-bad."],
-        ),
-        (
-            ["a: x", "b: y"],
-            [
-                *("2 cases cannot be used:", "  a: x", "  b: y"),
-                "Correct them, or exclude them with --skip-bad.",
-            ],
-        ),
-    ],
-)
-def test_one_case_is_no_plural(problems: list[str], expected: list[str]) -> None:
-    assert str(CaseProblemsError(problems)).splitlines() == expected
+def test_one_case_is_no_plural() -> None:
+    one, two = CaseProblemsError(["a: x"]), CaseProblemsError(["a: x", "b: y"])
+
+    assert str(one) == "1 case cannot be used:\n  a: x\nCorrect it, or exclude it with --skip-bad."
+    assert str(two).startswith("2 cases cannot be used:\n  a: x\n  b: y\nCorrect them, or")
 
 
 @pytest.mark.parametrize(
@@ -68,19 +55,11 @@ def make_case_error() -> CaseError:
     return CaseError("A_1", "A_1_t1.nii.gz", "an empty file", "a NIfTI file", "Copy it again.")
 
 
-def test_a_case_error_names_case_file_found_expected_and_next_step():
-    assert str(make_case_error()) == (
+@pytest.mark.parametrize("way", [lambda error: error, lambda e: pickle.loads(pickle.dumps(e))])
+def test_a_case_error_names_what_it_is_about_also_from_a_worker(way):
+    assert str(way(make_case_error())) == (
         "case A_1, file A_1_t1.nii.gz: found an empty file; expected a NIfTI file. Copy it again."
     )
-
-
-def test_a_case_error_survives_the_way_back_from_a_worker():
-    error = make_case_error()
-
-    returned = pickle.loads(pickle.dumps(error))
-
-    assert str(returned) == str(error)
-    assert (returned.case_id, returned.file) == ("A_1", "A_1_t1.nii.gz")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Test the loss without some modalities: measured on held-out cases, stored with the weights, told."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.data.fold import open_split
 from brats_seg.data.store import open_case
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference import held_out as module
@@ -26,7 +26,6 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     TrainedModel,
     load_trained,
-    read_exported,
     store_card,
 )
 from brats_seg.voxels.box import Box
@@ -144,14 +143,6 @@ def test_settings_that_are_fitted_again_drop_the_scores_with_the_former_ones(
     assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
-def test_a_run_without_dropout_is_not_measured(tmp_path: Path, prepared: Path) -> None:
-    run = write_fold(tmp_path / "run", prepared, CASES[0], subsets=())
-    content = (run / "best.pt").read_bytes()
-
-    assert measure_subsets(open_held_out(run, prepared), CPU, untracked) == ()
-    assert (run / "best.pt").read_bytes() == content
-
-
 def test_few_of_many_held_out_cases_are_predicted(
     tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,18 +172,25 @@ def test_tuning_measures_all_runs_and_an_export_tells_it(tmp_path: Path, prepare
     assert len(model.subset_scores) == 2
 
 
-def test_the_card_says_that_nothing_was_measured(tmp_path: Path, prepared: Path) -> None:
-    run = write_fold(tmp_path / "run", prepared, CASES[0])
+def test_what_was_not_measured_is_said_where_there_was_dropout(
+    tmp_path: Path, prepared: Path
+) -> None:
+    dropped = write_fold(tmp_path / "dropped", prepared, CASES[0])
+    plain = write_fold(tmp_path / "plain", prepared, CASES[0], subsets=())
+    content = (plain / "best.pt").read_bytes()
 
-    export_model([run], tmp_path / "model")
+    for run in (dropped, plain):
+        export_model([run], tmp_path / run.name / "model")
 
-    assert "`brats-seg tune` measures it" in (tmp_path / "model" / "README.md").read_text()
+    cards = [(run / "model" / "README.md").read_text() for run in (dropped, plain)]
+    assert "`brats-seg tune` measures it" in cards[0]
+    assert "Missing modalities" not in cards[1]
+    assert measure_subsets(open_held_out(plain, prepared), CPU, untracked) == ()
+    assert (plain / "best.pt").read_bytes() == content
 
 
-def test_the_card_of_a_model_without_dropout_does_not_mention_it(tmp_path: Path) -> None:
-    export_model([write_run(tmp_path / "run")], tmp_path / "model")
+def test_a_subset_of_unknown_modalities_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, subsets=(("t1c", "pet"),)))
 
-    (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
-    assert {*member} == {"weights", "sha256", "card"}
-    assert "Missing modalities" not in (tmp_path / "model" / "README.md").read_text()
-    assert read_exported(tmp_path / "model").networks[0].identity.subsets == ()
+    with pytest.raises(UsageError, match=r"subsets of the modalities .*pet"):
+        load_model([run], CPU)

@@ -70,19 +70,6 @@ def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> Non
     ]
 
 
-def test_each_coarser_output_is_that_of_its_own_head() -> None:
-    network = make_unet((32, 32, 32), (2, 3, 4, 5))
-    image = random_images(1, (32, 32, 32))
-    before = network(image).logits
-    nn.init.zeros_(network.heads[1].weight)
-
-    after = network(image).logits
-
-    assert torch.equal(after[0], before[0])
-    assert not before[1].eq(0).all()
-    assert after[1].eq(0).all()
-
-
 @pytest.mark.parametrize("widths", [(4, 6, 8, 8), (4, 6), (4,)], ids=str)
 def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple[int, ...]) -> None:
     network = make_unet((32, 32, 32), widths)
@@ -93,17 +80,6 @@ def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple
 
     assert type(logits) is Tensor
     assert torch.equal(logits, finest)
-
-
-def test_parameters_are_as_many_as_counted_by_hand() -> None:
-    """Two levels, widths 2 and 4, one channel in and out.
-
-    Encoder: 54 + 4 + 108 + 4 and 216 + 8 + 432 + 8. Decoder: transposed convolution 64 + 2, blocks
-    216 + 4 and 108 + 4. LossReduction: 2 + 1.
-    """
-    network = UNet(n_in=1, n_out=1, widths=(2, 4), strides=((1, 1, 1), (2, 2, 2)))
-
-    assert sum(p.numel() for p in network.parameters()) == 1235
 
 
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 8)], ids=str)
@@ -190,14 +166,6 @@ def test_every_parameter_learns(patch: Triple | None) -> None:
         name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().any()
     ]
     assert still == []
-
-
-def test_convolutions_start_as_he_proposed() -> None:
-    network = make_unet((32, 32, 32), (32, 64))
-    convolution = network.encoder[1][1].convolution
-
-    assert convolution.weight.std().item() == pytest.approx((2 / (64 * 27)) ** 0.5, rel=0.02)
-    assert all(head.bias.eq(0).all() for head in network.heads)
 
 
 def make_notebook() -> NotebookUNet:

@@ -7,7 +7,6 @@ runs before training and prediction, once `choose_device` has checked that torch
 import logging
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -188,12 +187,8 @@ def _driver() -> str:
     with suppress(OSError):
         if match := re.search(r"Kernel Module\D*([\d.]+)", _DRIVER_FILE.read_text()):
             return match[1]
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
-        lines = done.stdout.split()
-        return lines[0] if done.returncode == 0 and lines else ""
+    # under Windows Subsystem for Linux there is no such file
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError, IndexError):
+        return subprocess.check_output(command, text=True, timeout=20).split()[0]
     return ""
