@@ -36,7 +36,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2972,
-    "inference": 2230,
+    "inference": 2212,
     "cases": 2389,
     "top level": 1620,
     "data": 1446,
