@@ -369,7 +369,7 @@ def judge_labels(
     labels: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool
 ) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
     """Yield for each label map of a group what is wrong with it in a convention, and warnings."""
-    group, judge = list(labels), judges()
+    group, judge = list(labels), judges("label_map")
     judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
     if judge is not None:
         judgements = judge.judge_group(group, convention, is_named=is_named)
@@ -387,7 +387,7 @@ def _judged(case: Case, volumes: Mapping[str, Volume], problems: Sequence[CaseEr
     images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
     label = volumes.get(LABEL)
     problems = [*problems, *_wrong_with(case.case_id, tuple(images.values()), label)]
-    judgement, judge = NO_JUDGEMENT, judges()
+    judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, tuple(images.values()), label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []

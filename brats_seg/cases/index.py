@@ -86,7 +86,7 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    if judge := judges():
+    if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
     return CaseIndex(root=data_folder(root), cases=kept)
 
@@ -94,7 +94,7 @@ def index_cases(
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
     opened = open_files(case, read_case_files(case))
-    label, judgement, judge = opened.label, opened.judgement, judges()
+    label, judgement, judge = opened.label, opened.judgement, judges("near_copies")
     first = opened.volumes.get(next(iter(case.modalities), ""))
     facts = replace(
         case.facts,
