@@ -40,12 +40,12 @@ ABOVE_BUDGET = {
     "cases": 2377,
     "top level": 1620,
     "data": 1446,
-    "evaluation": 1226,
+    "evaluation": 1223,
     "quality": 1064,
     "figures": 1046,
     "dicom": 884,
     "survival": 978,
-    "pages": 857,
+    "pages": 844,
     "models": 765,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
