@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.ranks import Ranks, joined_ranks
 from tests.test_accumulation import (
     CRITERIA,
     LEARNT,
-    all_parameters,
+    accumulator_of,
     cut,
     gradient,
     modules_of,
@@ -58,14 +57,13 @@ def main() -> None:
                 if isinstance(criterion, nn.Module):
                     criterion.double()
                 micro_batches = cut(batch, [1] * 4)
-                optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=0.0)
-                whole = Accumulator(network, criterion, optimizer).step(micro_batches)
+                whole = accumulator_of(network, criterion).step(micro_batches)
                 modules = modules_of(network, criterion)
                 expected = [gradient(module).clone() for module in modules]
                 own = micro_batches[:n_first] if ranks.is_first else micro_batches[n_first:]
                 calls.clear()
 
-                result = Accumulator(network, criterion, optimizer, ranks=ranks).step(own)
+                result = accumulator_of(network, criterion, ranks=ranks).step(own)
 
                 n_parameters = sum(p.numel() for p in network.parameters())
                 found = [gradient(module) for module in modules]

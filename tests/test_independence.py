@@ -262,12 +262,9 @@ def test_a_layer_that_is_no_longer_frozen_is_asked_again() -> None:
         independence.check(image, CPU)
 
 
-def test_a_patch_of_zeros_is_enough_to_ask() -> None:
+def test_a_patch_of_zeros_is_enough_to_ask_and_a_network_for_one_patch_is_accepted() -> None:
     with pytest.raises(ConfigError, match="mixes them"):
         PatchIndependence(around(Layer(mean_over_batch))).check(torch.zeros(1, 4, 8, 8, 8), CPU)
-
-
-def test_a_network_for_one_patch_at_a_time_is_accepted() -> None:
     ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: x.view(1, 3, 8, 8, 8))))
 
 

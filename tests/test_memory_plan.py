@@ -1,4 +1,4 @@
-"""Test memory plans, and the settings of a run for which neither a preset nor a file is given."""
+"""Test memory plans, the count that they are made of, and the settings that are chosen for a device."""
 
 from dataclasses import replace
 from math import prod
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
-from brats_seg.models.interface import ActivationCheckpointing
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    TrainingOutput,
+    as_output,
+    set_activation_checkpointing,
+)
 from brats_seg.presets import NETWORKS, PRESETS
 from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE
@@ -24,8 +29,10 @@ from brats_seg.training.memory_plan import (
     Footprint,
     MemoryPlan,
     PlanRow,
+    UncountableError,
     choose_settings,
     plan_memory,
+    predicted_bytes,
 )
 from tests.builders import Run, check_json
 
@@ -34,8 +41,12 @@ SMALL = [
     "patch.size=[40, 40, 40]",
     "training.precision=fp32",
     "training.device=cpu",
+    "training.effective_batch=1",
 ]
 CPU = torch.device("cpu")
+FP32 = Device(torch_device=CPU)
+BF16 = Device(torch_device=CPU, autocast_dtype=torch.bfloat16)
+KINDS = (ActivationCheckpointing.NONE, ActivationCheckpointing.TOP, ActivationCheckpointing.ALL)
 PATCH = (40, 40, 40)
 MEDIUM_MIB = 280
 """Enough for a patch of 48^3 of the small network, and not for 128^3."""
@@ -52,26 +63,26 @@ def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
 
 @pytest.fixture(scope="module")
 def medium() -> MemoryPlan:
-    return plan(MEDIUM_MIB, "training.effective_batch=4")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(memory_plan, "_CUBES", (16, 32, 48, 80, 128))
+        patched.setattr(memory_plan, "_BOXES", ())
+        return plan(MEDIUM_MIB, "training.effective_batch=4")
 
 
 def test_the_rows_hold_the_memory_modes_of_the_patch_of_the_settings(medium: MemoryPlan) -> None:
-    own = [row for row in medium.rows if row.patch == PATCH]
+    rows = [row for row in medium.rows if row.patch == PATCH]
+    plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
+    by_size = [row.predicted_mib for row in sorted(plain, key=lambda row: prod(row.patch))]
 
-    assert [(row.micro_batch, row.checkpointing) for row in own] == [
+    assert [(row.micro_batch, row.checkpointing) for row in rows] == [
         *((n, "none") for n in (4, 2, 1)),
         *((1, kind) for kind in ("top", "all")),
     ]
     assert {row.fits for row in medium.rows} == {True, False}
     assert all(row.fits == (row.predicted_mib <= MEDIUM_MIB) for row in medium.rows)
-
-
-def test_a_larger_patch_never_needs_less(medium: MemoryPlan) -> None:
-    plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
-    by_size = sorted(plain, key=lambda row: prod(row.patch))
-
+    # a larger patch never needs less
     assert len(by_size) > 3
-    assert [row.predicted_mib for row in by_size] == sorted(row.predicted_mib for row in by_size)
+    assert by_size == sorted(by_size)
 
 
 def test_the_largest_patch_that_fits_is_suggested_with_the_least_checkpointing(
@@ -79,18 +90,15 @@ def test_the_largest_patch_that_fits_is_suggested_with_the_least_checkpointing(
 ) -> None:
     (suggested,) = [row for row in medium.rows if row.suggested]
     fitting = [row for row in medium.rows if row.fits]
+    first = next(row for row in fitting if row.patch == suggested.patch)
 
     assert medium.suggested == suggested
     assert prod(suggested.patch) == max(prod(row.patch) for row in fitting)
-    assert suggested == replace(
-        next(row for row in fitting if row.patch == suggested.patch), suggested=True
-    )
-    less = plan(200).suggested
-    assert less is not None
-    assert prod(less.patch) < prod(suggested.patch)
+    assert suggested == replace(first, suggested=True)
 
 
-def test_too_little_memory_says_what_to_lower() -> None:
+def test_too_little_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_plan, "_CUBES", (32, 48))
     found = plan(50)
 
     assert found.suggested is None
@@ -102,7 +110,11 @@ def test_too_little_memory_says_what_to_lower() -> None:
 CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
-def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(run: Run) -> None:
+def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    monkeypatch.setattr(memory_plan, "_CUBES", (32,))
+    monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
 
     assert code == 3
@@ -125,9 +137,8 @@ def test_a_gpu_is_planned_for_on_a_machine_without_it(
     shown = " ".join(out.split())
     assert code == 0
     assert "unet on a GPU of 700MiB: 188 MiB, beside 512 MiB for torch itself" in shown
-    assert "40x40x40 2 fp32 none" in shown
-    assert "prediction for a GPU of 700MiB: the tensors of a step were counted" in shown
-    assert "Nothing was computed on it" in shown
+    assert "40x40x40 1 fp32 none" in shown
+    assert "prediction for a GPU of 700MiB: its memory was counted" in shown
 
 
 @pytest.mark.parametrize(
@@ -160,6 +171,143 @@ def test_a_gpu_that_is_absent_is_not_charged_for_the_batch_on_the_host() -> None
         )
 
     assert counted[0] == counted[1]
+
+
+def footprint_of(config: Config, network: nn.Module | None = None) -> Footprint:
+    network = network or build_model(config.model, PATCH)
+    return Footprint(network, build_criterion(config.loss), config, CPU)
+
+
+def mean_of_output(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    return as_output(output).logits[0].mean()
+
+
+def chain(n_hidden: int) -> nn.Module:
+    """1x1x1 convolutions with ten channels between them; each keeps its input."""
+    middle = [nn.Conv3d(10, 10, 1) for _ in range(n_hidden - 1)]
+    return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
+
+
+@pytest.mark.parametrize("n_hidden", [1, 2, 5])
+def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
+    """Bytes per voxel at the peak, in the backward pass of the last convolution."""
+    n_voxels = 40**3
+    sample = 4 * 2 + 3 * 1
+    # as float32 on the device
+    image, target = 4 * 4, 3 * 4
+    hidden = 10 * 4 * n_hidden
+    output, by_output, by_hidden = 3 * 4, 3 * 4, 10 * 4
+    expected = (sample + image + target + hidden + output + by_output + by_hidden) * n_voxels
+
+    footprint = Footprint(chain(n_hidden), mean_of_output, settings(), CPU)
+    counted = footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
+
+    # and the weights, of which there are a few hundred
+    assert expected < counted < expected + 20_000
+
+
+def test_the_count_forgets_what_is_freed() -> None:
+    """The control of the test above: without a gradient no activation is kept."""
+    counts = []
+    for n_hidden in (2, 6):
+        network = chain(n_hidden).requires_grad_(False)
+        network.append(nn.Conv3d(3, 3, 1))
+        footprint = Footprint(network, mean_of_output, settings(), CPU)
+        counts.append(footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32))
+
+    assert counts[1] - counts[0] < 20_000
+
+
+@pytest.mark.parametrize(
+    ("assignments", "n_kept"),
+    [
+        (["optimizer.name=adamw"], 4),
+        (["optimizer.name=adamw", "optimizer.ema=0.9"], 5),
+        (["optimizer.name=muon"], 3),
+        (["optimizer.name=sgd"], 3),
+    ],
+)
+def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kept: int) -> None:
+    """Weights, gradients, two moments or one, average: each as large as the weights."""
+    network = nn.Conv3d(4, 8, 25, bias=False)
+    weights = 4 * 8 * 25**3 * 4
+
+    footprint = footprint_of(settings(*assignments), network)
+
+    # between two updates there are no gradients
+    assert footprint._live.now == pytest.approx((n_kept - 1) * weights, rel=0.001)
+
+
+@pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_larger_patch_takes_more(device: Device, kind: ActivationCheckpointing) -> None:
+    footprint, mode = footprint_of(settings()), MemoryMode(micro_batch=1, checkpointing=kind)
+    sizes = [(16, 16, 16), (16, 24, 16), (24, 24, 24), (32, 32, 32), PATCH]
+
+    counts = [footprint.counted_bytes(size, mode, device) for size in sizes]
+
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("name", ["unet", "notebook", "dynunet", "segresnet"])
+def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
+    footprint = footprint_of(settings(f"model.name={name}"))
+    modes = [MemoryMode(micro_batch=1, checkpointing=kind) for kind in KINDS]
+
+    counts = [
+        [footprint.counted_bytes(PATCH, mode, device) for mode in modes] for device in (FP32, BF16)
+    ]
+
+    for none, top, every in counts:
+        assert none > top >= every
+    if name == "unet":
+        assert counts[1][0] < 0.75 * counts[0][0]
+
+
+def test_a_larger_micro_batch_takes_more_and_a_second_one_holds_gradients() -> None:
+    footprint = footprint_of(settings("training.effective_batch=2"))
+    alone = footprint_of(settings())
+
+    one, both = (
+        footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=n), FP32) for n in (1, 2)
+    )
+
+    assert one > alone.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
+    assert footprint.counted_bytes(PATCH, MemoryMode(micro_batch=2), FP32) > both
+
+
+def test_counting_leaves_network_and_random_state_alone() -> None:
+    config = settings("optimizer.ema=0.9")
+    network = build_model(config.model, PATCH)
+    set_activation_checkpointing(network, ActivationCheckpointing.TOP)
+    weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    state = torch.get_rng_state()
+
+    footprint = footprint_of(config, network)
+    footprint.counted_bytes(
+        PATCH, MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.ALL), BF16
+    )
+
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(weights[name], now) for name, now in network.state_dict().items())
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert network.checkpointing is ActivationCheckpointing.TOP
+
+
+def test_a_network_that_looks_at_values_is_refused() -> None:
+    class Looks(nn.Conv3d):
+        def forward(self, image: Tensor) -> Tensor:
+            return super().forward(image / float(image.max()))
+
+    footprint = footprint_of(settings(), Looks(4, 3, 1))
+
+    with pytest.raises(UncountableError, match="needs values and not only sizes"):
+        footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
+
+
+def test_more_is_to_be_expected_than_was_counted() -> None:
+    for kind in ("cpu", "cuda", "mps"):
+        assert predicted_bytes(2**30, torch.device(kind)) > 2**30
 
 
 @pytest.mark.gpu
@@ -204,9 +352,9 @@ def test_a_cpu_gets_its_preset_and_is_told_why() -> None:
     [("t4", "kaggle-t4", "fp16"), ("p100", "kaggle-t4", "fp16"), ("a100", "full", "bf16")],
 )
 def test_a_gpu_gets_a_preset_by_its_memory(gpu: str, preset: str, precision: str) -> None:
-    chosen = choose_settings(gpu=gpu_named(gpu))
+    chosen = choose_settings(assignments=NARROW, gpu=gpu_named(gpu))
 
-    assert chosen.config == load_config(preset=preset)
+    assert chosen.config == load_config(preset=preset, assignments=NARROW)
     assert f"patch 128x128x128 in {precision}, about " in chosen.reason
 
 

@@ -70,6 +70,8 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
     """As README shows it, also stopped and resumed. torchrun takes `--run` for its own option."""
     for number in range(6):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    settings = "folds.n_folds=3 patch.per_case=2 model.widths=4,8 optimizer.name=sgd"
+    settings += " loss.batch_dice=true validation.every=1"
     arguments = [
         "-m",
         "brats_seg",
@@ -80,23 +82,11 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
         "2",
         "--patch",
         "8,8,8",
-        "--effective-batch",
-        "3",
         "--precision",
         "fp32",
-        "--set",
-        "folds.n_folds=3",
-        "--set",
-        "patch.per_case=2",
-        "--set",
-        "model.widths=[4, 8]",
-        "--set",
-        "optimizer.name=sgd",
-        "--set",
-        "loss.batch_dice=true",
-        "--set",
-        "validation.every=1",
     ]
+    arguments += ["--effective-batch", "3"]
+    arguments += [part for setting in settings.split() for part in ("--set", setting)]
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
 
     stopped = torchrun(*arguments, "-r", "two", "--session-hours", "0", cwd=tmp_path)

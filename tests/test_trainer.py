@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,10 +33,12 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
 from brats_seg.training.losses import overlap_columns
+from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
 from brats_seg.training.trainer import (
     Outcome,
     Trainer,
+    case_predictor,
     check_unchanged,
     train_fold,
 )
@@ -135,7 +136,7 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("brats_seg.quality.judges.notes_of_training", exhausted)
+    monkeypatch.setattr("brats_seg.quality.profile.notes_of_training", exhausted)
 
     outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
 
@@ -237,15 +238,13 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
 
 
 def test_a_fold_is_trained_from_a_folder_of_scans(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call that reaches its time limit is continued by the same call."""
-    for number in range(6):
-        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
 
     def call(max_hours: float | None) -> Outcome:
         return train_fold(
-            tmp_path / "scans",
+            tiny_scans,
             0,
             config=settings("training.n_epochs=1"),
             run_path=tmp_path / "run",
@@ -281,31 +280,25 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
 class InDouble(nn.Module):
     """A float64 network for float32 patches."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.network = network.double()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(
+            nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1)
+        ).double()
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         return self.network(image.double())
 
 
-def identity(network: nn.Module) -> nn.Module:
-    return network
-
-
-@pytest.mark.parametrize(("wrap", "tolerance"), [(InDouble, 1e-12), (identity, 1e-5)])
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
 def test_the_micro_batch_does_not_change_what_is_learnt(
-    data: FoldData,
-    tmp_path: Path,
-    wrap: Callable[[nn.Module], nn.Module],
-    tolerance: float,
-    batch_dice: str,
+    data: FoldData, tmp_path: Path, batch_dice: str
 ) -> None:
     """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
-    found = []
+    updates = []
     for micro_batch in (1, 2, 4):
         config = settings(
             "training.n_epochs=1",
@@ -315,30 +308,29 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
             # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
             "optimizer.name=sgd",
         )
-        torch.manual_seed(0)
-        network = wrap(
-            nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1))
-        )
+        network = InDouble()
         before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-        run_path = tmp_path / f"run{micro_batch}"
 
-        outcome = train(ten, run_path, config, network=network)
+        outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
 
         assert outcome.history[0]["step"] == 3
-        found.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
+        updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
 
-    for update in found[1:]:
-        assert float((update - found[0]).norm() / found[0].norm()) <= tolerance
+    for update in updates[1:]:
+        assert float((update - updates[0]).norm() / updates[0].norm()) <= 1e-12
 
 
-def test_an_effective_batch_that_changes_by_epoch_changes_the_steps(
+def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whole_crops(
     data: FoldData, tmp_path: Path
 ) -> None:
-    config = settings("training.effective_batch={0: 8, 1: 3}")
+    """Whole crops are a patch for each case."""
+    for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
+        config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
 
-    outcome = train(data, tmp_path / "run", config)
+        outcome = train(data, tmp_path / size, config)
 
-    assert [row["step"] for row in outcome.history] == [1, 1 + 3]
+        assert [row["step"] for row in outcome.history] == steps
+        assert np.isfinite(outcome.history[-1]["val_loss"])
 
 
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
@@ -396,20 +388,19 @@ def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path
     """The folder that --fresh has renamed too: another process may hold its old lock open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
-    n_refused = 0
+    refused = set()
 
     def try_both(*_: object) -> None:
-        nonlocal n_refused
         for name in ("run", "run.1"):
             with pytest.raises(UsageError), run_locked(tmp_path / name):
                 pytest.fail("both train")
-        n_refused += 1
+            refused.add(name)
         hook.remove()
 
     hook = trainer.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
 
-    assert n_refused == 1
+    assert refused == {"run", "run.1"}
     for name in ("run", "run.1"):
         with run_locked(tmp_path / name):
             pass
@@ -465,21 +456,17 @@ def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_pat
         train(data, tmp_path / "run", settings(), network=network)
 
     assert same(before, network.state_dict())
-
-
-@pytest.mark.parametrize("changes", [["training.micro_batch=3"], ["training.effective_batch=1"]])
-def test_batch_statistics_of_a_batch_that_is_not_cut_are_right(
-    data: FoldData, tmp_path: Path, changes: list[str]
-) -> None:
-    network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
-
-    assert train(data, tmp_path / "run", settings(*changes), network=network).finished
+    # those of a batch that is not cut are right
+    for change in ("training.micro_batch=3", "training.effective_batch=1"):
+        assert train(data, tmp_path / change, settings(change), network=network).finished
 
 
 LEARNT = "loss.name=tests.test_accumulation.LearntWeights"
 
 
-@pytest.mark.parametrize("n_checks", [1, 4, 7])
+@pytest.mark.parametrize(
+    "n_checks", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
+)
 def test_a_loss_by_dotted_name_is_learnt_and_resumed(
     data: FoldData, tmp_path: Path, n_checks: int
 ) -> None:
@@ -496,6 +483,32 @@ def test_a_loss_by_dotted_name_is_learnt_and_resumed(
     assert same(expected["criterion"], found["criterion"])
     assert not torch.equal(found["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
     assert "criterion" not in best
+
+
+class Hungry(nn.Module):
+    """Has memory for training patches only."""
+
+    n_refused = 0
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.shape[-1] > 8:
+            self.n_refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return image[:, :3]
+
+
+def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
+    data: FoldData, caplog: pytest.LogCaptureFixture
+) -> None:
+    predict, network = case_predictor(plan_run(settings(), data)), Hungry()
+    image = torch.rand(4, 20, 18, 16)
+
+    for _ in range(2):
+        torch.testing.assert_close(predict(network, image), image[:3])
+
+    assert network.n_refused == 1
+    assert "validation: memory ran out with the windows of prediction: CUDA" in caplog.text
+    assert "with windows of 8x8x8" in caplog.text
 
 
 class WithAuxiliary(nn.Module):
@@ -562,12 +575,6 @@ def test_validation_every_other_epoch_leaves_columns_empty_unless_patches_are_sc
     assert history["val_dice"].isna().tolist() == missing
 
 
-def test_whole_crops_are_learnt_from(data: FoldData, tmp_path: Path) -> None:
-    outcome = train(data, tmp_path / "run", settings("patch.size=whole"))
-
-    assert np.isfinite(outcome.history[-1]["val_loss"])
-
-
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, augment: str) -> None:
     """A refactoring must not move them; processors differ in the last digits only."""
@@ -612,7 +619,9 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
     data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[str, str]] = []
-    monkeypatch.setattr(_SCREEN, "refresh", lambda work: shown.append((work.what, work.time_text)))
+    monkeypatch.setattr(
+        _SCREEN, "refresh", lambda work: shown.append((work.what, work.text() if work.text else ""))
+    )
     Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
 
     # nothing is known before the first batch is done

@@ -117,9 +117,7 @@ def certify_run(
     folder = RunFolder(path=run_path)
     path = next((file for file in (folder.last_path, folder.best_path) if file.exists()), None)
     if path is None:
-        msg = (
-            f"{run_path} holds neither last.pt nor best.pt: give the folder of a run, or a --preset"
-        )
+        msg = f"{run_path} holds neither last.pt nor best.pt; expected the folder of a run"
         raise UsageError(msg)
     trained = load_trained(path)
     require_task(trained, "segmentation", run_path)
@@ -128,10 +126,7 @@ def certify_run(
     try:
         network.load_state_dict(trained.weights)
     except RuntimeError:
-        msg = (
-            f"{path} holds another network than its settings build. Certify your own network in "
-            "Python, with brats_seg.training.certificate.certify."
-        )
+        msg = f"{path} holds another network than its settings build: use `certify` in Python"
         raise ResumeError(msg) from None
     used = choose_device(device or config.training.device, precision or config.training.precision)
     patches = phantom_patches(n_patches, _measured_size(config, patch))
@@ -145,10 +140,7 @@ def certify_settings(
 ) -> Certificate:
     """Measure with the network of the settings, after a few steps of training on phantom patches."""
     if config.model.task != "segmentation":
-        msg = (
-            f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
-            "that are measured do. The loss of an autoencoder is a mean over patches, like patch Dice"
-        )
+        msg = f"model.name is {config.model.name!r}; expected a network that segments"
         raise ConfigError(msg)
     device = choose_device(config.training.device, config.training.precision)
     longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
@@ -342,10 +334,7 @@ def _single(patches: MicroBatch) -> list[MicroBatch]:
 def _check_comparable(gradient: Tensor, loss: str) -> None:
     length = float(gradient.norm())
     if length == 0 or not isfinite(length):
-        msg = (
-            f"the gradient of the whole batch has length {length} for {loss}: there is nothing to "
-            "compare with. Try --precision fp32, or another run."
-        )
+        msg = f"the gradient has length {length} for {loss}: try --precision fp32, or another run"
         raise BratsError(msg)
 
 

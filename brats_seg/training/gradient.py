@@ -136,10 +136,7 @@ class Leaves:
                 gradient at all.
         """
         if not loss.requires_grad:
-            msg = (
-                "the loss depends neither on the output of the network nor on anything else that "
-                "requires a gradient: look for detach(), argmax() or no_grad() on the way to it"
-            )
+            msg = "the loss depends neither on the output of the network nor on any other parameter"
             raise ConfigError(msg)
         if self._is_checked:
             return
@@ -147,9 +144,8 @@ class Leaves:
         unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
         if unknown:
             msg = (
-                f"the loss depends on a tensor of shape {tuple(unknown[0].shape)} that requires a "
-                "gradient and would not be learnt: neither network, loss nor optimizer hold it. "
-                "Make it a parameter of a loss that is a torch.nn.Module, or detach it."
+                f"the loss depends on a tensor of shape {tuple(unknown[0].shape)} that requires a gradient, "
+                "and neither network, loss nor optimizer hold it. Make it a parameter, or detach it."
             )
             raise ConfigError(msg)
         self._is_checked = True
@@ -214,7 +210,9 @@ class BatchGradient:
 
     def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device
-        reduction = self._reduction()
+        reduction = _Reduction(
+            criterion=self.criterion, device=self.device, by_sums=as_sums_loss(self.criterion)
+        )
         states: list[PassState] = []
 
         def first_pass() -> list[Carried]:
@@ -278,11 +276,6 @@ class BatchGradient:
         shares[self.ranks.rank] = leaves
         return [one for share in shares for one in share]
 
-    def _reduction(self) -> "_SumsReduction | _OutputsReduction":
-        if (by_sums := as_sums_loss(self.criterion)) is not None:
-            return _SumsReduction(loss=by_sums)
-        return _OutputsReduction(loss=self.criterion, device=self.device)
-
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
@@ -325,46 +318,34 @@ def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _SumsReduction:
-    """Computes the loss of the batch from the sums of each micro-batch."""
+class _Reduction:
+    """Computes the loss of the batch from the sums or the outputs of each micro-batch."""
 
-    loss: SumsLoss
-
-    def carry(self, output: Output, target: Tensor) -> Carried:
-        return Carried((self.loss.sums(output, target),))
-
-    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
-        # the sums of many patches are added in float64: the loss is a ratio of them
-        sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
-        return check_scalar(self.loss.of_sums(sums, n_patches), self.loss)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _OutputsReduction:
-    """Computes the loss of the batch from every output with its target."""
-
-    loss: Criterion
+    criterion: Criterion
     device: Device
+    by_sums: SumsLoss | None
 
     def carry(self, output: Output, target: Tensor) -> Carried:
+        if self.by_sums is not None:
+            return Carried((self.by_sums.sums(output, target),))
         tensors = tensors_of(output)
-        for tensor in tensors:
-            if tensor.ndim == 0 or len(tensor) != len(target):
-                msg = (
-                    f"the network returned a tensor of shape {tuple(tensor.shape)} for "
-                    f"{len(target)} patches; expected a row for each patch, because the loss is "
-                    "computed once for all patches of the batch"
-                )
+        for shape in (tuple(tensor.shape) for tensor in tensors):
+            if shape[:1] != (len(target),):
+                msg = f"found a tensor of shape {shape} for {len(target)} patches; expected a row for each"
                 raise ConfigError(msg)
         return Carried(tensors, structure_of(output), target)
 
     def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+        if self.by_sums is not None:
+            # the sums of many patches are added in float64: the loss is a ratio of them
+            sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+            return check_scalar(self.by_sums.of_sums(sums, n_patches), self.criterion)
         rows = [(*one.tensors, one.target) for one in carried]
         _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
         *outputs, target = map(torch.cat, zip(*rows, strict=True))
         output = output_from(carried[0].structure, outputs)
         with self.device.autocast():
-            return check_scalar(self.loss(output, target), self.loss)
+            return check_scalar(self.criterion(output, target), self.criterion)
 
 
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
@@ -385,9 +366,8 @@ def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
     if other := next((found for found in shapes if found != shapes[0]), None):
         msg = (
-            f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)} for each "
-            "patch: a loss that is computed once for all patches needs patches of one size. Use one "
-            "size, or a loss that declares how it reduces over patches, see training.losses."
+            f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}: use patches of "
+            "one size, or a loss that declares how it reduces over patches, see training.losses"
         )
         raise ConfigError(msg)
 

@@ -103,9 +103,8 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
         if not error <= _tolerance(before.dtype) * max(scale, 1.0):
             msg = (
                 f"the network returned another output for the same micro-batch: they differ by "
-                f"{error:.3g}, with values up to {scale:.3g}. Expected random layers to draw from "
-                "torch's default generators only, and no state that changes in a forward pass. "
-                "Give the layer torch's generator."
+                f"{error:.3g}, with values up to {scale:.3g}. Let random layers draw from torch's "
+                "default generators only, and no state change in a forward pass."
             )
             raise ReplayError(msg)
 

@@ -96,9 +96,8 @@ def check_scalar(loss: Tensor, criterion: object) -> Tensor:
     """Return the loss of all patches together, as a tensor without axes."""
     if loss.numel() != 1:
         msg = (
-            f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}; expected a "
-            "scalar, for example by loss.arguments {reduction: mean}, or one number for each patch "
-            "from a loss that declares reduces = 'patches'"
+            f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}; expected a scalar, "
+            "for example by loss.arguments {reduction: mean}, or reduces = 'patches'"
         )
         raise ConfigError(msg)
     return loss.reshape(())

@@ -8,7 +8,7 @@ of torch because there is no public one.
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brats_seg.config import Config, Size
 from brats_seg.config_text import load_config, read_yaml
 from brats_seg.data.loader import Sample
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.build import size_words
-from brats_seg.models.interface import set_activation_checkpointing
+from brats_seg.models.interface import set_activation_checkpointing, tensors_of
 from brats_seg.models.norm import check_in_place, group_as_on_gpu
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device
@@ -181,8 +181,6 @@ class _Counter:
                 yield row
                 if row.fits:
                     return
-        except UncountableError:
-            raise
         except ConfigError:
             return
 
@@ -279,8 +277,7 @@ def _settings_text(path: Path) -> str:
         load_config(text=text)
     except ConfigError as error:
         msg = (
-            f"{path} cannot be used: {error}. It holds the settings that the run began with; give them "
-            "with --preset or --config, or start anew with --fresh"
+            f"{path} cannot be used: {error}. Give --preset or --config, or start anew with --fresh"
         )
         raise ConfigError(msg) from None
     return text
@@ -345,7 +342,7 @@ def predicted_bytes(counted: int, device: torch.device) -> int:
     return int(counted * (1 + _SHARE_OF_HOST) + _CODE_OF_HOST_MB * MEGABYTE)
 
 
-class UncountableError(ConfigError):
+class UncountableError(UsageError):
     """A network or a loss needs values of tensors, which tensors without memory lack."""
 
 
@@ -405,12 +402,12 @@ class Footprint:
         set_activation_checkpointing(self._network, mode.checkpointing)
         try:
             with self._counting():
-                self._live.start()
+                self._live.peak = self._live.now
                 self._run(patch, mode, device)
         except RuntimeError as error:
             msg = (
-                "the memory of the network cannot be counted, because it, or the loss, needs values "
-                f"and not only sizes: {error}. Give --patch and --preset to train it."
+                "the memory of the network cannot be counted: it, or the loss, needs values and not only "
+                f"sizes: {error}. Give --patch and --preset to train it."
             )
             raise UncountableError(msg) from error
         return max(self._live.peak, self._peak_of_update)
@@ -439,11 +436,8 @@ class Footprint:
 
     @contextmanager
     def _counting(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(self._mode)
-            stack.enter_context(self._live)
-            # dispatch modes apply to this thread only
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        # dispatch modes apply to this thread only
+        with self._mode, self._live, torch.autograd.set_multithreading_enabled(False):
             yield
 
 
@@ -473,10 +467,6 @@ class _LiveBytes(TorchDispatchMode):
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.now = self.peak = 0
 
-    def start(self) -> None:
-        """Reset the peak."""
-        self.peak = self.now
-
     def __torch_dispatch__(
         self,
         func: Any,
@@ -485,20 +475,14 @@ class _LiveBytes(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._note(result)
-        return result
-
-    def _note(self, result: Any) -> None:
-        if isinstance(result, list | tuple):
-            for part in result:
-                self._note(part)
-        elif isinstance(result, Tensor) and result.device.type == self._device_type:
-            memory = result.untyped_storage()
-            if memory not in self._known:
+        for tensor in tensors_of(result):
+            memory = tensor.untyped_storage()
+            if tensor.device.type == self._device_type and memory not in self._known:
                 self._known[memory] = size = memory.nbytes()
                 self.now += size
                 self.peak = max(self.peak, self.now)
                 weakref.finalize(memory, self._forget, size)
+        return result
 
     def _forget(self, size: int) -> None:
         self.now -= size

@@ -89,10 +89,8 @@ class RunFolder:
         offered = find_cases(data, label_files=config.cases.label_files).cases
         missing = {*split.train, *split.validation} - {case.case_id for case in offered}
         if missing:
-            n_missing = counted(len(missing), "case")
-            msg = (
-                f"{data} lacks {n_missing} of {self.path}: {some_of(sorted(missing))}. {_WAYS_OUT}"
-            )
+            n, names = counted(len(missing), "case"), some_of(sorted(missing))
+            msg = f"{data} lacks {n} of {self.path}: {names}. {_WAYS_OUT}"
             raise ResumeError(msg)
 
     @contextmanager
@@ -182,10 +180,8 @@ class RunFolder:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
         before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:
-            msg = (
-                f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. "
-                "Limit this session with --session-hours, choose another --run, or start anew with --fresh."
-            )
+            n_epochs = before.training.n_epochs
+            msg = f"{self.path} was begun without --hours, for {n_epochs} epochs. {_WAYS_OUT}"
             raise ResumeError(msg)
         free = FREE_SETTINGS
         # these schedules do not depend on the length of the run, and hours decide it
@@ -201,18 +197,16 @@ class RunFolder:
             raise ResumeError("\n".join([head, *refused, f"{keeps} {_WAYS_OUT}"]))
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
-        fingerprint = begun.identity.fingerprint
-        if fingerprint != plan.data.fingerprint:
-            msg = (
-                f"{self.path} was trained on other cases: fingerprint {fingerprint}, now "
-                f"{plan.data.fingerprint}. {_WAYS_OUT}"
-            )
+        fingerprints = begun.identity.fingerprint, plan.data.fingerprint
+        if fingerprints[0] != fingerprints[1]:
+            what = "fingerprint {}, now {}".format(*fingerprints)
+            msg = f"{self.path} was trained on other cases: {what}. {_WAYS_OUT}"
             raise ResumeError(msg)
 
 
 def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
     """Return the notes that optional parts of the package make of the training cases."""
-    wing = judges()
+    wing = judges("profile")
     try:
         return wing.notes_of_training(data.folder, data.split.train) if wing else {}
     except MemoryError:

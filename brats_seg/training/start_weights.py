@@ -80,10 +80,8 @@ def read_source(path: Path) -> Source:
         return Source(path=path, weights=weights, fingerprint=sha256_of(path)[:32])
     trained, *others = read_trained(path)
     if others:
-        msg = (
-            f"{path} holds {len(others) + 1} networks; expected one, such as "
-            f"{path / 'member0.safetensors'}."
-        )
+        member = path / "member0.safetensors"
+        msg = f"{path} holds {len(others) + 1} networks; expected one, such as {member}"
         raise UsageError(msg)
     _check_identity(trained.identity, path)
     return Source(
@@ -102,8 +100,8 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
     path = Path(config.path)
     if run_path.resolve() in (path.resolve(), *path.resolve().parents):
         msg = (
-            f"the run {run_path} cannot start from itself (start.path {config.path}). Give the new "
-            "run another folder with --run; without --start-from the same command resumes it."
+            f"the run {run_path} cannot start from itself (start.path {config.path}): give another --run, "
+            "or resume it without --start-from"
         )
         raise UsageError(msg)
     if begins:
@@ -204,10 +202,7 @@ def _check_identity(identity: ModelIdentity, path: Path) -> None:
     for what in ("modalities", "regions", "normalisation"):
         value, known = getattr(identity, what), getattr(expected, what)
         if value != known:
-            msg = (
-                f"{path} was trained with {what} {value}; expected {known}, in this order: its first "
-                f"and last layers would mean something else. {_CHOOSE}"
-            )
+            msg = f"{path} was trained with {what} {value}; expected {known}, in this order. {_CHOOSE}"
             raise UsageError(msg)
 
 

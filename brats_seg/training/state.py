@@ -159,8 +159,8 @@ class RunState:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
             msg = (
-                "the checkpoint is damaged, or of another network or loss than the run: the entry "
-                f"{name} does not fit ({reason}). {WAY_OUT}"
+                f"the entry {name} does not fit ({reason}): the checkpoint is damaged, or of another "
+                f"network or loss. {WAY_OUT}"
             )
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from

@@ -133,10 +133,7 @@ def _check_machine(config: Config, run_path: Path) -> None:
 def check_unchanged(data: FoldData) -> None:
     """Raise `UsageError` if another process has replaced the prepared cases since they were opened."""
     if open_split(data.folder, data.split).fingerprint != data.fingerprint:
-        msg = (
-            f"another process has prepared the cases in {data.folder} with other settings since "
-            "they were opened. Start the same command again."
-        )
+        msg = f"another process has prepared the cases in {data.folder}. Start the same command again."
         raise UsageError(msg)
 
 
