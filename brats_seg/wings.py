@@ -76,9 +76,9 @@ NO_JUDGEMENT = Judgement()
 """Judgement where the wing is missing, or nothing is unusual."""
 
 
-def judges() -> ModuleType | None:
-    """Return the functions that judge scans, label maps and predictions."""
-    return _wing("quality.judges")
+def judges(module: str) -> ModuleType | None:
+    """Return a module of the checks of scans, label maps and predictions."""
+    return _wing(f"quality.{module}")
 
 
 def dicom() -> ModuleType | None:

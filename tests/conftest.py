@@ -70,6 +70,18 @@ def tiny_run(tiny_scans: Path, tiny_prepared: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def five_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared cases of five phantoms of brains, to be read only."""
+    from brats_seg.cases.phantom import write_phantom_cases
+    from tests.prepared import prepare
+
+    folder = tmp_path_factory.mktemp("five")
+    write_phantom_cases(folder / "scans", n_cases=5, seed=0)
+    assert prepare(folder / "scans", folder / "prepared") == ()
+    return folder / "prepared"
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return exit code, output and errors of the program, run in this process."""

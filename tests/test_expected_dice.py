@@ -1,17 +1,41 @@
-"""The Dice that is expected of a prediction, and its interval."""
+"""Test the Dice that is expected of a prediction, and its way from training to `predict`."""
+
+import json
+import logging
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from brats_seg.cases.folds import Split
+from brats_seg.data.fold import open_split
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
+from brats_seg.inference.export import export_model
+from brats_seg.inference.model import load_model
+from brats_seg.inference.predict import Predictor
 from brats_seg.quality.expected_dice import (
     COVERAGE,
     FEWEST_CASES,
     DiceLine,
+    dice_lines,
     fit_predicted_dice,
     mean_probabilities,
     predicted_dice,
 )
+from brats_seg.quality.profile import TrainingProfile, profile_in
+from brats_seg.runtime.weights import (
+    fingerprint_of,
+    load_trained,
+    read_exported,
+    read_trained,
+)
+from brats_seg.training.state import read_state
+from tests.builders import Run, write_nifti
+from tests.check_builders import phantom
+from tests.inference_builders import CPU, write_run
+from tests.test_profile import phantom_profile
+from tests.training_builders import tiny_settings, train
 
 LINE = DiceLine(
     region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, worst_fifth=0.6, mean_error=0.05
@@ -46,8 +70,8 @@ def test_a_line_is_found_and_its_interval_has_no_width() -> None:
     assert (wt.region, tc.region) == ("wt", "tc")
     assert (wt.slope, tc.slope) == (pytest.approx(1, abs=0.01), pytest.approx(1.2, abs=0.01))
     assert wt.width < 0.01
-    (told,) = predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
-    assert told.dice == pytest.approx(0.75, abs=0.002)
+    (expected,) = predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
+    assert expected.dice == pytest.approx(0.75, abs=0.002)
 
 
 def test_a_region_that_few_cases_have_is_left_out() -> None:
@@ -67,10 +91,6 @@ def test_less_sure_cases_are_never_expected_to_be_better() -> None:
     assert lines[0].intercept == pytest.approx(0.3, abs=0.01)
 
 
-def test_nothing_is_told_of_a_region_that_was_not_found() -> None:
-    assert predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
-
-
 def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     high, low = LINE.at(0.99), LINE.at(0.3)
 
@@ -78,21 +98,20 @@ def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.55)
     assert str(high) == "WT 0.98 (0.93 to 1.00)"
     assert high.columns["wt_predicted_dice_low"] == 0.9275
+    # of a region that was not found, nothing is expected
+    assert predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
 
 
 def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
     good = LINE.model_copy(update={"worst_fifth": 0.9})
+    sure = np.linspace(0.5, 0.9, 11)
+
+    (line, *_) = fit_predicted_dice(
+        [np.full(3, x) for x in sure], [counts_of(x, x, x) for x in sure]
+    )
 
     assert [LINE.at(x).is_low for x in (0.72, 0.75)] == [True, False]
     assert [good.at(x).is_low for x in (0.75, 0.81)] == [True, False]
-
-
-def test_the_worst_fifth_is_known_from_the_held_out_cases() -> None:
-    sure = np.linspace(0.5, 0.9, 11)
-    counts = [counts_of(x, x, x) for x in sure]
-
-    (line, *_) = fit_predicted_dice([np.full(3, x) for x in sure], counts)
-
     assert line.worst_fifth == pytest.approx(sure[2], abs=0.002)
 
 
@@ -105,7 +124,120 @@ def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None
         y = np.clip(1.4 * x - 0.45 + rng.normal(0, 0.08, n_cases + 1), 0, 1)
         counts = [counts_of(value, value, value) for value in y]
         (line, *_) = fit_predicted_dice([np.full(3, value) for value in x[:-1]], counts[:-1])
-        told = line.at(x[-1])
-        n_covered += told.low - 1e-3 <= dice(counts[-1])[0] <= told.high + 1e-3
+        expected = line.at(x[-1])
+        n_covered += expected.low - 1e-3 <= dice(counts[-1])[0] <= expected.high + 1e-3
 
     assert n_covered / 250 > COVERAGE - 0.05
+
+
+LINES = tuple(
+    LINE.model_copy(update={"region": region, "intercept": 0.2, "slope": 0.5, "worst_fifth": 0.1})
+    for region in ("wt", "tc", "et")
+)
+NOTES = {
+    "predicted_dice": [line.model_dump() for line in LINES],
+    "profile": phantom_profile().model_dump(mode="json"),
+}
+SUFFIXES = ("t1", "t1ce", "t2", "flair")
+
+
+def write_scan(folder: Path, images: np.ndarray, name: str = "BraTS2021_00001") -> None:
+    for image, suffix in zip(images, SUFFIXES, strict=True):
+        write_nifti(folder / name / f"{name}_{suffix}.nii.gz", image)
+
+
+def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
+    tmp_path: Path, five_prepared: Path
+) -> None:
+    """Four of five phantoms; the checkpoint is read as by prediction and as by the resumed run."""
+    *trained, held_out = (f"BraTS2021_{number:05d}" for number in range(5))
+    data = open_split(five_prepared, Split(train=tuple(trained), validation=(held_out,)))
+
+    settings = ("training.n_epochs=1", "patch.per_case=1", "patch.size=32,32,32")
+    train(data, tmp_path / "run", tiny_settings(*settings))
+
+    notes = load_trained(tmp_path / "run" / "best.pt").card.notes
+    profile = profile_in([notes])
+    assert profile is not None
+    assert (profile.n_cases, profile.grids) == (4, ((64, 64, 56),))
+    last = read_state(tmp_path / "run" / "last.pt")
+    assert last.card.notes == notes
+
+
+def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
+    """They describe a model, but do not change it: its fingerprint is that without them."""
+    plain, described = write_run(tmp_path / "plain"), tmp_path / "described"
+    write_run(described, notes=NOTES)
+
+    export_model([described], tmp_path / "model")
+    export_model([plain], tmp_path / "plain-model")
+
+    (network,) = read_exported(tmp_path / "model").networks
+    assert network.card.notes == NOTES
+    assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
+    description = json.loads((tmp_path / "plain-model" / "model.json").read_bytes())
+    assert description["members"][0]["card"]["notes"] == {}
+
+
+def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", notes=NOTES)
+    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
+    plain = write_run(tmp_path / "plain", seed=2)
+
+    both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
+
+    assert isinstance(profile_in(both.notes), TrainingProfile)
+    assert dice_lines(both.notes) == LINES
+    assert (profile_in(mixed.notes), dice_lines(mixed.notes)) == (None, ())
+
+
+def test_a_model_without_a_profile_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = write_run(tmp_path / "old")
+    new = write_run(tmp_path / "new", notes={"profile": phantom_profile().model_dump(mode="json")})
+
+    with caplog.at_level(logging.WARNING):
+        Predictor.load([new])
+        assert caplog.messages == []
+        Predictor.load([old])
+
+    (said,) = caplog.messages
+    assert said.startswith("the model has no profile of its training scans")
+
+
+def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
+    run: Run, tmp_path: Path
+) -> None:
+    images, _ = phantom(20)
+    write_scan(tmp_path / "usual", images)
+    write_scan(tmp_path / "swapped", images[[2, 1, 0, 3]])
+    fitted, plain = tmp_path / "fitted", tmp_path / "plain"
+    write_run(fitted, notes=NOTES)
+    write_run(plain, notes={"profile": NOTES["profile"]})
+
+    def predict(scans: str, model: Path) -> tuple[dict, dict, str]:
+        output = f"{scans}-{model.name}"
+        options = ("--model", model, "--set", "preview=false")
+        code, shown, errors = run("predict", scans, "-o", output, *options)
+        assert code == 0, errors
+        (row,) = pd.read_csv(tmp_path / output / "volumes.csv").to_dict("records")
+        return json.loads((tmp_path / output / "manifest.jsonl").read_text()), row, shown
+
+    usual, row, shown = predict("usual", fitted)
+    swapped, _, swapped_shown = predict("swapped", fitted)
+    _, plain_row, plain_shown = predict("usual", plain)
+
+    assert usual["predicted_dice"]
+    for one in usual["predicted_dice"]:
+        assert one["low"] < one["dice"] < one["high"]
+        assert row[f"{one['region']}_predicted_dice"] == one["dice"]
+        assert f"{one['region'].upper()} {one['dice']:.2f} (" in shown
+    # a model without a fit has no columns of it
+    assert "predicted Dice" not in plain_shown
+    assert not any("predicted" in name for name in plain_row)
+    unusual = [text for text in swapped["warnings"] if text.startswith("unlike the training scans")]
+    assert unusual
+    assert unusual[0] in swapped_shown
+    assert any("predicted Dice was fitted" in text for text in swapped["warnings"])
+    assert not any("unlike" in text or "was fitted" in text for text in usual["warnings"])

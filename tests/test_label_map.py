@@ -1,4 +1,4 @@
-"""Labels look like the tissues that they stand for, or the label map is refused."""
+"""Test that labels look like the tissues that they stand for, or the label map is refused."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -92,35 +92,25 @@ def outcome(
     return "right" if is_right else "wrong"
 
 
-def test_the_tissues_of_labels_are_seen_in_the_scan() -> None:
-    images, truth = phantom(CLEAR)
-
-    for numbering in NUMBERINGS:
-        oedema, _, enhancing = numbering.painted
-        labels = shown_by(images, renumbered(truth, numbering))
-        assert (labels.outermost, labels.enhancing) == (oedema, enhancing)
-
-
 @pytest.mark.parametrize("numbering", NUMBERINGS, ids=lambda numbering: numbering.name)
-@pytest.mark.parametrize("release", RELEASES)
 def test_another_numbering_under_any_name_is_read_right_or_refused(
-    release: str, numbering: LabelConvention
+    numbering: LabelConvention,
 ) -> None:
     images, truth = phantom(CLEAR)
     label_map = renumbered(truth, numbering)
     labels = shown_by(images, label_map)
-    convention = resolve(release=release, shape=None, values=labels.values).convention
 
-    found = outcome(label_map, truth, labels, convention)
+    oedema, _, enhancing = numbering.painted
+    assert (labels.outermost, labels.enhancing) == (oedema, enhancing)
+    for release in RELEASES:
+        convention = resolve(release=release, shape=None, values=labels.values).convention
+        result = outcome(label_map, truth, labels, convention)
+        assert result == "right" if convention == numbering else result != "wrong"
 
-    assert found != "wrong"
-    if convention == numbering:
-        assert found == "right"
 
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(0, 8, 2))
 def test_phantoms_are_no_false_alarm(seed: int) -> None:
-    images, truth = phantom(seed, with_et=seed % 4 != 3)
+    images, truth = phantom(seed, with_et=seed != 6)
 
     judgement = placed(images, truth)
 
@@ -136,15 +126,12 @@ def test_the_numbering_that_fits_is_named() -> None:
     (named,) = judge_group([labels], BRATS2023, is_named=True)
     (advised,) = judge_group([labels], BRATS2023, next_step="Renumber it.")
 
-    contradiction = "label 1 surrounds the others, but oedema is 2"
-    assert str(judgement.refusal) == (
-        f"case a, file seg.nii: found labels that brats2023 does not explain ({contradiction}); "
-        "expected the numbering of that convention; msd fits. Name the right one with --labels, "
-        "such as --labels msd."
-    )
+    assert isinstance(judgement.refusal, LabelError)
+    assert "label 1 surrounds the others, but oedema is 2" in str(judgement.refusal)
+    assert "msd fits. Name the right one with --labels" in str(judgement.refusal)
     assert str(advised.refusal).endswith("Renumber it.")
-    words = f"the labels do not look like brats2023: {contradiction}; msd fits"
-    assert (named.refusal, named.warnings) == (None, (words,))
+    assert named.refusal is None
+    assert named.warnings[0].endswith("oedema is 2; msd fits")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_the_best_of_several_series_is_taken() -> None:
     equal = sort_series([series("AX T2", number, **T2) for number in (3, 9, 5)])
 
     assert [one.modality for one in found] == ["", "t2w", "", ""]
-    assert found[0].reason.startswith("t2w too, but series 1 has thinner slices")
+    assert found[0].reason.startswith("t2w, but series 1 has thinner slices")
     assert found[2].reason == "t2w, but gap"
     # of equal ones the later
     assert [one.number for one in equal if one.modality] == [9]

@@ -1,4 +1,4 @@
-"""Warnings about label maps that nobody should believe."""
+"""Test the warnings about predicted label maps that cannot be right."""
 
 import json
 import re

@@ -136,7 +136,7 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("brats_seg.quality.judges.notes_of_training", exhausted)
+    monkeypatch.setattr("brats_seg.quality.profile.notes_of_training", exhausted)
 
     outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
 

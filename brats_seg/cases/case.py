@@ -119,6 +119,11 @@ class Case:
         release, patient_id = parse_case_id(case_id)
         return cls(case_id=case_id, patient_id=patient_id, release=release, files=files)
 
+    def with_problem(self, found: str, expected: str, next_step: str, file: str = "") -> Self:
+        """Return the case with one more reason why it cannot be used."""
+        error = CaseError(self.case_id, file or self.location, found, expected, next_step)
+        return replace(self, problems=tuple(dict.fromkeys((*self.problems, str(error)))))
+
     @property
     def modalities(self) -> tuple[str, ...]:
         """Modalities that have a file, in the order of `MODALITIES`."""
@@ -369,7 +374,7 @@ def judge_labels(
     labels: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool
 ) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
     """Yield for each label map of a group what is wrong with it in a convention, and warnings."""
-    group, judge = list(labels), judges()
+    group, judge = list(labels), judges("label_map")
     judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
     if judge is not None:
         judgements = judge.judge_group(group, convention, is_named=is_named)
@@ -387,7 +392,7 @@ def _judged(case: Case, volumes: Mapping[str, Volume], problems: Sequence[CaseEr
     images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
     label = volumes.get(LABEL)
     problems = [*problems, *_wrong_with(case.case_id, tuple(images.values()), label)]
-    judgement, judge = NO_JUDGEMENT, judges()
+    judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, tuple(images.values()), label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []

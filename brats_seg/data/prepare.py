@@ -367,7 +367,7 @@ def _write_files(
     for name, array in arrays.items():
         write_array(folder / name, array)
     names = [*arrays]
-    if quality := judges():
+    if quality := judges("profile"):
         names.append(MEASURES_NAME)
         with whole_file(folder / MEASURES_NAME) as beside:
             beside.write_text(quality.measures_of(brain.image, spacing_mm))

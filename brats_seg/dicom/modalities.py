@@ -90,12 +90,16 @@ def sort_series(
         one.modality: max((other for other in judged if other.modality == one.modality), key=rank)
         for one in judged
     }
-    return tuple(
-        one
-        if not one.modality or one is best[one.modality]
-        else replace(one, modality="", reason=_why_second(one, best[one.modality]))
-        for one in judged
-    )
+    found = []
+    for one in judged:
+        better = best[one.modality]
+        if one.modality and one is not better:
+            why = (
+                one.problem or f"series {better.number} has thinner slices, is later, or was chosen"
+            )
+            one = replace(one, modality="", reason=f"{one.modality}, but {why}")
+        found.append(one)
+    return tuple(found)
 
 
 def missing_words(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
@@ -127,13 +131,6 @@ def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool, bool, boo
     is_chosen = wanted is not None and _fits(series, wanted)
     is_original = "DERIVED" not in series.image_type
     return is_chosen, not series.problem, is_original, -max(series.spacing_mm), series.number
-
-
-def _why_second(series: Series, best: Series) -> str:
-    if series.problem:
-        return f"{series.modality}, but {series.problem}"
-    why = f"series {best.number} has thinner slices, is later, or was chosen"
-    return f"{series.modality} too, but {why}"
 
 
 def _judged(series: Series, overrides: Mapping[str, str]) -> Series:

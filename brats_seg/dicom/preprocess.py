@@ -118,7 +118,7 @@ def _have_one_grid(volumes: Sequence[Volume]) -> bool:
 
 def _has_skull(volumes: Sequence[Volume]) -> bool:
     """Return whether the skull does not seem to be stripped; unknown without the checks of scans."""
-    judges = wings.judges()
+    judges = wings.judges("scan")
     if judges is None:
         return False
     groups = [volumes] if _have_one_grid(volumes) else [[volume] for volume in volumes]

@@ -78,11 +78,6 @@ def write_segmentation(
     `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
     files = source.series[REFERENCE].files
-    if missing := [file for file in files if not file.is_file()]:
-        return (
-            f"no DICOM segmentation was written: {len(missing)} of the {len(files)} files of its "
-            f"series are gone, such as {missing[0]}"
-        )
     try:
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):
@@ -91,10 +86,8 @@ def write_segmentation(
             segmentation = _segmentation(images, on_images, convention)
     except HEADER_ERRORS as error:
         # its message may quote what identifies the patient
-        return (
-            f"no DICOM segmentation was written: the headers of its series, such as {files[0]}, are "
-            f"not as the standard says ({type(error).__name__})"
-        )
+        why = f"are gone or not as the standard says ({type(error).__name__})"
+        return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"
     with whole_file(path) as temporary:
         segmentation.save_as(temporary)
     return ""

@@ -342,7 +342,7 @@ def _judge_reference(
 
     `labelled` is the box around its labels.
     """
-    quality, judgement = judges(), NO_JUDGEMENT
+    quality, judgement = judges("label_map"), NO_JUDGEMENT
     scans = _readable_scans(pair.case) if quality else ()
     turned = oriented(label)
     is_on_scan = bool(scans) and have_one_grid(scans[0].geometry, turned.geometry)
@@ -438,7 +438,7 @@ def _refusals(
 
     An outline without scans does not suffice; it counts if most references agree.
     """
-    quality, refusals = judges(), dict[str, CaseError | None]()
+    quality, refusals = judges("label_map"), dict[str, CaseError | None]()
     if quality is None:
         return {}
     advice = "Renumber the references, or name folders and files as their release does."

@@ -106,7 +106,7 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = load_model(paths, device, settings)
-        if (checks := judges()) is not None and not checks.has_profile(model.notes):
+        if (checks := judges("profile")) and checks.profile_in(model.notes) is None:
             log.warning(
                 "the model has no profile of its training scans, as those of other programs or of few "
                 "brains: new scans are not compared with them"
@@ -220,7 +220,7 @@ class Predictor:
         Raises:
             CaseError: The scan cannot be used.
         """
-        scan, checks = self.model.method.prepare(loaded), judges()
+        scan, checks = self.model.method.prepare(loaded), judges("profile")
         if checks is None:
             return scan
         spacing_mm = self.model.identity.spacing_mm
@@ -252,7 +252,7 @@ def predict_scan(model: Model, scan: Scan) -> Prediction:
     labels = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
     volumes = measure(labels, convention, scan.voxel_mm3)
     expected_loss = model.expected_loss(scan.modalities)
-    judged, checks = NO_JUDGEMENT, judges()
+    judged, checks = NO_JUDGEMENT, judges("result")
     if checks is not None:
         judged = checks.judge_result(
             scan, probabilities, labels, convention, volumes=volumes, notes=model.notes

@@ -38,12 +38,12 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
     """Write the files of a bundle into the folder of an exported model, which has its card."""
     members = assemble(exported.networks, choose_device("cpu", "fp32")).members
     networks = [network for one in members if (network := _as_dynunet(one.network)) is not None]
-    windows = [_window(member) for member in members]
-    is_monai = len(networks) == len(members) and all(one == windows[0] for one in windows)
+    values = [_values(exported, member) for member in members]
+    is_monai = len(networks) == len(members) and all(one == values[0] for one in values)
     template = yaml.safe_load(files("brats_seg.interop").joinpath("bundle.yaml").read_text())
     config = template["common"] | template["by_name"]
     if is_monai:
-        config = template["common"] | windows[0] | _decoding(exported) | template["monai"]
+        config = template["common"] | values[0] | template["monai"]
         _add_networks(config, networks)
     write_json(folder / "configs" / "inference.json", config)
     metadata = template["metadata"] | _facts(exported, is_monai=is_monai)
@@ -106,20 +106,14 @@ def _arguments(
     }
 
 
-def _window(member: Member) -> dict[str, Any]:
-    """Return how the windows of a network are placed, by the names in the expressions."""
+def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
+    """Return how windows are placed and label maps made, by the names in the expressions."""
+    first = exported.networks[0]
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,
         "patch": member.patch,
         "multiple": member.multiple,
-    }
-
-
-def _decoding(exported: ExportedModel) -> dict[str, Any]:
-    """Return how probabilities become a label map, by the names in the expressions."""
-    first = exported.networks[0]
-    return {
         "spacing_mm": first.identity.spacing_mm,
         **first.fitted.decoding.model_dump(),
         "label_values": _convention(exported).painted,

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel
+from pydantic import AliasPath, BaseModel, Field
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
 from torch import Tensor
@@ -81,6 +81,15 @@ class _Configuration(BaseModel):
     architecture: Architecture
 
 
+class _Checkpoint(BaseModel):
+    """Entries of a checkpoint that prediction depends on."""
+
+    network_weights: dict[str, Any]
+    configuration: str = Field(validation_alias=AliasPath("init_args", "configuration"))
+    """Name in the plans, such as `3d_fullres`."""
+    inference_allowed_mirroring_axes: tuple[Literal[0, 1, 2], ...] | None = None
+
+
 class _Plans(BaseModel):
     transpose_forward: Triple
     image_reader_writer: str
@@ -133,9 +142,11 @@ def read_nnunet(path: Path) -> Member:
     channels = channels_of(names, dataset_path)
     heads = _heads_of(dataset, dataset_path)
     files = _checkpoints(path, root)
-    folds = [_read_fold(file) for file in files]
+    folds = [_read(file, _Checkpoint) for file in files]
     configuration = _configuration(plans, folds[0].configuration, plans_path)
     architecture = configuration.architecture
+    pairs = zip(folds, files, strict=True)
+    networks = [_network(architecture, len(heads.values), *pair) for pair in pairs]
     grid = _Grid(
         channels=tuple(map(MODALITIES.index, channels)),
         is_masked=configuration.use_mask_for_norm,
@@ -146,8 +157,8 @@ def read_nnunet(path: Path) -> Member:
     )
     fingerprint = hash_of_files([dataset_path, plans_path, *files])
     return Member(
-        network=MeanNetwork([_network(architecture, len(heads.values), fold) for fold in folds]),
-        name=architecture.name,
+        network=MeanNetwork(networks),
+        name=architecture.network_class_name.rpartition(".")[2],
         identity=ModelIdentity(
             conventions=heads.conventions,
             patch=configuration.patch_size,
@@ -162,7 +173,7 @@ def read_nnunet(path: Path) -> Member:
             prepare=grid.prepare,
             to_network=grid.to_network,
             rule=RULE,
-            mirror_axes=folds[0].mirror_axes,
+            mirror_axes=folds[0].inference_allowed_mirroring_axes or (),
             mean_of="logits",
         ),
         window=Window(size=configuration.patch_size, overlap=_OVERLAP),
@@ -182,7 +193,9 @@ def _root_of(path: Path) -> Path | None:
 
 def _read(path: Path, kind: type[Values]) -> Values:
     with usable(path):
-        return kind.model_validate(read_description(path))
+        is_text = path.suffix == ".json"
+        content = read_description(path) if is_text else read_plain(path, COPY_AGAIN)
+        return kind.model_validate(content)
 
 
 def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
@@ -233,28 +246,6 @@ def _checkpoints(path: Path, root: Path) -> list[Path]:
     raise UsageError(msg)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Fold:
-    """Content of a checkpoint that prediction depends on."""
-
-    path: Path
-    weights: dict[str, Tensor]
-    configuration: str
-    """Name in the plans, such as `3d_fullres`."""
-    mirror_axes: tuple[int, ...]
-
-
-def _read_fold(path: Path) -> _Fold:
-    content = read_plain(path, COPY_AGAIN)
-    with usable(path):
-        return _Fold(
-            path=path,
-            weights=checked_weights(content["network_weights"]),
-            configuration=str(content["init_args"]["configuration"]),
-            mirror_axes=tuple(content.get("inference_allowed_mirroring_axes") or ()),
-        )
-
-
 def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
     """Return a configuration of the plans, completed by the one that it inherits from."""
     content: dict[str, Any] = {}
@@ -267,18 +258,17 @@ def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
         return _Configuration.model_validate(content)
 
 
-def _network(architecture: Architecture, n_out: int, fold: _Fold) -> NnunetNetwork:
+def _network(
+    architecture: Architecture, n_out: int, fold: _Checkpoint, path: Path
+) -> NnunetNetwork:
     """Build the network of a fold with its weights."""
-    # of weights that nnU-Net stores under two names, one is enough
-    weights = {
-        name: value
-        for name, value in fold.weights.items()
-        if ".all_modules." not in name and not name.startswith("decoder.encoder.")
-    }
     # the weights are those of the file: no memory is needed for others, of any size
-    with usable(fold.path, _UNUSABLE), torch.device("meta"):
+    with usable(path, _UNUSABLE), torch.device("meta"):
+        weights = checked_weights(fold.network_weights)
         network = NnunetNetwork(architecture, len(MODALITIES), n_out)
-    load_weights(network, weights, fold.path)
+    # of weights that nnU-Net stores under two names, one is enough
+    copies = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")
+    load_weights(network, {n: w for n, w in weights.items() if not copies.match(n)}, path)
     return network
 
 

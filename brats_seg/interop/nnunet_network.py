@@ -57,11 +57,6 @@ class Architecture(BaseModel):
     arch_kwargs: Stages
 
     @property
-    def name(self) -> str:
-        """Name of the class."""
-        return self.network_class_name.rpartition(".")[2]
-
-    @property
     def multiple(self) -> Triple:
         """Numbers that the size of an input is a multiple of."""
         x, y, z = torch.tensor(self.arch_kwargs.strides).prod(dim=0).tolist()
@@ -73,7 +68,7 @@ class NnunetNetwork(nn.Module):
 
     def __init__(self, architecture: Architecture, n_in: int, n_out: int) -> None:
         super().__init__()
-        is_residual = architecture.name == "ResidualEncoderUNet"
+        is_residual = architecture.network_class_name.endswith("ResidualEncoderUNet")
         self.encoder = _encoder(architecture.arch_kwargs, n_in, is_residual=is_residual)
         self.decoder = _decoder(architecture.arch_kwargs, n_out)
 

@@ -89,11 +89,9 @@ def _compare(member: Member, path: Path, onnxruntime: ModuleType) -> None:
             logits.shape != expected.shape
             or np.abs(logits - expected).max() > ONNX_TOLERANCE * size
         ):
-            msg = (
-                f"{path.name}: onnxruntime {onnxruntime.__version__} does not give the logits of "
-                f"torch for an image of {tuple(image.shape)}; expected them within "
-                f"{ONNX_TOLERANCE:g}. {_OTHERWISE}"
-            )
+            found = f"onnxruntime {onnxruntime.__version__} does not give the logits of torch"
+            expected = f"expected them within {ONNX_TOLERANCE:g} for {tuple(image.shape)}"
+            msg = f"{path.name}: {found}; {expected}. {_OTHERWISE}"
             raise UsageError(msg)
 
 

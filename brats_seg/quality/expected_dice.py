@@ -25,10 +25,6 @@ LEAST_DICE = 0.7
 """Dice from which nothing is low."""
 FEWEST_CASES = round(COVERAGE / (1 - COVERAGE))
 """Smallest number of cases, 9, of which the largest error bounds that share of new errors."""
-PREDICTED_COLUMNS = tuple(
-    f"{region}_predicted_dice{end}" for region in REGIONS for end in ("", "_low", "_high")
-)
-"""Columns of the table of volumes."""
 _NOTE = "predicted_dice"
 """Entry of the notes of a model."""
 
@@ -96,13 +92,13 @@ def fit_predicted_dice(
         probabilities: Result of `mean_probabilities` for each case.
         counts: Voxels of each case.
     """
-    means = np.array(probabilities)
+    lines = []
     scores = np.array([dice(one) for one in counts])
-    return tuple(
-        _fit(region, x[np.isfinite(x)], y[np.isfinite(x)])
-        for region, x, y in zip(REGIONS, means.T, scores.T, strict=True)
-        if np.isfinite(x).sum() >= FEWEST_CASES
-    )
+    for region, x, y in zip(REGIONS, np.transpose(probabilities), scores.T, strict=True):
+        has_region = np.isfinite(x)
+        if np.count_nonzero(has_region) >= FEWEST_CASES:
+            lines.append(_fit(region, x[has_region], y[has_region]))
+    return tuple(lines)
 
 
 def predicted_dice(lines: Sequence[DiceLine], probabilities: Values) -> tuple[PredictedDice, ...]:
@@ -132,19 +128,17 @@ def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    found = [note.get(_NOTE, ()) for note in notes]
-    agree = bool(found) and all(lines == found[0] for lines in found)
-    return _LINES.validate_python(found[0]) if agree else ()
+    first, *others = [note.get(_NOTE, ()) for note in notes] or [()]
+    return _LINES.validate_python(first) if all(lines == first for lines in others) else ()
 
 
 def _fit(region: str, x: Values, y: Values) -> DiceLine:
-    intercept, slope = _line(x, y)
     predicted = np.empty(len(x))
-    for left_out in range(len(x)):
-        others = np.arange(len(x)) != left_out
-        intercept_without, slope_without = _line(x[others], y[others])
-        predicted[left_out] = np.clip(intercept_without + slope_without * x[left_out], 0, 1)
+    for index in range(len(x)):
+        intercept, slope = _line(np.delete(x, index), np.delete(y, index))
+        predicted[index] = np.clip(intercept + slope * x[index], 0, 1)
     errors = abs(predicted - y)
+    intercept, slope = _line(x, y)
     # of n errors and that of a new case, each rank is equally likely for the new one
     rank = ceil(COVERAGE * (len(x) + 1)) - 1
     return DiceLine(

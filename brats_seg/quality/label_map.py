@@ -8,18 +8,25 @@ and 2021.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
+from scipy.stats import mannwhitneyu
 
-from brats_seg.cases.nifti import Volume
-from brats_seg.errors import LabelError
-from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
-from brats_seg.quality.scan import BrainSample, sample_brain
+from brats_seg.cases.nifti import Volume, oriented
+from brats_seg.errors import CaseError, LabelError
+from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap, convention_named
+from brats_seg.quality.scan import (
+    MIXED_UP,
+    BrainSample,
+    check_modalities,
+    sample_brain,
+    scan_remarks,
+)
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
@@ -59,6 +66,37 @@ _T1N, _T1C, _T2W, _T2F, _UPTAKE = range(5)
 _MIRRORED = ("left to right", "front to back", "upside down")
 
 
+def judge_scan(
+    case_id: str,
+    volumes: Sequence[Volume],
+    label: Volume | None,
+    modalities: Sequence[str] = MODALITIES,
+) -> Judgement:
+    """Return whether the modalities are what they are called, and the label map is of the scan.
+
+    Args:
+        case_id: Id of the case.
+        volumes: Volumes on one grid, finite and not constant, as stored.
+        label: The label map, as stored; None without one.
+        modalities: Modality of each volume.
+    """
+    images = [oriented(volume) for volume in volumes]
+    oriented_label = label and oriented(label)
+    sample = sample_brain(images, oriented_label)
+    if sample is None:
+        return NO_JUDGEMENT
+    try:
+        check_modalities(case_id, images, sample, modalities)
+    except CaseError as error:
+        return Judgement(refusal=error)
+    remarks = tuple(scan_remarks(volumes[0].geometry, sample))
+    # a tumour does not look like itself in other modalities than their names say
+    if oriented_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
+        return Judgement(warnings=remarks)
+    judgement = judge_sample(case_id, images, oriented_label, sample)
+    return replace(judgement, warnings=(*remarks, *judgement.warnings))
+
+
 def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judgement:
     """Return whether a label map lies on a tumour of its scan, and which tissues its values show.
 
@@ -75,31 +113,30 @@ def judge_sample(
     case_id: str, volumes: Sequence[Volume], label: Volume, sample: BrainSample
 ) -> Judgement:
     """Return the judgement of `judge_labels`, given a sample of the scan and its label map."""
-    if sample.labels is None or not sample.is_brain:
+    if not sample.is_brain:
         return NO_JUDGEMENT
-    refused = remark = advice = ""
-    inside = int(np.count_nonzero(sample.labels[sample.brain]))
-    if sample.n_labelled - inside > LARGEST_SHARE_OUTSIDE * sample.n_labelled:
-        share = 1 - inside / sample.n_labelled
-        refused = f"{share:.0%} of the labelled voxels outside the brain"
-    elif inside * sample.voxel_ml > LARGEST_SHARE_OF_BRAIN * sample.brain_ml:
-        refused = f"labels on {inside * sample.voxel_ml / sample.brain_ml:.0%} of the brain"
+    problem = advice = ""
+    warnings: tuple[str, ...] = ()
+    labelled_ml = sample.n_inside * sample.voxel_ml
+    if not _is_inside(sample):
+        problem = f"{1 - sample.n_inside / sample.n_labelled:.0%} of the labelled voxels outside the brain"
+    elif labelled_ml > LARGEST_SHARE_OF_BRAIN * sample.brain_ml:
+        problem = f"labels on {labelled_ml / sample.brain_ml:.0%} of the brain"
     elif (contrast := edge_contrast(sample)) < CLEAR_CONTRAST:
         advice = _better_placement(volumes, label)
-        words = f"(contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more)"
+        evidence = f"(contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more)"
         if advice or contrast < LEAST_CONTRAST:
-            refused = f"labels whose edge is no edge in t2f, t2w or t1c {words}"
+            problem = f"labels whose edge is no edge in t2f, t2w or t1c {evidence}"
         else:
-            remark = (
-                f"the edge of the labels is hardly an edge in t2f, t2w or t1c {words}: view both, "
-                "the label map may be of another scan"
+            warnings = (
+                f"the edge of the labels is hardly an edge in t2f, t2w or t1c {evidence}: view both, "
+                "the label map may be of another scan",
             )
-    if refused:
+    if problem:
         next_step = f"{advice}View both, and put the right label map there."
         expected = "labels on the tumour of this scan"
-        return Judgement(refusal=LabelError(case_id, label.file, refused, expected, next_step))
+        return Judgement(refusal=LabelError(case_id, label.file, problem, expected, next_step))
     outermost, enhancing = shown_tissues(sample)
-    warnings = (remark,) if remark else ()
     return Judgement(warnings=warnings, outermost=outermost, enhancing=enhancing)
 
 
@@ -146,19 +183,16 @@ def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float
 
 def shown_tissues(sample: BrainSample) -> tuple[int | None, int | None]:
     """Return the values that are clearly oedema and enhancing tumour; None where it is not clear."""
-    if sample.labels is None or not sample.is_brain:
-        return None, None
-    outside = np.where(sample.brain, np.minimum(sample.labels, _NO_BRAIN - 1), _NO_BRAIN)
-    labels = np.where(sample.brain, outside, 0)
-    counts = np.bincount(labels.ravel(), minlength=_MOST_LABELS)
+    outlined = np.where(sample.brain, np.minimum(sample.labels, _NO_BRAIN - 1), _NO_BRAIN)
+    counts = np.bincount(outlined.ravel(), minlength=_MOST_LABELS)
     values = [value for value in range(1, _NO_BRAIN) if counts[value] >= FEWEST_VOXELS]
     shown = np.stack([*sample.images, sample.images[_T1C] - sample.images[_T1N]])
-    medians = {value: np.median(shown[:, labels == value], axis=1) for value in values}
-    outermost = _outermost(outside, values)
+    medians = {value: np.median(shown[:, outlined == value], axis=1) for value in values}
+    outermost = _outermost(outlined, values)
     if outermost is not None:
-        others = (medians[value][_T2W] for value in values if value != outermost)
+        brightest = max(medians[value][_T2W] for value in values if value != outermost)
         # necrosis is brighter than oedema on T2; the margin is that of noise
-        if max(others) < medians[outermost][_T2W] - 0.3:
+        if brightest < medians[outermost][_T2W] - 0.3:
             outermost = None
     return outermost, _enhancing(medians)
 
@@ -169,18 +203,17 @@ def edge_contrast(sample: BrainSample) -> float:
     It is the probability that a voxel just inside is brighter than one just outside, in the best of
     FLAIR, T2 and t1c; 1 if the region is too small to be judged.
     """
-    labelled = np.zeros_like(sample.brain) if sample.labels is None else sample.labels > 0
-    box = bounding_box(labelled)
+    box = bounding_box(sample.labels > 0)
     if box is None:
         return 1.0
     n_layers = max(1, round(_RIM_MM / max(sample.spacing_mm)))
-    around = box.grown(n_layers + 1).within(sample.brain.shape)
-    labelled, brain = labelled[around.slices], sample.brain[around.slices]
+    around = box.grown(n_layers + 1).within(sample.brain.shape).slices
+    labelled, brain = sample.labels[around] > 0, sample.brain[around]
     inner = brain & labelled & ~binary_erosion(labelled, iterations=n_layers)
     outer = brain & ~labelled & binary_dilation(labelled, iterations=n_layers)
     if min(np.count_nonzero(inner), np.count_nonzero(outer)) < _FEWEST_RIM_VOXELS:
         return 1.0
-    images = (sample.images[modality][around.slices] for modality in (_T2F, _T2W, _T1C))
+    images = (sample.images[modality][around] for modality in (_T2F, _T2W, _T1C))
     return max(_brighter(image[inner], image[outer]) for image in images)
 
 
@@ -228,13 +261,13 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
     return rival if n_against > n_for else ""
 
 
-def _has_other_regions(rival: str, convention: LabelConvention, values: Collection[int]) -> bool:
+def _has_other_regions(rival: str, convention: LabelConvention, values: Set[int]) -> bool:
     """Return whether label values have other regions in the rival, the result of `_rival`."""
     if not rival:
         return False
     other = convention_named(rival)
-    return set(values) <= other.values and any(
-        set(one) & set(values) != set(two) & set(values)
+    return values <= other.values and any(
+        values & set(one) != values & set(two)
         for one, two in zip(convention.regions, other.regions, strict=True)
     )
 
@@ -273,18 +306,18 @@ def _outermost(labels: LabelMap, values: Sequence[int]) -> int | None:
         return None
     borders = _borders(labels)
     shares = {value: borders[value, 0] / max(1, borders[value].sum()) for value in values}
-    outermost = max(shares, key=shares.__getitem__)
-    others = max(share for value, share in shares.items() if value != outermost)
-    return outermost if shares[outermost] >= OUTER_SHARE and others <= INNER_SHARE else None
+    second, first = sorted(values, key=lambda value: shares[value])[-2:]
+    return first if shares[first] >= OUTER_SHARE and shares[second] <= INNER_SHARE else None
 
 
 def _enhancing(medians: dict[int, npt.NDArray[np.float32]]) -> int | None:
-    uptake = {value: float(of[_UPTAKE]) for value, of in medians.items()}
+    """Return the one of the values that takes up contrast agent, by the medians of the images."""
+    uptake = {value: float(of_images[_UPTAKE]) for value, of_images in medians.items()}
     if not uptake:
         return None
-    best = max(uptake, key=uptake.__getitem__)
-    others = max((of for value, of in uptake.items() if value != best), default=0.0)
-    is_clear = uptake[best] - others >= LEAST_ENHANCEMENT
+    *others, best = sorted(uptake, key=lambda value: uptake[value])
+    second = uptake[others[-1]] if others else 0.0
+    is_clear = uptake[best] - second >= LEAST_ENHANCEMENT
     return best if is_clear and medians[best][_T1C] >= LEAST_BRIGHTNESS else None
 
 
@@ -303,21 +336,21 @@ def _borders(labels: LabelMap) -> npt.NDArray[np.int64]:
     return faces
 
 
+def _is_inside(sample: BrainSample) -> bool:
+    return sample.n_labelled - sample.n_inside <= LARGEST_SHARE_OUTSIDE * sample.n_labelled
+
+
 def _better_placement(volumes: Sequence[Volume], label: Volume) -> str:
     """Return a sentence that says how the label map would have to be mirrored to fit, if it would."""
     for axis, direction in enumerate(_MIRRORED):
         sample = sample_brain(volumes, replace(label, array=np.flip(label.array, axis)))
-        if sample is not None and sample.labels is not None:
-            inside = int(np.count_nonzero(sample.labels[sample.brain]))
-            is_inside = inside > (1 - LARGEST_SHARE_OUTSIDE) * sample.n_labelled
-            if is_inside and CLEAR_CONTRAST < edge_contrast(sample) < 1:
-                return f"It would fit if it were mirrored {direction}. "
+        if sample and _is_inside(sample) and CLEAR_CONTRAST < edge_contrast(sample) < 1:
+            return f"It would fit if it were mirrored {direction}. "
     return ""
 
 
 def _brighter(inner: npt.NDArray[np.float32], outer: npt.NDArray[np.float32]) -> float:
     """Return the probability that a value of `inner` is larger than one of `outer`."""
-    inner = inner[:: max(1, inner.size // _N_COMPARED)]
-    outer = np.sort(outer[:: max(1, outer.size // _N_COMPARED)])
-    below = np.searchsorted(outer, inner, "left") + np.searchsorted(outer, inner, "right")
-    return float(below.mean() / (2 * outer.size))
+    inner, outer = (values[:: max(1, values.size // _N_COMPARED)] for values in (inner, outer))
+    u = mannwhitneyu(inner, outer, method="asymptotic").statistic
+    return float(u / (inner.size * outer.size))

@@ -9,17 +9,17 @@ position nor changes of the intensities that keep their order alter many of the 
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import permutations, product
 from math import prod
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import bounding_box
 
 Array = npt.NDArray[Any]
 Field = npt.NDArray[np.float32]
@@ -66,13 +66,19 @@ def fingerprint_of(volume: Volume) -> str:
     """
     # the largest floating-point numbers cannot be subtracted from each other
     with np.errstate(over="ignore", invalid="ignore"):
-        brain = _Brain.of(oriented(volume).array)
+        brain = _brain(oriented(volume).array)
     if brain is None:
         return ""
-    near, fill = brain.averages(_POINT)
-    around, _ = brain.averages(_SURROUNDINGS)
+    values, inside = brain
+    counts = [inside.sum(axis=axes, dtype=np.float64) for axes in ((1, 2), (0, 2), (0, 1))]
+    means = []
+    for width in (_SURROUNDINGS, _POINT):
+        windows = [_windows(along, width) for along in counts]
+        fill = _averaged(inside, windows)
+        means.append(_averaged(values, windows) / fill.clip(min=_LEAST_FILL))
+    # that of the points
     compared = fill >= _LEAST_FILL
-    detail = near - around
+    detail = means[1] - means[0]
     if not detail[compared].any():
         return ""
     bits = compared & (detail > np.median(detail[compared]))
@@ -87,59 +93,57 @@ def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:
     """
     compared = [index for index, case in enumerate(cases) if case.facts.fingerprint]
     pairs = _pairs(_signs([cases[index].facts.fingerprint for index in compared]))
-    found = sorted((compared[one], compared[other]) for one, other in pairs)
-    return tuple((a, b) for a, b in found if cases[a].patient_id != cases[b].patient_id)
+    copies = sorted((compared[one], compared[other]) for one, other in pairs)
+    return tuple((a, b) for a, b in copies if cases[a].patient_id != cases[b].patient_id)
 
 
 def with_near_copies(cases: Sequence[Case]) -> tuple[Case, ...]:
     """Return the cases with the ids of their near copies, and a remark if there are any."""
+    marked = list(cases)
     copies: defaultdict[int, list[str]] = defaultdict(list)
     for one, other in near_copies(cases):
         copies[one].append(cases[other].case_id)
         copies[other].append(cases[one].case_id)
-    return tuple(
-        _with_copies(case, sorted(copies[index])) if index in copies else case
-        for index, case in enumerate(cases)
+    for index, case_ids in copies.items():
+        remark = (
+            f"nearly the same scan as {', '.join(sorted(case_ids))}, under the id of another patient: "
+            "they are kept in one fold; remove the copies"
+        )
+        facts = replace(cases[index].facts, near_copies=tuple(sorted(case_ids)))
+        remarks = (*cases[index].remarks, remark)
+        marked[index] = replace(cases[index], facts=facts, remarks=remarks)
+    return tuple(marked)
+
+
+def _brain(array: Array) -> tuple[Field, Field] | None:
+    """Find the brain in a scan (X, Y, Z), averaged to blocks; None if it is small or has no contrast.
+
+    Returns:
+        Ranks of the intensities in a box (x, y, z) around the brain, from 0 to 1, and 0 outside the
+        brain; and where the brain is, 1 or 0.
+    """
+    background, noise = _background(array)
+    steps = _steps(array)
+    some = array[tuple(slice(None, None, step) for step in steps)].astype(np.float64)
+    contrast = np.abs(some - background)
+    if not (contrast > noise).any():
+        return None
+    least = max(noise, _LEAST_CONTRAST * float(np.median(contrast[contrast > noise])))
+    bright = contrast > least
+    box = bounding_box(bright)
+    levels = np.quantile(some[bright], _LEVELS) if box else np.zeros(2)
+    if box is None or not 0 < levels[-1] - levels[0] < np.inf:
+        return None
+    around = (
+        slice(max(0, step * (first - 1)), step * last + 1)
+        for first, last, step in zip(box.start, box.stop, steps, strict=True)
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Brain:
-    """The box (x, y, z) around a brain."""
-
-    values: Field
-    """Ranks of the intensities from 0 to 1, 0 outside the brain."""
-    inside: Field
-    """1 in the brain, 0 outside."""
-
-    @classmethod
-    def of(cls, array: Array) -> Self | None:
-        """Find the brain in a scan (X, Y, Z); None if it is too small or has no contrast."""
-        background, noise = _background(array)
-        some = array[_every(array)].astype(np.float64)
-        contrast = np.abs(some - background)
-        if not (contrast > noise).any():
-            return None
-        least = max(noise, _LEAST_CONTRAST * float(np.median(contrast[contrast > noise])))
-        found = contrast > least
-        levels = np.quantile(some[found], _LEVELS) if found.any() else np.zeros(2)
-        if not 0 < levels[-1] - levels[0] < np.inf:
-            return None
-        blocks = _block_means(_around(array, found))
-        if min(blocks.shape) < _LEAST_VOXELS:
-            return None
-        inside = np.abs(blocks - background) > least
-        values = np.interp(blocks, levels, _LEVELS) * inside
-        return cls(values=values.astype(np.float32), inside=inside.astype(np.float32))
-
-    def averages(self, width: float) -> tuple[Field, Field]:
-        """Return the mean rank around each point, and how much of its window is brain."""
-        windows = []
-        for axes in ((1, 2), (0, 2), (0, 1)):
-            counts = self.inside.sum(axis=axes, dtype=np.float64)
-            windows.append(_windows(counts, width))
-        fill = _averaged(self.inside, windows)
-        return _averaged(self.values, windows) / fill.clip(min=_LEAST_FILL), fill
+    blocks = _block_means(array[tuple(around)])
+    if min(blocks.shape) < _LEAST_VOXELS:
+        return None
+    inside = np.abs(blocks - background) > least
+    values = np.interp(blocks, levels, _LEVELS) * inside
+    return values.astype(np.float32), inside.astype(np.float32)
 
 
 def _background(array: Array) -> tuple[float, float]:
@@ -151,28 +155,14 @@ def _background(array: Array) -> tuple[float, float]:
     return background, 2 * float(np.quantile(np.abs(values - background), 0.9))
 
 
-def _every(array: Array) -> tuple[slice, ...]:
-    """Return the slices of at least `_FINENESS` voxels along each axis, where there are so many."""
-    return tuple(slice(None, None, max(1, n // _FINENESS)) for n in array.shape)
-
-
-def _around(array: Array, found: Mask) -> Array:
-    """Return the box of an array around the voxels that were found in a sample of it."""
-    box = bounding_box(found)
-    if box is None:
-        return array
-    steps = [every.step for every in _every(array)]
-    return array[
-        tuple(
-            slice(max(0, step * (first - 1)), step * last + 1)
-            for first, last, step in zip(box.start, box.stop, steps, strict=True)
-        )
-    ]
+def _steps(array: Array) -> tuple[int, ...]:
+    """Return the size of blocks, at least `_FINENESS` along each axis where there are so many voxels."""
+    return tuple(max(1, n // _FINENESS) for n in array.shape)
 
 
 def _block_means(array: Array) -> Array:
-    """Return the means of blocks of voxels, at least `_FINENESS` along each axis if possible."""
-    steps = [every.step for every in _every(array)]
+    """Return the means of blocks of voxels; those that fill no block at the end are left out."""
+    steps = _steps(array)
     whole = array[tuple(slice(n - n % step) for n, step in zip(array.shape, steps, strict=True))]
     total = np.zeros([n // step for n, step in zip(whole.shape, steps, strict=True)], np.float64)
     for offsets in product(*map(range, steps)):
@@ -229,12 +219,3 @@ def _turns() -> Iterator[npt.NDArray[np.intp]]:
     for axes in permutations(range(3)):
         for x, y, z in product((1, -1), repeat=3):
             yield places.transpose(axes)[::x, ::y, ::z][_IN_BALL]
-
-
-def _with_copies(case: Case, copies: Sequence[str]) -> Case:
-    remark = (
-        f"nearly the same scan as {', '.join(copies)}, under the id of another patient: they are kept "
-        "in one fold; remove the copies"
-    )
-    facts = replace(case.facts, near_copies=tuple(copies))
-    return replace(case, facts=facts, remarks=(*case.remarks, remark))

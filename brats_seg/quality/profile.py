@@ -7,10 +7,9 @@ that, and are therefore not measured. Spacing and label convention are in `Model
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +41,8 @@ from brats_seg.wings import Notes
 if TYPE_CHECKING:
     from brats_seg.inference.method import Scan
 
-Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
-"""Property of a scan that a measure is about."""
-
 FEWEST_CASES = 4
-"""Training cases from which a range can be told."""
+"""Training cases from which a range is known."""
 FALSE_ALARMS = 0.05
 """Largest share of scans like those of training in which any measure is reported, if measures are
 normally distributed. Of twelve real cases, each compared with the other eleven, none was reported, and
@@ -65,8 +61,35 @@ _EVERY = 8
 """Step between the planes whose sharpness is measured."""
 _SMOOTH = 0.01
 """Sharpness below which an image counts as smooth, such as between slices that were interpolated."""
+_SINGLE_CAUSE = ("uptake", "size")
+"""Kinds that are reported first: few faults change them, and most faults change the others."""
+_MOST_SENTENCES = 3
 
-_CAUSES: dict[Kind, str] = {
+
+_PAIRS = [f"{MODALITIES[first]} and {MODALITIES[second]}" for first, second in MODALITY_PAIRS]
+_CONTRASTS = ("correlation", "asymmetry of the difference", "correlation of the edges")
+_SHARPNESS = (
+    "sharpness",
+    "sharpness of the sharpest axis",
+    "sharpness of the least sharp axis, against that of the sharpest,",
+)
+_NAMES = {
+    "size": ["brain volume (ml)", *(f"length of the brain along {axis} (mm)" for axis in "xyz")],
+    "intensities": [
+        f"percentile {p} of the intensities of {m}" for m in MODALITIES for p in _PERCENTILES
+    ],
+    "contrast": [f"{contrast} of {pair}" for contrast in _CONTRASTS for pair in _PAIRS],
+    "uptake": ["uptake of t1c"],
+    "surface": [f"brightness of the surface in {m}" for m in MODALITIES],
+    "sharpness": [f"{kind} of {m}" for m in (*MODALITIES, "all modalities") for kind in _SHARPNESS],
+}
+MEASURES = {name: kind for kind, names in _NAMES.items() for name in names}
+"""Kind of each measure by its name, in the order of the results of `measure_crop`."""
+_LEAST_SD = dict(zip(_NAMES, (0.02, 0.1, 0.03, 0.1, 0.1, 0.05), strict=True))
+"""Standard deviation below which differences do no harm, even where all training cases agree."""
+_LOGARITHMIC = ("size", "uptake", "sharpness")
+"""Kinds whose logarithms are compared."""
+_CAUSES = {
     "size": "another atlas, a wrong voxel size, or a brain that is cut or not stripped",
     "intensities": "another normalisation, or another modality in its place",
     "contrast": "modalities that are swapped, shifted against each other, or normalised otherwise",
@@ -75,70 +98,13 @@ _CAUSES: dict[Kind, str] = {
     "sharpness": "thick slices, smoothing, resampling or noise",
 }
 """Usual causes of a deviation of each kind."""
-_SAID: dict[Kind, str] = {
+_REMARKS = {
     "contrast": MIXED_UP,
     "uptake": NO_AGENT,
     "size": NOT_STRIPPED,
     "surface": NOT_STRIPPED,
 }
 """Words of the remark that says the same of any scan."""
-_SINGLE_CAUSE: tuple[Kind, ...] = ("uptake", "size")
-"""Kinds that are told first: few faults change them, and most faults change the others."""
-_MOST_SENTENCES = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measure:
-    """A number that is measured in every scan."""
-
-    name: str
-    """Name, as a profile stores it and as it is printed."""
-    kind: Kind
-    least_sd: float
-    """Standard deviation below which differences do no harm, even where all training cases agree."""
-    is_log: bool = False
-    """Whether its logarithm is compared."""
-
-    def shown(self, value: float) -> str:
-        """Return a value as it is printed."""
-        return f"{np.exp(value) if self.is_log else value:.3g}"
-
-
-_PAIRS = [f"{MODALITIES[first]} and {MODALITIES[second]}" for first, second in MODALITY_PAIRS]
-MEASURES = (
-    *(
-        Measure(name=name, kind="size", least_sd=0.02, is_log=True)
-        for name in (
-            "brain volume (ml)",
-            *(f"length of the brain along {axis} (mm)" for axis in "xyz"),
-        )
-    ),
-    *(
-        Measure(name=f"percentile {p} of the intensities of {m}", kind="intensities", least_sd=0.1)
-        for m in MODALITIES
-        for p in _PERCENTILES
-    ),
-    *(
-        Measure(name=f"{words} of {pair}", kind="contrast", least_sd=0.03)
-        for words in ("correlation", "asymmetry of the difference", "correlation of the edges")
-        for pair in _PAIRS
-    ),
-    Measure(name="uptake of t1c", kind="uptake", least_sd=0.1, is_log=True),
-    *(
-        Measure(name=f"brightness of the surface in {m}", kind="surface", least_sd=0.1)
-        for m in MODALITIES
-    ),
-    *(
-        Measure(name=f"{words} of {m}", kind="sharpness", least_sd=0.05, is_log=True)
-        for m in (*MODALITIES, "all modalities")
-        for words in (
-            "sharpness",
-            "sharpness of the sharpest axis",
-            "sharpness of the least sharp axis, against that of the sharpest,",
-        )
-    ),
-)
-"""All measures, in the order of the results of `measure_crop`."""
 
 
 class MeasureRange(Section):
@@ -173,24 +139,6 @@ class TrainingProfile(Section):
         return float(stdtrit(self.n_cases - 1, 1 - rate / 2) * (1 + 1 / self.n_cases) ** 0.5)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Deviation:
-    """A measure of a scan that is outside what the training cases make likely."""
-
-    measure: Measure
-    value: float
-    typical: MeasureRange
-    excess: float
-    """Deviation from the mean as a multiple of the largest likely one."""
-
-    def __str__(self) -> str:
-        show = self.measure.shown
-        return (
-            f"{self.measure.name} is {show(self.value)}, in training {show(self.typical.low)} to "
-            f"{show(self.typical.high)}"
-        )
-
-
 def notes_of_training(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonValue]:
     """Return the notes of a model with the profile of its prepared cases; empty without brains.
 
@@ -204,6 +152,8 @@ def notes_of_training(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonVa
 def unlike_training(scan: "Scan", notes: Sequence[Notes], spacing_mm: Spacing) -> tuple[str, ...]:
     """Return a warning for each property that the training sets of a model make unlikely.
 
+    Nothing is said about a foreground that is no brain.
+
     Args:
         scan: The scan, prepared for the model.
         notes: Notes of each member of the model; none for models of other programs.
@@ -212,12 +162,29 @@ def unlike_training(scan: "Scan", notes: Sequence[Notes], spacing_mm: Spacing) -
     profile = profile_in(notes)
     if profile is None or scan.modalities != MODALITIES:
         return ()
-    return tuple(_unusual_properties(scan, profile, spacing_mm))
-
-
-def has_profile(notes: Sequence[Notes]) -> bool:
-    """Return whether new scans can be compared with the training sets of all members of a model."""
-    return profile_in(notes) is not None
+    values = measure_crop(scan.image, spacing_mm)
+    if values is None:
+        return ()
+    warnings = []
+    shape, _ = grid_of(scan.geometry)
+    if profile.grids and scan.resampling is None and shape not in profile.grids:
+        grid, usual = ("x".join(map(str, voxels)) for voxels in (shape, profile.grids[0]))
+        more = f" or {counted(len(profile.grids) - 1, 'other')}" if len(profile.grids) > 1 else ""
+        warnings.append(
+            f"its grid has {grid} voxels, those of the training scans {usual}{more}: it may be in "
+            "another atlas, or cropped"
+        )
+    by_kind: dict[str, list[str]] = {}
+    for kind, text in deviations(profile, values):
+        by_kind.setdefault(kind, []).append(text)
+    said = [kind for kind, text in _REMARKS.items() if text in " | ".join(scan.warnings)]
+    new = [kind for kind in by_kind if kind not in said]
+    # the sort is stable, and the others stay in the order of their worst measure
+    for kind in sorted(new, key=lambda kind: kind not in _SINGLE_CAUSE)[:_MOST_SENTENCES]:
+        worst, *others = by_kind[kind]
+        more = f" ({counted(len(others), 'more measure')} of that kind)" if others else ""
+        warnings.append(f"unlike the training scans: {worst}{more}; usual causes: {_CAUSES[kind]}")
+    return tuple(warnings)
 
 
 def profile_in(notes: Sequence[Notes]) -> TrainingProfile | None:
@@ -226,16 +193,16 @@ def profile_in(notes: Sequence[Notes]) -> TrainingProfile | None:
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    found = [note[_NOTE] for note in notes if _NOTE in note]
-    if len(found) < len(notes):
+    stored = [note[_NOTE] for note in notes if _NOTE in note]
+    if not stored or len(stored) < len(notes):
         return None
-    return pooled([TrainingProfile.model_validate(values) for values in found])
+    return pooled([TrainingProfile.model_validate(values) for values in stored])
 
 
 def measures_of(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> str:
     """Return the measures of a prepared brain crop (4, x, y, z), as `prepare` stores them."""
     values = measure_crop(image, spacing_mm)
-    named = {} if values is None else dict(zip(_names(), values.tolist(), strict=True))
+    named = {} if values is None else dict(zip(MEASURES, values.tolist(), strict=True))
     return json.dumps({"version": _VERSION, "values": named}, indent=1)
 
 
@@ -247,86 +214,96 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
-    from brats_seg.data.manifest import manifest_of
+    from brats_seg.data.manifest import MEASURES_NAME, manifest_of
 
     measured, grids = [], set[Triple]()
     for case_id in evenly_spread(case_ids, _MOST_CASES):
-        values = _measures_of(folder, case_id)
-        if values is not None:
+        if values := _stored_measures(folder / case_id / MEASURES_NAME):
             measured.append(values)
             grids.add(grid_of(manifest_of(folder, case_id).scan)[0])
     if len(measured) < FEWEST_CASES:
         return None
-    return profile_of(np.stack(measured), grids if len(grids) <= _MOST_GRIDS else ())
+    return profile_of(np.array(measured), grids if len(grids) <= _MOST_GRIDS else ())
 
 
-def profile_of(
-    values: npt.NDArray[np.float64], grids: Sequence[Triple] | set[Triple] = ()
-) -> TrainingProfile:
+def profile_of(values: npt.NDArray[np.float64], grids: Collection[Triple] = ()) -> TrainingProfile:
     """Return the profile of measured cases.
 
     Args:
         values: (cases, measures), rows from `measure_crop`.
         grids: Voxels of the grids of their files.
     """
-    spread = np.stack(
-        [values.mean(axis=0), values.std(axis=0, ddof=1), values.min(axis=0), values.max(axis=0)],
-        axis=1,
-    )
+    spread = [
+        values.mean(axis=0),
+        values.std(axis=0, ddof=1),
+        values.min(axis=0),
+        values.max(axis=0),
+    ]
     return TrainingProfile(
         n_cases=len(values),
         ranges=tuple(
-            MeasureRange(name=measure.name, mean=mean, sd=sd, low=low, high=high)
-            for measure, (mean, sd, low, high) in zip(MEASURES, spread.tolist(), strict=True)
+            MeasureRange(name=name, mean=mean, sd=sd, low=low, high=high)
+            for name, (mean, sd, low, high) in zip(
+                MEASURES, np.transpose(spread).tolist(), strict=True
+            )
         ),
         grids=tuple(sorted(grids)),
     )
 
 
-def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:
-    """Return the profile of an ensemble, whose training sets may overlap; None without any.
+def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile:
+    """Return the profile of an ensemble, whose training sets may overlap.
 
     It is the mixture of the distributions, with as few cases as the smallest training set.
     """
-    if not profiles:
-        return None
     by_name = [{one.name: one for one in profile.ranges} for profile in profiles]
-    shared = [name for name in by_name[0] if all(name in ranges for ranges in by_name)]
+    ranges = []
+    for name in by_name[0]:
+        of_name = [known[name] for known in by_name if name in known]
+        if len(of_name) == len(profiles):
+            means, sds = np.array([(one.mean, one.sd) for one in of_name]).T
+            mixture = MeasureRange(
+                name=name,
+                mean=float(means.mean()),
+                sd=float(np.sqrt((sds**2).mean() + means.var())),
+                low=min(one.low for one in of_name),
+                high=max(one.high for one in of_name),
+            )
+            ranges.append(mixture)
     grids = {grid for profile in profiles for grid in profile.grids}
     is_known = all(profile.grids for profile in profiles) and len(grids) <= _MOST_GRIDS
     return TrainingProfile(
         n_cases=min(profile.n_cases for profile in profiles),
-        ranges=tuple(_mixture([ranges[name] for ranges in by_name]) for name in shared),
+        ranges=tuple(ranges),
         grids=tuple(sorted(grids)) if is_known else (),
     )
 
 
-def deviations(profile: TrainingProfile, values: npt.NDArray[np.float64]) -> tuple[Deviation, ...]:
-    """Return the measures that deviate from a training set, the worst first.
+def deviations(
+    profile: TrainingProfile, values: npt.NDArray[np.float64]
+) -> tuple[tuple[str, str], ...]:
+    """Return the kind and a description of each measure that deviates, the worst first.
 
     Args:
-        profile: Profile of the training set.
+        profile: Profile of the training set; measures that it lacks are not compared.
         values: Measures (n,) of a scan, from `measure_crop`.
     """
     known = {one.name: one for one in profile.ranges}
-    compared = [
-        (measure, value, known[measure.name])
-        for measure, value in zip(MEASURES, values.tolist(), strict=True)
-        if measure.name in known
-    ]
-    if not compared:
-        return ()
-    limit = profile.limit(FALSE_ALARMS / len(compared))
-    found = [
-        Deviation(
-            measure=measure,
-            value=value,
-            typical=typical,
-            excess=abs(value - typical.mean) / (limit * max(typical.sd, measure.least_sd)),
-        )
-        for measure, value, typical in compared
-    ]
-    return tuple(sorted((one for one in found if one.excess > 1), key=lambda one: -one.excess))
+    compared = {
+        name: value for name, value in zip(MEASURES, values.tolist(), strict=True) if name in known
+    }
+    limit = profile.limit(FALSE_ALARMS / max(1, len(compared)))
+    found = []
+    for name, value in compared.items():
+        kind, typical = MEASURES[name], known[name]
+        # as a multiple of the largest likely deviation
+        excess = abs(value - typical.mean) / (limit * max(typical.sd, _LEAST_SD[kind]))
+        if excess > 1:
+            numbers = np.array([value, typical.low, typical.high])
+            shown, low, high = np.exp(numbers) if kind in _LOGARITHMIC else numbers
+            text = f"{name} is {shown:.3g}, in training {low:.3g} to {high:.3g}"
+            found.append((excess, kind, text))
+    return tuple((kind, text) for _, kind, text in sorted(found, key=lambda one: -one[0]))
 
 
 def measure_crop(
@@ -363,53 +340,14 @@ def measure_crop(
     return np.nan_to_num(np.concatenate(parts))
 
 
-def _unusual_properties(
-    scan: "Scan", profile: TrainingProfile, spacing_mm: Spacing
-) -> Iterator[str]:
-    """Yield sentences about the kinds of measures that deviate most from the training set.
-
-    Nothing is said about a foreground that is no brain.
-    """
-    values = measure_crop(scan.image, spacing_mm)
-    if values is None:
-        return
-    shape, _ = grid_of(scan.geometry)
-    if profile.grids and scan.resampling is None and shape not in profile.grids:
-        own, usual = ("x".join(map(str, grid)) for grid in (shape, profile.grids[0]))
-        more = f" or {counted(len(profile.grids) - 1, 'other')}" if len(profile.grids) > 1 else ""
-        yield (
-            f"its grid has {own} voxels, those of the training scans {usual}{more}: it may be in "
-            "another atlas, or cropped"
-        )
-    by_kind: dict[Kind, list[Deviation]] = {}
-    for one in deviations(profile, values):
-        by_kind.setdefault(one.measure.kind, []).append(one)
-    said = [kind for kind, words in _SAID.items() if any(words in one for one in scan.warnings)]
-    left = [kind for kind in by_kind if kind not in said]
-    # the sort is stable, and the others stay in the order of their worst measure
-    for kind in sorted(left, key=lambda kind: kind not in _SINGLE_CAUSE)[:_MOST_SENTENCES]:
-        yield _sentence(kind, by_kind[kind])
-
-
-def _sentence(kind: Kind, found: Sequence[Deviation]) -> str:
-    more = f" ({counted(len(found) - 1, 'more measure')} of that kind)" if len(found) > 1 else ""
-    return f"unlike the training scans: {found[0]}{more}; usual causes: {_CAUSES[kind]}"
-
-
-def _names() -> list[str]:
-    return [measure.name for measure in MEASURES]
-
-
-def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
-    """Return the stored measures of a prepared case; None if they are missing, or it is no brain."""
-    from brats_seg.data.manifest import MEASURES_NAME
-
+def _stored_measures(path: Path) -> list[float]:
+    """Return the stored measures of a prepared case; none if they are missing, or it is no brain."""
     try:
-        stored = json.loads((folder / case_id / MEASURES_NAME).read_text())
+        stored = json.loads(path.read_text())
     except (OSError, ValueError):
-        return None
+        return []
     named = stored["values"] if stored["version"] == _VERSION else {}
-    return np.array([named[name] for name in _names()]) if named else None
+    return [named[name] for name in MEASURES if named]
 
 
 def _surface_brightness(sample: BrainSample) -> list[float]:
@@ -444,16 +382,3 @@ def _roughness(image: npt.NDArray[np.generic], axis: int) -> float:
     inside = (low != 0) & (middle != 0) & (high != 0)
     differences = np.abs(2 * middle[inside] - low[inside] - high[inside])
     return float(np.median(differences)) if differences.size else 0.0
-
-
-def _mixture(ranges: Sequence[MeasureRange]) -> MeasureRange:
-    means, sds = (
-        np.array(values) for values in zip(*((r.mean, r.sd) for r in ranges), strict=True)
-    )
-    return MeasureRange(
-        name=ranges[0].name,
-        mean=float(means.mean()),
-        sd=float(np.sqrt((sds**2).mean() + means.var())),
-        low=min(one.low for one in ranges),
-        high=max(one.high for one in ranges),
-    )

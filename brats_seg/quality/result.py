@@ -29,23 +29,50 @@ if TYPE_CHECKING:
     from brats_seg.inference.decode import PartVolume
     from brats_seg.inference.method import Scan
 
-LARGEST_SHARE = 1 / 3
-"""Largest share of the brain that is tumour: at most 0.17 in the real cases."""
-MOST_COMPONENTS = 200
-"""Largest number of separate parts: at most 29 in the references and 86 in the predictions."""
-LARGEST_SURFACE = 5.0
-"""Largest surface, in surfaces of a ball of the same volume: 1.4 to 2.9 in the real cases; 5 are that
-of 125 equal balls."""
-LARGEST_RIM = 0.25
-"""Largest share of the tumour in the outermost voxels of the brain: at most 0.05 in the real cases."""
-LARGEST_ENHANCING = 0.9
-"""Largest share of the tumour that is enhancing: at most 0.49 in the real cases."""
-LARGEST_UNDECIDED = 1.0
-"""Largest volume in which the network is undecided, as a share of the tumour."""
-
-LARGEST_SHARE_APART = 0.15
-"""Largest share of the tumour outside its largest part: at most 0.01 in the references and 0.03 in the
-predictions. In those of weak networks for held-out patients it was up to 0.5."""
+LIMITS: tuple[tuple[str, float, str], ...] = (
+    # at most 0.17 in the real cases
+    (
+        "share",
+        1 / 3,
+        "the whole tumour measures {ml:.0f} ml, {share:.0%} of the brain; expected at most {limit:.0%}",
+    ),
+    # at most 0.49 in the real cases
+    (
+        "enhancing",
+        0.9,
+        "{enhancing:.0%} of the tumour is enhancing, without the necrosis or oedema of a glioma; "
+        "expected at most {limit:.0%}, except for meningiomas",
+    ),
+    # at most 29 in the references and 86 in the predictions
+    (
+        "n_parts",
+        200,
+        "the whole tumour has {n_parts} separate parts; expected at most {limit}",
+    ),
+    # in surfaces of a ball of the same volume: 1.4 to 2.9 in the real cases; 125 equal balls have 5
+    (
+        "surface",
+        5,
+        "the whole tumour is scattered: its surface is {surface:.0f} times that of a ball of its "
+        "volume; expected at most {limit:.0f}",
+    ),
+    # outside the largest part: at most 0.01 in the references and 0.03 in the predictions; in those
+    # of weak networks for held-out patients up to 0.5
+    (
+        "apart",
+        0.15,
+        "{apart:.0%} of the whole tumour lies apart from its largest part; expected at most "
+        "{limit:.0%}, except for tumours in several places",
+    ),
+    # at most 0.05 in the real cases
+    (
+        "rim",
+        0.25,
+        "{rim:.0%} of the whole tumour lies in the outermost 2 voxels of the brain; expected at most "
+        "{limit:.0%}",
+    ),
+)
+"""Measures of a tumour, the largest usual value of each, and the warning about a larger one."""
 LEAST_UPTAKE = 0.4
 """Least enhancement of enhancing tumour above that around it, in standard deviations of the brain:
 0.79 or more in ten of the eleven patients who have any, and 0.21 in one with a weak contrast agent. Of 36
@@ -53,7 +80,7 @@ predictions of weak networks for held-out patients, ten were below; their Dice o
 
 _RIM_VOXELS = 2
 _UNDECIDED = (0.25, 0.75)
-"""Probabilities between which a network is undecided."""
+"""Probabilities between which a network is undecided, in a volume no larger than the tumour."""
 _AROUND_VOXELS = 3
 """Width of the surroundings that enhancing tumour is compared with."""
 _LEAST_ENHANCING_ML = 0.05
@@ -77,21 +104,11 @@ class Prediction:
     spacing_mm: Spacing
     """Voxel size."""
     predicted_dice: tuple[PredictedDice, ...] = ()
-    """Dice that is expected of it, where the model tells it."""
+    """Dice that is expected of it, where the model has a fit."""
     uptake: npt.NDArray[np.float32] | None = None
     """t1c minus t1n (x, y, z), each of standard deviation 1 in the brain; None if one is missing."""
     is_unusual: bool = False
     """Whether there are remarks on the scan."""
-
-    @property
-    def voxel_ml(self) -> float:
-        """Volume of a voxel."""
-        return prod(self.spacing_mm) / MM3_PER_ML
-
-    @property
-    def brain_ml(self) -> float:
-        """Volume of the brain."""
-        return int(np.count_nonzero(self.brain)) * self.voxel_ml
 
 
 def judge_result(
@@ -118,91 +135,63 @@ def judge_result(
     is_whole = scan.modalities == MODALITIES
     lines = dice_lines(notes) if is_whole else ()
     expected = predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
+    uptake, (t1n, t1c) = None, scan.image[:2]
+    if is_whole and notes and t1n.any() and t1c.any():
+        uptake = scan.on_scan_spacing((t1c - t1n)[None])[0]
+    brain = (scan.image != 0).any(axis=0)[None].astype(np.float32)
     prediction = Prediction(
         regions=regions,
         probabilities=probabilities,
-        brain=_brain_of(scan),
+        brain=scan.on_scan_spacing(brain)[0] > 0.5,
         volumes=volumes,
         spacing_mm=scan.spacing_mm,
         predicted_dice=expected,
-        uptake=_uptake(scan) if is_whole and notes else None,
+        uptake=uptake,
         is_unusual=bool(scan.warnings),
     )
     return Judgement(warnings=tuple(implausibilities(prediction)), predicted_dice=expected)
 
 
-def _brain_of(scan: "Scan") -> Mask:
-    """Return the voxels of the brain at the spacing of the files."""
-    brain = (scan.image != 0).any(axis=0)
-    return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
-
-
-def _uptake(scan: "Scan") -> npt.NDArray[np.float32] | None:
-    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
-    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
-    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
-
-
 def implausibilities(prediction: Prediction) -> Iterator[str]:
     """Yield a sentence for everything that makes a prediction hard to believe."""
-    if prediction.brain_ml < SMALLEST_BRAIN_ML:
+    voxel_ml = prod(prediction.spacing_mm) / MM3_PER_ML
+    brain_ml = int(np.count_nonzero(prediction.brain)) * voxel_ml
+    if brain_ml < SMALLEST_BRAIN_ML:
         return
     ml = {part.name: part.ml for part in prediction.volumes}
     if ml["wt"] == 0:
         yield "no tumour was found"
-    else:
-        yield from _wrong_size(prediction, ml)
-        if ml["wt"] >= _LEAST_ML:
-            yield from _wrong_shape(prediction)
-        if ml["et"] >= _LEAST_ENHANCING_ML:
-            yield from _not_enhancing(prediction)
-    yield from _undecided(prediction, ml["wt"])
-    yield from _low_dice(prediction)
+    measured = {"ml": ml["wt"], "share": ml["wt"] / brain_ml}
+    if ml["wt"] >= _LEAST_ML:
+        measured |= {"enhancing": ml["et"] / ml["wt"], **_shape(prediction)}
+    for name, limit, sentence in LIMITS:
+        if measured.get(name, 0) > limit:
+            yield sentence.format(limit=limit, **measured)
+    if ml["et"] >= _LEAST_ENHANCING_ML:
+        yield from _not_enhancing(prediction)
+    low, high = _UNDECIDED
+    undecided = (prediction.probabilities > low) & (prediction.probabilities < high)
+    undecided_ml = int(np.count_nonzero(undecided.any(axis=0))) * voxel_ml
+    if undecided_ml > max(ml["wt"], _LEAST_ML):
+        yield (
+            f"the network is undecided in {undecided_ml:.0f} ml (a probability of {low} to {high}), "
+            f"more than the {ml['wt']:.0f} ml of the tumour"
+        )
+    yield from _doubtful_dice(prediction)
 
 
-def _wrong_size(prediction: Prediction, ml: dict[str, float]) -> Iterator[str]:
-    share = ml["wt"] / prediction.brain_ml
-    if share > LARGEST_SHARE:
-        yield (
-            f"the whole tumour measures {ml['wt']:.0f} ml, {share:.0%} of the brain; expected at most "
-            f"{LARGEST_SHARE:.0%}"
-        )
-    enhancing = ml["et"] / ml["wt"]
-    if enhancing > LARGEST_ENHANCING and ml["wt"] >= _LEAST_ML:
-        yield (
-            f"{enhancing:.0%} of the tumour is enhancing, without the necrosis or oedema of a glioma; "
-            f"expected at most {LARGEST_ENHANCING:.0%}, except for meningiomas"
-        )
-
-
-def _wrong_shape(prediction: Prediction) -> Iterator[str]:
-    wt = prediction.regions[0]
-    n_components = prediction.volumes[0].n_components
-    if n_components > MOST_COMPONENTS:
-        yield (
-            f"the whole tumour has {n_components} separate parts; expected at most {MOST_COMPONENTS}"
-        )
-    ml = prediction.volumes[0].ml
-    of_ball = (36 * pi) ** (1 / 3) * (ml * MM3_PER_ML) ** (2 / 3)
-    surface = surface_mm2(wt, prediction.spacing_mm) / of_ball
-    if surface > LARGEST_SURFACE:
-        yield (
-            f"the whole tumour is scattered: its surface is {surface:.0f} times that of a ball of its "
-            f"volume; expected at most {LARGEST_SURFACE:.0f}"
-        )
+def _shape(prediction: Prediction) -> dict[str, float]:
+    """Return the measures of the shape and the position of the whole tumour."""
+    wt, volume = prediction.regions[0], prediction.volumes[0]
+    of_ball = (36 * pi) ** (1 / 3) * (volume.ml * MM3_PER_ML) ** (2 / 3)
     _, sizes = np.unique(number_components(wt)[wt], return_counts=True)
-    apart = 1 - float(sizes.max() / sizes.sum())
-    if apart > LARGEST_SHARE_APART:
-        yield (
-            f"{apart:.0%} of the whole tumour lies apart from its largest part; expected at most "
-            f"{LARGEST_SHARE_APART:.0%}, except for tumours in several places"
-        )
-    rim = _rim_share(wt, prediction.brain)
-    if rim > LARGEST_RIM:
-        yield (
-            f"{rim:.0%} of the whole tumour lies in the outermost {_RIM_VOXELS} voxels of the brain; "
-            f"expected at most {LARGEST_RIM:.0%}"
-        )
+    inner = binary_erosion(prediction.brain, iterations=_RIM_VOXELS)
+    return {
+        "n_parts": volume.n_components,
+        "surface": surface_mm2(wt, prediction.spacing_mm) / of_ball,
+        "apart": 1 - float(sizes.max() / sizes.sum()),
+        "rim": float(np.count_nonzero(wt & ~inner) / np.count_nonzero(wt)),
+    }
 
 
 def _not_enhancing(prediction: Prediction) -> Iterator[str]:
@@ -210,51 +199,25 @@ def _not_enhancing(prediction: Prediction) -> Iterator[str]:
     box = bounding_box(et)
     if prediction.uptake is None or box is None:
         return
-    around = box.grown(_AROUND_VOXELS + 1).within(et.shape)
-    et, uptake = et[around.slices], prediction.uptake[around.slices]
-    near = binary_dilation(et, iterations=_AROUND_VOXELS)
-    beside = near & ~et & prediction.brain[around.slices]
-    if not beside.any():
+    nearby = box.grown(_AROUND_VOXELS + 1).within(et.shape).slices
+    et, uptake = et[nearby], prediction.uptake[nearby]
+    around = binary_dilation(et, iterations=_AROUND_VOXELS) & ~et & prediction.brain[nearby]
+    if not around.any():
         return
-    found = float(np.median(uptake[et]) - np.median(uptake[beside]))
-    if found < LEAST_UPTAKE:
+    enhancement = float(np.median(uptake[et]) - np.median(uptake[around]))
+    if enhancement < LEAST_UPTAKE:
         yield (
-            f"the enhancing tumour is hardly brighter in t1c than what is around it ({found:.2f} "
-            f"standard deviations, expected {LEAST_UPTAKE} or more): it may be false, or the contrast "
-            "agent weak"
+            "the enhancing tumour is hardly brighter in t1c than what is around it "
+            f"({enhancement:.2f} standard deviations, expected {LEAST_UPTAKE} or more): it may be "
+            "false, or the contrast agent weak"
         )
 
 
-def _undecided(prediction: Prediction, tumour_ml: float) -> Iterator[str]:
-    low, high = _UNDECIDED
-    undecided = (prediction.probabilities > low) & (prediction.probabilities < high)
-    ml = int(np.count_nonzero(undecided.any(axis=0))) * prediction.voxel_ml
-    if ml > max(LARGEST_UNDECIDED * tumour_ml, _LEAST_ML):
-        yield (
-            f"the network is undecided in {ml:.0f} ml (a probability of {low} to {high}), more than "
-            f"the {tumour_ml:.0f} ml of the tumour"
-        )
-
-
-def _low_dice(prediction: Prediction) -> Iterator[str]:
+def _doubtful_dice(prediction: Prediction) -> Iterator[str]:
     if prediction.predicted_dice and prediction.is_unusual:
         yield (
             "the predicted Dice was fitted on scans without such remarks, and may be too high for "
             "this one"
         )
-    low = [str(one) for one in prediction.predicted_dice if one.is_low]
-    if low:
-        yield (
-            "the predicted Dice is low, as in the worst fifth of the held-out cases of the model: "
-            f"{', '.join(low)}"
-        )
-
-
-def _rim_share(wt: Mask, brain: Mask) -> float:
-    """Return the share of the tumour that lies at the border of the brain or outside."""
-    box = bounding_box(brain)
-    if box is None:
-        return 1.0
-    inner = np.zeros_like(brain)
-    inner[box.slices] = binary_erosion(brain[box.slices], iterations=_RIM_VOXELS)
-    return float(np.count_nonzero(wt & ~inner) / np.count_nonzero(wt))
+    if low := ", ".join(str(one) for one in prediction.predicted_dice if one.is_low):
+        yield f"the predicted Dice is low, as in the worst fifth of the held-out cases of the model: {low}"

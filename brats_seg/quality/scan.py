@@ -85,8 +85,8 @@ class BrainSample:
     """Modalities (4, x, y, z), median 0 and interquartile range 1.35 in the brain, 0 outside."""
     brain: Mask
     """Voxels (x, y, z) of the brain."""
-    labels: LabelMap | None = None
-    """Label map (x, y, z); None without one."""
+    labels: LabelMap
+    """Label map (x, y, z), 0 without one."""
     n_labelled: int = 0
     """Labelled voxels of the sample, in the box or outside."""
     spacing_mm: Spacing
@@ -101,6 +101,11 @@ class BrainSample:
     def brain_ml(self) -> float:
         """Volume of the brain."""
         return int(np.count_nonzero(self.brain)) * self.voxel_ml
+
+    @property
+    def n_inside(self) -> int:
+        """Labelled voxels in the brain."""
+        return int(np.count_nonzero(self.labels[self.brain]))
 
     @property
     def is_brain(self) -> bool:
@@ -124,9 +129,7 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None = None) -> Brai
     images = np.zeros((len(volumes), *box.shape), dtype=np.float32)
     for image, volume in zip(images, volumes, strict=True):
         image[brain] = _standardised(volume.array[every][box.slices][brain])
-    if label is None:
-        return BrainSample(images=images, brain=brain, spacing_mm=between_mm)
-    labels = label.array[every]
+    labels = np.zeros(mask.shape, np.uint8) if label is None else label.array[every]
     return BrainSample(
         images=images,
         brain=brain,
@@ -147,45 +150,41 @@ def sample_crop(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> BrainSam
     brain = (images != 0).any(axis=0)
     for modality in images:
         modality[brain] = _standardised(modality[brain])
-    return BrainSample(images=images, brain=brain, spacing_mm=between_mm)
+    labels = np.zeros(brain.shape, np.uint8)
+    return BrainSample(images=images, brain=brain, labels=labels, spacing_mm=between_mm)
 
 
-def check_are_scans(case_id: str, volumes: Sequence[Volume], sample: BrainSample) -> None:
-    """Raise `CaseError` if one of the modalities is a label map or a mask."""
-    for volume, values in zip(volumes, sample.values, strict=True):
-        # a few voxels show nearly always that it is a scan
-        if len(np.unique(values[::7])) > MOST_LABEL_VALUES:
-            continue
-        values = np.unique(volume.array)
-        if len(values) <= MOST_LABEL_VALUES:
-            shown = ", ".join(f"{value:g}" for value in values)
-            found = f"only the values {shown}, as in a label map"
-            next_step = "Put the image of that modality in its place."
-            raise CaseError(case_id, volume.file, found, "a scan", next_step)
-
-
-def check_all_different(
+def check_modalities(
     case_id: str,
     volumes: Sequence[Volume],
     sample: BrainSample,
     modalities: Sequence[str] = MODALITIES,
 ) -> None:
-    """Raise `CaseError` if two of the modalities are one image, even if scaled or rounded."""
+    """Raise `CaseError` if a modality is a label map, or two are one image, scaled or rounded."""
+    for volume, values in zip(volumes, sample.values, strict=True):
+        # a few voxels show nearly always that it is a scan
+        if len(np.unique(values[::7])) > MOST_LABEL_VALUES:
+            continue
+        levels = np.unique(volume.array)
+        if len(levels) <= MOST_LABEL_VALUES:
+            problem = (
+                f"only the values {', '.join(f'{level:g}' for level in levels)}, as in a label map"
+            )
+            next_step = "Put the image of that modality in its place."
+            raise CaseError(case_id, volume.file, problem, "a scan", next_step)
     likeness = _correlations(sample.values)
     for first, second in combinations(range(len(modalities)), 2):
         names = f"{modalities[first]} and {modalities[second]}"
-        found = ""
-        if abs(likeness[first, second]) > SAME_IMAGE:
-            found = f"the same image for {names}, but for its brightness"
+        one, other = volumes[first], volumes[second]
+        is_alike = abs(likeness[first, second]) > SAME_IMAGE
+        problem = f"the same image for {names}, but for its brightness" if is_alike else ""
         # values that are all equal in the sample have no correlation
-        if (found or likeness[first, second] == 0) and np.array_equal(
-            volumes[first].array, volumes[second].array
-        ):
-            found = f"the same voxels for {names}"
-        if found:
-            files = f"{volumes[first].file} and {volumes[second].file}"
+        if (is_alike or likeness[first, second] == 0) and np.array_equal(one.array, other.array):
+            problem = f"the same voxels for {names}"
+        if problem:
             next_step = "One modality was given twice: put the right file in its place."
-            raise CaseError(case_id, files, found, "four different modalities", next_step)
+            expected = "four different modalities"
+            raise CaseError(case_id, f"{one.file} and {other.file}", problem, expected, next_step)
 
 
 def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
@@ -201,41 +200,39 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             f"the grid is turned by {angle:.0f} degrees against the axes of the body: the scan "
             "does not seem to be registered to an atlas"
         )
-    if remark := stripping_remark(sample):
-        yield remark
+    yield from stripping_remarks(sample)
     if not sample.is_brain or len(sample.images) < len(MODALITIES):
         return
     local = local_contrast(sample)
-    order = likeliest_order(local)
-    if _is_native_twice(local) or (order == MODALITIES and uptake(local) < LEAST_UPTAKE):
+    order, enhancement = likeliest_order(local), uptake(local)
+    # a second image of what t1n shows fits no order of modalities
+    is_native_twice = (
+        abs(enhancement) < LEAST_UPTAKE and _correlations(local[:2])[0, 1] > SAME_TISSUE
+    )
+    if is_native_twice or (order == MODALITIES and enhancement < LEAST_UPTAKE):
         yield f"{NO_AGENT}: its vessels are no brighter than those of t1n"
     elif order != MODALITIES:
         pairs = zip(MODALITIES, order, strict=True)
-        words = [f"{named} looks like {likely}" for named, likely in pairs if named != likely]
-        yield f"{MIXED_UP}: {', '.join(words)}"
+        swaps = [f"{named} looks like {likely}" for named, likely in pairs if named != likely]
+        yield f"{MIXED_UP}: {', '.join(swaps)}"
 
 
 def has_skull(volumes: Sequence[Volume]) -> bool:
     """Return whether the skull or the scalp does not seem to be stripped from volumes of one grid."""
     sample = sample_brain(volumes)
-    return sample is not None and bool(stripping_remark(sample))
+    return sample is not None and any(stripping_remarks(sample))
 
 
-def stripping_remark(sample: BrainSample) -> str:
-    """Return a sentence if the skull or the scalp does not seem to be stripped; else nothing.
+def stripping_remarks(sample: BrainSample) -> Iterator[str]:
+    """Yield a sentence if the skull or the scalp does not seem to be stripped.
 
     The scalp is looked for where all four modalities are there.
     """
     if sample.brain_ml > LARGEST_BRAIN_ML:
-        return (
-            f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
-            f"skull {NOT_STRIPPED}"
-        )
-    if len(sample.images) == len(MODALITIES) and _surface_brightness(sample) > BRIGHT_SURFACE:
-        return (
-            f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
-        )
-    return ""
+        tissue = f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the skull"
+        yield f"{tissue} {NOT_STRIPPED}"
+    elif len(sample.images) == len(MODALITIES) and _surface_brightness(sample) > BRIGHT_SURFACE:
+        yield f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
 
 
 def likeliest_order(local: Values) -> tuple[str, ...]:
@@ -308,11 +305,6 @@ def _surface_brightness(sample: BrainSample) -> float:
         for layer in surface_layers(sample)
         if layer.any()
     )
-
-
-def _is_native_twice(local: Values) -> bool:
-    """Return whether t1c is a second image of what t1n shows, which fits no order of modalities."""
-    return bool(abs(uptake(local)) < LEAST_UPTAKE and _correlations(local[:2])[0, 1] > SAME_TISSUE)
 
 
 def _tails(local: Values) -> Numbers:

@@ -206,7 +206,7 @@ class RunFolder:
 
 def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
     """Return the notes that optional parts of the package make of the training cases."""
-    wing = judges()
+    wing = judges("profile")
     try:
         return wing.notes_of_training(data.folder, data.split.train) if wing else {}
     except MemoryError:
