@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2972,
+    "training": 2955,
     "inference": 2212,
     "cases": 2377,
     "top level": 1620,
