@@ -50,7 +50,7 @@ def load_config(
     Example:
         >>> config = load_config(preset="demo", values={"training.n_epochs": 3})
         >>> config.training.n_epochs, config.patch.size
-        (3, (32, 32, 32))
+        (3, (40, 40, 40))
     """
     if preset is not None and preset not in PRESETS:
         msg = f"preset {preset!r} is unknown; there are {', '.join(PRESETS)}"
