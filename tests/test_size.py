@@ -44,7 +44,7 @@ ABOVE_BUDGET = {
     "quality": 1064,
     "figures": 1110,
     "dicom": 884,
-    "survival": 978,
+    "survival": 958,
     "pages": 877,
     "models": 765,
 }
