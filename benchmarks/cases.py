@@ -5,14 +5,12 @@ case alone, is compared with the preprocessing of nnU-Net, whose plans are made 
 reading and writing with nibabel, as TotalSegmentator does it. Predictions are references that were
 moved by a voxel or two, with a lesion that is none.
 
-    python benchmarks/cases.py ../scans --cases 2 --json comparisons.jsonl
+    python benchmarks/cases.py --data ../scans --cases 2 --json comparisons.jsonl
 
 Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is generated. Programs that
 are not installed are left out (`make bench` installs them).
 """
 
-import argparse
-import os
 import resource
 import statistics
 import tempfile
@@ -30,6 +28,7 @@ import torch
 from comparison import (
     Comparison,
     append_json,
+    options_of,
     ratios_of,
     seconds_in_turn,
     table_of,
@@ -71,7 +70,7 @@ class Task:
 
 def main() -> None:
     """Print a table of all tasks, and append the comparisons."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, data=Path, cases=2, rounds=5)
     torch.set_num_threads(1)
     with data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
         index = chosen_cases(find_cases(root).cases, root, arguments.cases)
@@ -82,15 +81,6 @@ def main() -> None:
         ]
     print(table_of(comparisons))
     append_json(comparisons, arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("data", nargs="?", default=os.environ.get("BRATS_REAL_DATA"))
-    parser.add_argument("--cases", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
-    return parser.parse_args()
 
 
 def _tasks(index: CaseIndex, folder: Path) -> Iterator[Task]:

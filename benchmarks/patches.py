@@ -25,7 +25,7 @@ import monai_patches
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
@@ -92,6 +92,7 @@ def main() -> None:
             (f"light augmentation, {N_WORKERS} workers", _by_workers(bench), _all_seconds),
         ):
             comparisons = _compared(task, arguments.size, ways, arguments.rounds, clock)
+            print(table_of(comparisons), flush=True)
             append_json(comparisons, arguments.json)
 
 
@@ -121,7 +122,7 @@ def _all_seconds() -> float:
 def _compared(
     task: str, size: int, ways: Mapping[str, Way], n_rounds: int, clock: Callable[[], float]
 ) -> list[Comparison]:
-    """Time the ways, print them, and compare all others with the first, which is ours."""
+    """Time the ways, and compare all others with the first, which is ours."""
     runs = {name: way.run for name, way in ways.items()}
     found = seconds_in_turn(runs, n_rounds, clock=clock)
     each = {
@@ -129,11 +130,6 @@ def _compared(
         for name in ways
     }
     ours, *others = ways
-    print(f"\n{task:42}  CPU ms  a second   ratio")
-    for name in ways:
-        median = statistics.median(each[name])
-        ratio = statistics.median(ratios_of(each[name], each[ours]))
-        print(f"{name:42}  {1e3 * median:6.1f}  {1 / median:8.1f}  {ratio:6.2f}x")
     return [
         Comparison(
             task=f"a patch of {size}^3, {task}",
@@ -144,7 +140,6 @@ def _compared(
             least=ways[name].least,
         )
         for name in others
-        if not name.startswith("ours")
     ]
 
 

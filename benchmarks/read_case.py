@@ -6,12 +6,11 @@ with MONAI and with the preprocessing of nnU-Net, which plans for the cases befo
 the voxels of a channel that are not 0, where ours and nnU-Net take those of the whole brain: in cases
 with 0 inside the brain the results differ there.
 
-    python benchmarks/read_case.py ../scans --cases 3 --json comparisons.jsonl
+    python benchmarks/read_case.py --data ../scans --cases 3 --json comparisons.jsonl
 
 Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is generated.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -28,7 +27,7 @@ import nibabel as nib
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, append_json, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import version_of
 from monai.transforms import Compose
 
@@ -55,7 +54,7 @@ class Way:
 
 def main() -> None:
     """Print a line for each program, and append the comparisons."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, data=Path, cases=2, rounds=5)
     torch.set_num_threads(1)
     with data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
         index = chosen_cases(find_cases(root).cases, root, arguments.cases)
@@ -64,23 +63,15 @@ def main() -> None:
             ("read, crop and normalise a case", _preparers(index, Path(name))),
         ):
             comparisons = _compared(task, ways, index, arguments.rounds)
+            print(table_of(comparisons), flush=True)
             append_json(comparisons, arguments.json)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="?", default=os.environ.get("BRATS_REAL_DATA"))
-    parser.add_argument("--cases", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
-    return parser.parse_args()
-
-
 @contextmanager
-def data_folder(given: str | None) -> Iterator[Path]:
+def data_folder(given: Path | None) -> Iterator[Path]:
     """Yield a folder of scans, or one of a phantom case of full size if none is given."""
-    if given:
-        yield Path(given)
+    if folder := given or os.environ.get("BRATS_REAL_DATA"):
+        yield Path(folder)
         return
     with tempfile.TemporaryDirectory() as folder:
         write_phantom_cases(Path(folder), n_cases=1, seed=0, shape=(240, 240, 155))
@@ -102,7 +93,7 @@ def chosen_cases(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
 def _compared(
     task: str, ways: Mapping[str, Way], index: CaseIndex, n_rounds: int
 ) -> list[Comparison]:
-    """Time the ways, print them, and compare all others with the first, which is ours."""
+    """Time the ways, and compare all others with the first, which is ours."""
     runs = {name: partial(_read_all, way.read, index) for name, way in ways.items()}
     found = seconds_in_turn(runs, n_rounds)
     costs = {
@@ -110,7 +101,7 @@ def _compared(
         for name, seconds in found.items()
     }
     ours, *others = ways
-    comparisons = [
+    return [
         Comparison(
             task=task,
             ours=costs[ours],
@@ -122,14 +113,6 @@ def _compared(
         )
         for name in others
     ]
-    print(f"\n{task}, {len(index.cases)} cases: {costs[ours]}")
-    for comparison in comparisons:
-        low, high = min(comparison.ratios), max(comparison.ratios)
-        print(
-            f"{comparison.peer:36}  {comparison.theirs:>8}  {comparison.ratio:5.2f}x "
-            f"({low:.2f} to {high:.2f})  {comparison.agreement}"
-        )
-    return comparisons
 
 
 def _read_all(read: Read, index: CaseIndex) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import matrix_product_rate, version_of
 from torch import nn
 from torch.nn import functional
@@ -65,11 +65,10 @@ def main() -> None:
         key=lambda c: statistics.median(seconds[c.name]),
     )
     print(f"patch {patch}, widths {arguments.widths}, {arguments.threads} threads")
-    print(f"{'':48}  CPU ms  of ours  (range)        of GEMM")
-    for contender in contenders:
-        _print_line(contender.name, seconds, own.name, shares)
     task = f"training step, patch {patch}, widths {arguments.widths}"
-    append_json(_comparisons(task, contenders, own, seconds, shares), arguments.json)
+    comparisons = _comparisons(task, contenders, own, seconds, shares)
+    print(table_of(comparisons))
+    append_json(comparisons, arguments.json)
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:
@@ -150,15 +149,6 @@ def _peak(precision: str) -> float:
     if precision not in _PEAKS:
         _PEAKS[precision] = matrix_product_rate(DTYPES[precision])
     return _PEAKS[precision]
-
-
-def _print_line(
-    name: str, seconds: dict[str, list[float]], own: str, shares: dict[str, float]
-) -> None:
-    ratios = ratios_of(seconds[name], seconds[own])
-    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
-    ms = 1e3 * statistics.median(seconds[name])
-    print(f"{name:48}  {ms:6.0f}  {middle:6.2f}x  ({low:.2f}-{high:.2f})  {shares[name]:7.2f}")
 
 
 def _comparisons(

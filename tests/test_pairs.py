@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.pairs import find_pairs, label_maps_in
 from tests.builders import write_case
@@ -53,15 +54,13 @@ def test_a_label_map_belongs_to_the_case_of_its_name(
 def test_a_label_map_with_a_foreign_name_is_that_of_its_case_folder(tmp_path: Path) -> None:
     case = "BraTS20_Training_355"
     scans = [f"{case}/{case}_{word}.nii" for word in ("t1", "t1ce", "t2", "flair")]
-    touch(tmp_path, *scans, f"{case}/W39_1998.09.19_Segm.nii")
+    touch(tmp_path, *scans, f"{case}/W39_1998.09.19_Segm.nii", "a/a_seg.nii", "a/brain_mask.nii")
 
-    assert label_maps_in(tmp_path) == {case: tmp_path / case / "W39_1998.09.19_Segm.nii"}
-
-
-def test_what_was_made_from_a_case_is_no_label_map_of_it(tmp_path: Path) -> None:
-    touch(tmp_path, "a/a_t1.nii", "a/a_seg.nii", "a/brain_mask.nii")
-
-    assert list(label_maps_in(tmp_path)) == ["a"]
+    # what was made from a case is no label map of it
+    assert label_maps_in(tmp_path) == {
+        case: tmp_path / case / "W39_1998.09.19_Segm.nii",
+        "a": tmp_path / "a/a_seg.nii",
+    }
 
 
 def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:
@@ -105,20 +104,24 @@ def test_folders_without_a_case_in_common_are_refused_with_examples(tmp_path: Pa
         find_pairs(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_folder_without_label_maps_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a/a_t1.nii.gz")
+def test_folders_without_label_maps_or_with_two_of_a_case_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "none/a_t1.nii.gz", "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
 
     with pytest.raises(LayoutError, match=r"holds no label map; expected <case>\.nii\.gz"):
-        label_maps_in(tmp_path)
+        label_maps_in(tmp_path / "none")
+    with pytest.raises(UsageError, match=r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"):
+        label_maps_in(tmp_path / "two")
 
 
-def test_a_case_with_two_label_maps_is_refused_with_both(tmp_path: Path) -> None:
-    touch(tmp_path, "fold0/a.nii.gz", "fold1/a.nii.gz")
+def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:
+    results = touch(tmp_path / "results", "a.nii.gz", OUTPUT_MARKER)
+    references = touch(tmp_path / "references", "a.nii.gz", "b.nii.gz")
 
-    with pytest.raises(
-        UsageError, match=r"case a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"
-    ):
-        label_maps_in(tmp_path)
+    (remark,) = find_pairs(results, references).remarks
+
+    assert "was written by `predict`, and is scored as the reference" in remark
+    assert find_pairs(references, results).remarks == ()
+    assert find_pairs(references, results, only_predicted=True).left_out == ("b",)
 
 
 def test_paths_that_cannot_be_paired_are_refused(tmp_path: Path) -> None:

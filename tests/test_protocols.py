@@ -3,7 +3,7 @@
 import pytest
 
 from brats_seg.errors import ConfigError
-from brats_seg.evaluation.protocols import PROTOCOLS, ScoredRegion, protocol_named
+from brats_seg.evaluation.protocols import PROTOCOLS, LesionRules, ScoredRegion, protocol_named
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 
 BRATS_SHAPE = (240, 240, 155)
@@ -17,12 +17,11 @@ MM = (1.0, 1.0, 1.0)
 def test_2023_has_its_numbers(task: str, dilation: int, minimum_mm3: float) -> None:
     protocol = protocol_named("lesionwise2023", task)
 
-    assert protocol.region_names == ("wt", "tc", "et")
-    assert {region.dilation for region in protocol.regions} == {dilation}
-    assert {region.minimum_mm3 for region in protocol.regions} == {minimum_mm3}
+    assert protocol.regions == tuple(
+        ScoredRegion(name, dilation, minimum_mm3) for name in ("wt", "tc", "et")
+    )
     assert protocol.hd95_penalty(BRATS_SHAPE, MM) == 374
-    assert protocol.lesions is not None
-    assert not protocol.lesions.merges_predictions
+    assert protocol.lesions == LesionRules(merges_predictions=False)
 
 
 @pytest.mark.parametrize(
@@ -44,32 +43,24 @@ def test_2024_has_its_numbers(
     penalty: float,
     merges: bool,
 ) -> None:
-    protocol = protocol_named("lesionwise2024", task)
+    protocol = protocol_named("lesionwise2024", task.lower())
 
-    assert protocol.region_names == tuple(regions.split())
-    assert tuple(region.dilation for region in protocol.regions) == dilations
-    assert tuple(region.minimum_mm3 for region in protocol.regions) == minima
+    expected = zip(regions.split(), dilations, minima, strict=True)
+    assert protocol.regions == tuple(ScoredRegion(*region) for region in expected)
     assert protocol.hd95_penalty(BRATS_SHAPE, MM) == pytest.approx(penalty)
-    assert protocol.lesions is not None
-    assert protocol.lesions.merges_predictions is merges
-    assert protocol.lesions.joins_touching is (task == "GLI")
-    assert protocol.lesions.counts_false_positives is (task != "MEN-RT")
+    assert protocol.lesions == LesionRules(
+        merges_predictions=merges,
+        joins_touching=task == "GLI",
+        counts_false_positives=task != "MEN-RT",
+    )
 
 
-def test_legacy_is_one_for_all_tasks() -> None:
+def test_legacy_is_one_for_all_tasks_and_the_diagonal_of_an_image_is_in_mm() -> None:
     assert protocol_named("legacy") is protocol_named("legacy", "MET")
     assert protocol_named("legacy").hd95_penalty((182, 218, 182), MM) == 373.12866
     assert protocol_named("legacy").lesions is None
-
-
-def test_the_diagonal_of_an_image_is_in_mm() -> None:
-    protocol = protocol_named("lesionwise2024", "MET")
-
-    assert protocol.hd95_penalty((30, 40, 12), (0.1, 0.1, 1.0)) == pytest.approx(13.0)
-
-
-def test_a_task_may_be_written_small() -> None:
-    assert protocol_named("lesionwise2024", "men-rt").task == "MEN-RT"
+    of_metastases = protocol_named("lesionwise2024", "MET")
+    assert of_metastases.hd95_penalty((30, 40, 12), (0.1, 0.1, 1.0)) == pytest.approx(13.0)
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:

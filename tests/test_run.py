@@ -97,4 +97,4 @@ def test_a_folder_that_is_no_run_is_refused(run_copy: Path, name: str) -> None:
     (run_copy / name).unlink()
 
     with pytest.raises(UsageError, match=rf"{name} .* expected the folder of a run"):
-        text_of(run_copy)
+        write_run_page(run_copy, run_copy / "a.html")

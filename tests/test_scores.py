@@ -99,17 +99,6 @@ def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) 
     assert spread.mean_text(1) == "0.600"
 
 
-def test_counts_of_empty_regions(rng: np.random.Generator) -> None:
-    volumes = np.array([(0, 0), (0, 0), (0, 2), (3, 0), (3, 2), (3, 2)]).T
-
-    [summary] = summarise_scores(
-        table_of([1] * 6, reference_ml=volumes[0], prediction_ml=volumes[1]), rng
-    )
-
-    assert (summary.n_reference_empty, summary.n_prediction_empty) == (3, 3)
-    assert summary.n_both_empty == 2
-
-
 def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing() -> None:
     rows = [("b", 0.7, "wt"), ("b", 0.3, "rc"), ("a", 0.5, "wt"), ("a", 0.1, "rc")]
     table = pd.DataFrame([score_row(*row) for row in rows])

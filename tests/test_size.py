@@ -36,16 +36,16 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2972,
-    "inference": 2230,
-    "cases": 2389,
+    "inference": 2212,
+    "cases": 2377,
     "top level": 1620,
     "data": 1446,
-    "evaluation": 1233,
+    "evaluation": 1223,
     "quality": 1064,
-    "figures": 1110,
+    "figures": 1046,
     "dicom": 884,
     "survival": 958,
-    "pages": 877,
+    "pages": 844,
     "models": 765,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
