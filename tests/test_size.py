@@ -40,7 +40,7 @@ ABOVE_BUDGET = {
     "cases": 2389,
     "top level": 1620,
     "data": 1446,
-    "evaluation": 1223,
+    "evaluation": 1219,
     "quality": 1064,
     "figures": 1046,
     "dicom": 884,
