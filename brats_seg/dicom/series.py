@@ -191,7 +191,7 @@ def frames_of(header: Any) -> list[dict[str, Any]]:
     groups = header.get("PerFrameFunctionalGroupsSequence")
     if not groups:
         return [{name: header.get(name) for name in _OF_FRAMES}]
-    (shared,) = header.get("SharedFunctionalGroupsSequence") or [{}]
+    shared = (header.get("SharedFunctionalGroupsSequence") or [{}])[0]
 
     def element(frame: Any, sequence: str, name: str) -> Any:
         items = frame.get(sequence) or shared.get(sequence) or [{}]
