@@ -43,7 +43,7 @@ ABOVE_BUDGET = {
     "evaluation": 1223,
     "quality": 1064,
     "figures": 1046,
-    "dicom": 884,
+    "dicom": 881,
     "survival": 978,
     "pages": 844,
     "models": 765,
