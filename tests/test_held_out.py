@@ -68,9 +68,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "model.json").touch()
 
-    with pytest.raises(UsageError, match=r"exported is an exported model.* export them again"):
+    with pytest.raises(UsageError, match=r"found an exported model; expected the folder of a run"):
         open_held_out(tmp_path / "exported", tmp_path)
-    with pytest.raises(UsageError, match=r"has no best\.pt: give the folder of a run"):
+    with pytest.raises(UsageError, match=r"found no best\.pt; expected the folder of a run"):
         open_held_out(tmp_path, tmp_path)
 
 

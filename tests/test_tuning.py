@@ -296,7 +296,7 @@ def test_a_run_that_is_being_trained_is_not_tuned(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_run_makes_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no best\.pt"):
+    with pytest.raises(UsageError, match=r"found no best\.pt"):
         tune_runs([tmp_path / "absent"], prepared_path=tmp_path)
 
     assert list(tmp_path.iterdir()) == []

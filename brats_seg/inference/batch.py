@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -337,7 +338,11 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
             work.output.append(outcome.record)
         return outcome
 
-    with _one_thread() as reader, _one_thread() as writer:
+    with ExitStack() as opened:
+        reader, writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        for pool in (reader, writer):
+            # finishes its task at the end, and drops the waiting ones
+            opened.callback(pool.shutdown, cancel_futures=True)
         read = _ahead(reader, partial(_attempt, work.read), cases)
         yield from _ahead(writer, write, map(partial(_attempt, work.predict), read))
 
@@ -356,24 +361,9 @@ def _ahead(
     pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[Result]:
     """Yield the results of a function, each after the next item has been handed to the pool."""
-    running: Future[Result] | None = None
-    for item in items:
-        coming = pool.submit(function, item)
-        if running is not None:
-            yield running.result()
-        running = coming
-    if running is not None:
-        yield running.result()
-
-
-@contextmanager
-def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of one thread, which finishes its task at the end and drops the waiting ones."""
-    pool = ThreadPoolExecutor(1)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+    futures = (pool.submit(function, item) for item in items)
+    for future, _next in pairwise(chain(futures, [Future[Result]()])):
+        yield future.result()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -104,14 +104,10 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
 
 def check_is_run(run: Path) -> None:
     """Raise `UsageError` if a folder is not that of a run which has been validated."""
-    if (run / MODEL_NAME).exists():
-        msg = (
-            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
-            "that it was exported from, and export them again."
-        )
-        raise UsageError(msg)
-    if not (run / BEST_NAME).is_file():
-        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
+    is_exported = (run / MODEL_NAME).exists()
+    if is_exported or not (run / BEST_NAME).is_file():
+        found = "an exported model" if is_exported else f"no {BEST_NAME}"
+        msg = f"{run}: found {found}; expected the folder of a run that has been validated at least once"
         raise UsageError(msg)
 
 

@@ -72,15 +72,10 @@ SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 METRICS = ("dice", "lesionwise")
 _TUNED = (
     *(
-        ("thresholds", region, f"threshold of {REGIONS[region].upper()}", THRESHOLDS)
-        for region in (2, 1, 0)
-    ),
-    *(
-        (
-            "smallest_mm3",
-            region,
-            f"smallest component of {REGIONS[region].upper()}, mm3",
-            SMALLEST_MM3,
+        (name, region, label.format(REGIONS[region].upper()), values)
+        for name, label, values in (
+            ("thresholds", "threshold of {}", THRESHOLDS),
+            ("smallest_mm3", "smallest component of {}, mm3", SMALLEST_MM3),
         )
         for region in (2, 1, 0)
     ),
@@ -200,8 +195,7 @@ def tune(
     if n_cases < FEWEST_CASES:
         log.warning(
             "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
-            "%g is needed, which takes %d cases. The table will only show which values score best. "
-            "Give the runs of more folds to fit the settings.",
+            "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
             *(counted(n_cases, "held-out case"), least_p_value(n_cases)),
             *(LARGEST_CHANCE, FEWEST_CASES),
         )
