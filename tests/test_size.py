@@ -43,7 +43,7 @@ ABOVE_BUDGET = {
     "evaluation": 1219,
     "quality": 1064,
     "figures": 1046,
-    "dicom": 884,
+    "dicom": 881,
     "survival": 958,
     "pages": 845,
 }
