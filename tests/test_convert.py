@@ -1,26 +1,22 @@
 """DICOM examinations become cases, on the grid of their series, without a word of their headers."""
 
 import gzip
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("pydicom")
 pytest.importorskip("dcm2niix")
 
-from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_inputs
 from brats_seg.dicom import convert
-from brats_seg.dicom.convert import DicomOptions, cases_of_dicom, convert_studies, read_source
+from brats_seg.dicom.convert import cases_of_dicom, read_source
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import Run, check_json, make_volumes
 from tests.dicom_builders import (
     HEADERS,
-    ORIENTATIONS,
     oriented_affine,
     write_examination,
     write_series,
@@ -33,24 +29,6 @@ PATIENT = ("DOE", "JOHN", "4711", "19700101", "ACC1")
 def only_case(root: Path) -> Case:
     (case,) = cases_of_dicom(root / "dicom", root / "scans")
     return case
-
-
-@pytest.mark.parametrize("name", ["sagittal", "coronal", "oblique"])
-def test_voxels_keep_their_value_and_their_place(tmp_path: Path, name: str) -> None:
-    axes, degrees = ORIENTATIONS[name]
-    volumes = write_examination(tmp_path / "dicom", axes, degrees=degrees)
-
-    case = only_case(tmp_path)
-
-    affine = oriented_affine(axes, degrees)
-    turn = turn_of(affine)
-    loaded = load_case(case, with_label=False)
-    for volume, array in zip(loaded.volumes, volumes, strict=True):
-        np.testing.assert_array_equal(volume.array, turned(array, turn))
-    # the voxel that came first in the series is where the series says
-    first = np.argwhere(turned(np.arange(array.size).reshape(array.shape), turn) == 0)[0]
-    position = loaded.volumes[0].geometry.affine @ [*first, 1]
-    np.testing.assert_allclose(position[:3], affine[:3, 3], atol=1e-4)
 
 
 def test_nothing_written_or_logged_names_the_patient(
@@ -144,23 +122,17 @@ def test_a_converter_that_is_missing_or_fails_is_reported(
         only_case(tmp_path)
 
 
-def test_the_command_prints_its_series_as_json(tmp_path: Path, run: Run) -> None:
+def test_the_command_prints_the_series_that_were_taken_or_named_as_json(
+    tmp_path: Path, run: Run
+) -> None:
     write_examination(tmp_path / "dicom")
+    command = ["convert", tmp_path / "dicom", "-o", tmp_path / "scans", "--json"]
+    for named, numbers in ((["t1c=1", "t1n=2"], [2, 1, 3, 4]), ([], [1, 2, 3, 4])):
+        code, shown, errors = run(*command, *(f"--series={text}" for text in named))
 
-    code, shown, errors = run("convert", tmp_path / "dicom", "-o", tmp_path / "scans", "--json")
-
-    assert code == 0, errors
-    check_json("convert", shown)
-    (case,) = json.loads(shown)["cases"]
-    assert [one["modality"] for one in case["series"]] == list(MODALITIES)
-    assert "1 of 1 case can be predicted" in errors
-
-
-def test_a_series_that_a_person_names_is_taken(tmp_path: Path) -> None:
-    write_examination(tmp_path / "dicom")
-    options = DicomOptions(series={"t1c": "1", "t1n": "2"})
-
-    (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans", options)
-
-    numbers = {one.modality: one.number for one in done.study.series}
-    assert (numbers["t1c"], numbers["t1n"]) == (1, 2)
+        assert code == 0, errors
+        (printed,) = check_json("convert", shown)
+        (case,) = printed["cases"]
+        number_of = {one["modality"]: one["number"] for one in case["series"]}
+        assert [number_of[modality] for modality in MODALITIES] == numbers
+        assert "1 of 1 case can be predicted" in errors

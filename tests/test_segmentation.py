@@ -100,8 +100,11 @@ def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.
 
 @pytest.mark.parametrize("name", ORIENTATIONS)
 def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
-    _, geometry, source = converted(tmp_path, name)
+    case, geometry, source = converted(tmp_path, name)
     affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
+    for file, array in zip(case.images, make_volumes(), strict=True):
+        scan = read_volume(case.path_of(file), case_id="me")
+        np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
     on_scan, path = moved(labels, affine, geometry), tmp_path / "a.dcm"
 
     assert write_segmentation(path, on_scan, geometry, BRATS2017, source) == ""

@@ -119,6 +119,11 @@ class Case:
         release, patient_id = parse_case_id(case_id)
         return cls(case_id=case_id, patient_id=patient_id, release=release, files=files)
 
+    def with_problem(self, found: str, expected: str, next_step: str, file: str = "") -> Self:
+        """Return the case with one more reason why it cannot be used."""
+        error = CaseError(self.case_id, file or self.location, found, expected, next_step)
+        return replace(self, problems=tuple(dict.fromkeys((*self.problems, str(error)))))
+
     @property
     def modalities(self) -> tuple[str, ...]:
         """Modalities that have a file, in the order of `MODALITIES`."""

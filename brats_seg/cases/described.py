@@ -27,7 +27,7 @@ from brats_seg.cases.layouts import (
     is_label_word,
     modality_named,
 )
-from brats_seg.errors import CaseError, LayoutError, UsageError
+from brats_seg.errors import LayoutError, UsageError
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
 from brats_seg.tables import read_table
@@ -39,13 +39,17 @@ DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 _TABLE_ERRORS = (
-    *(OSError, UsageError, ValueError, AttributeError, KeyError, TypeError, RecursionError),
+    OSError,
+    UsageError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    RecursionError,
 )
 """Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
-_OF_AN_INDEX = "files_key"
-"""Column of `cases.csv`, whose paths are relative to the data folder."""
 
 
 class _Description(BaseModel):
@@ -89,36 +93,26 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
         rows = _ROWS[path.suffix.lower()](path)
         cases = tuple(_case(row, path.parent) for row in rows)
     except _TABLE_ERRORS as error:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, UsageError):
-            reason = str(error).removeprefix(f"{path} ")
         msg = (
-            f"{path} cannot be read as a table of cases ({reason}). "
-            f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
-            "file or keys of a JSON list, and for training label and patient_id; paths are "
-            "relative to the table."
+            f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
+            f"{', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV file or keys of "
+            "a JSON list, and for training label and patient_id; paths are relative to the table."
         )
         raise UsageError(msg) from error
     if not cases:
         msg = f"{path} lists no cases; expected at least one"
         raise UsageError(msg)
-    files = [case.path_of(scan) for case in cases for scan in case.images]
-    if _OF_AN_INDEX in rows[0] and not any(map(os.path.exists, files)):
-        msg = (
-            f"{path} is an index that `brats-seg index` wrote, whose paths are relative to the data "
-            "folder. Give the data folder, or move the table there."
-        )
-        raise UsageError(msg)
     return cases
 
 
-def name_problems(case: Case) -> Iterator[str]:
-    """Yield what is wrong with an id that a person has given, and that results are named after."""
+def with_name_checked(case: Case) -> Case:
+    """Return a case with what is wrong with an id that a person gave, and that results are named after."""
     name = case.case_id
-    if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
-        found = f"the id {name!r}, which cannot be the name of a file"
-        expected, next_step = "a file name without special characters", "Give the case another id."
-        yield str(CaseError(name, case.location, found, expected, next_step))
+    if name and not name.startswith(".") and name == name.strip() and not _FORBIDDEN & set(name):
+        return case
+    found = f"the id {name!r}, which cannot be the name of a file"
+    expected, next_step = "a file name without special characters", "Give the case another id."
+    return case.with_problem(found, expected, next_step)
 
 
 def _read_description(path: Path) -> _Description:
@@ -151,13 +145,15 @@ def _cases_described(
                 scans[channel["case"]][modality] = ScanFile(path=file.path)
             elif not channel:
                 scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
-    for case_id, of_case in scans.items():
-        is_msd = any(scan.volume is not None for scan in of_case.values())
-        is_labelled = case_id in label_of
+    convention = _convention_of(description.labels)
+    for case_id, files in scans.items():
+        is_msd = any(scan.volume is not None for scan in files.values())
+        if case_id in label_of:
+            files[LABEL] = label_of[case_id]
         yield replace(
-            Case.named(case_id, of_case | ({LABEL: label_of[case_id]} if is_labelled else {})),
+            Case.named(case_id, files),
             release=DECATHLON if is_msd else NNUNET,
-            convention=_convention_of(description.labels) if is_labelled else "",
+            convention=convention if LABEL in files else "",
         )
 
 
@@ -195,18 +191,14 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
         if kind:
             columns[kind] = name
     scans = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
-    # nothing can open the other files, not even to see that they are not there
     files = {kind: scan for kind, scan in scans.items() if _can_be_a_path(scan.path)}
-    case = Case.named(cells["case_id"], files)
-    found, expected = "a path that no file can have", "the path of a file"
-    problems = [
-        str(CaseError(case.case_id, str(scan), found, expected, "Correct the table."))
-        for kind, scan in scans.items()
-        if kind not in files
-    ]
-    patient_id = cells.get("patient_id", case.patient_id)
-    problems += name_problems(case)
-    return replace(case, root=folder, patient_id=patient_id, problems=tuple(problems))
+    case = replace(Case.named(cells["case_id"], files), root=folder)
+    # nothing can open the other files, not even to see that they are not there
+    for kind in scans.keys() - files.keys():
+        found, expected = "no path of a file", "a path"
+        case = case.with_problem(found, expected, "Correct the table.", str(scans[kind]))
+    case = replace(case, patient_id=cells.get("patient_id", case.patient_id))
+    return with_name_checked(case)
 
 
 def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:

@@ -26,8 +26,8 @@ from brats_seg.cases.described import (
     cases_of_dataset,
     data_folder,
     is_path_table,
-    name_problems,
     read_path_table,
+    with_name_checked,
 )
 from brats_seg.cases.layouts import (
     BIDS,
@@ -41,7 +41,7 @@ from brats_seg.cases.layouts import (
     parse_case_id,
     parse_file_name,
 )
-from brats_seg.errors import CaseError, LayoutError, UsageError, counted, printable, some_of
+from brats_seg.errors import LayoutError, UsageError, counted, printable, some_of
 from brats_seg.files import check_regular
 from brats_seg.labels import MODALITIES
 
@@ -176,7 +176,13 @@ def find_inputs(
         msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
         raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in cases)
-    return _sorted(_checked_input(case, n_of_id[case.case_id]) for case in cases)
+    next_step = "Rename or omit all but one: their results would have the same name."
+    return _sorted(
+        case.with_problem(f"{n_of_id[case.case_id]} cases of this id", "one", next_step)
+        if n_of_id[case.case_id] > 1
+        else case
+        for case in map(with_name_checked, cases)
+    )
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
@@ -191,8 +197,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case = replace(Case.named(case_id, scans), root=Path("/"))
-    return _checked_input(replace(case, problems=tuple(_id_problems(case))), 1)
+    return with_name_checked(_with_id_checked(replace(Case.named(case_id, scans), root=Path("/"))))
 
 
 def find_data(places: Iterable[Path]) -> Path | None:
@@ -248,31 +253,20 @@ def holds_dicom(root: Path) -> bool:
     return has_dicom
 
 
-def _checked_input(case: Case, n_of_id: int) -> Case:
-    problems = [*case.problems, *name_problems(case)]
-    if n_of_id > 1:
-        next_step = "Rename or omit all but one: their results would have the same name."
-        found = f"{n_of_id} cases of this id"
-        problems.append(str(CaseError(case.case_id, case.location, found, "one", next_step)))
-    # those of a table have been found before
-    return replace(case, problems=tuple(dict.fromkeys(problems)))
-
-
 def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def _id_problems(case: Case) -> Iterator[str]:
-    """Yield what is wrong with a case whose id names another task, or cannot name its results."""
+def _with_id_checked(case: Case) -> Case:
+    """Return a case with what is wrong if its id names another task, or cannot name its results."""
     if case.release == MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
-        yield str(CaseError(case.case_id, case.location, found, ", ".join(MODALITIES), next_step))
-    n_bytes = len(case.case_id.encode())
-    if n_bytes > LONGEST_ID:
+        case = case.with_problem(found, ", ".join(MODALITIES), next_step)
+    if (n_bytes := len(case.case_id.encode())) > LONGEST_ID:
         found, expected = f"an id of {n_bytes} bytes", f"at most {LONGEST_ID}"
-        next_step = "Rename the folder and the files of the case."
-        yield str(CaseError(case.case_id, case.location, found, expected, next_step))
+        case = case.with_problem(found, expected, "Rename the folder and the files of the case.")
+    return case
 
 
 def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
@@ -280,8 +274,7 @@ def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
     grade = grade_of(reversed((root.resolve() / case.folder).parts))
     facts = replace(case.facts, grade=grade, files_key=_files_key(files, root))
-    problems = (*case.problems, *_id_problems(case))
-    return replace(case, root=root, files=files, problems=problems, facts=facts)
+    return _with_id_checked(replace(case, root=root, files=files, facts=facts))
 
 
 def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
@@ -704,11 +697,10 @@ def _with_misnamed(case: Case, misnamed: Sequence[NamedFile]) -> Case:
 def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str) -> Case:
     """Add the first of some files; any other file is a problem."""
     paths = [file.path for file in files]
-    problems = list(case.problems)
-    if len(paths) > 1:
-        is_apart = len({path.parent for path in paths}) > 1
-        names = " and ".join(str(path) if is_apart else path.name for path in paths)
-        found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
-        problems.append(str(CaseError(case.case_id, names, found, "one", next_step)))
-    added = {**case.files, kind: ScanFile(path=paths[0])}
-    return replace(case, files=added, problems=tuple(problems))
+    case = replace(case, files={**case.files, kind: ScanFile(path=paths[0])})
+    if len(paths) == 1:
+        return case
+    is_apart = len({path.parent for path in paths}) > 1
+    names = " and ".join(str(path) if is_apart else path.name for path in paths)
+    found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
+    return case.with_problem(found, "one", next_step, names)

@@ -32,7 +32,7 @@ from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN
-from brats_seg.errors import CaseError, UsageError, counted
+from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
@@ -259,7 +259,11 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             yield replace(case, convention="", remarks=tuple(remarks))
             continue
         problems, warnings = next(judged)
-        problems += [_mask_error(case, n_of_one)] * are_masks
+        if are_masks:
+            found = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
+            expected = "labels of oedema, tumour core and enhancing tumour"
+            next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+            case = case.with_problem(found, expected, next_step, _shown(case).file)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
         yield replace(
             case,
@@ -285,13 +289,6 @@ def _shown(case: Case) -> ShownLabels:
     )
 
 
-def _mask_error(case: Case, n_masks: int) -> CaseError:
-    found = f"label 1 alone, as in all {n_masks} label maps: a mask of the whole tumour"
-    expected = "labels of oedema, tumour core and enhancing tumour"
-    next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
-    return CaseError(case.case_id, _shown(case).file, found, expected, next_step)
-
-
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:
     labelled = [case for case in duplicates if case.label]
     what = ""
@@ -299,19 +296,20 @@ def _one_of(duplicates: Sequence[Case]) -> list[Case]:
         what = "the scan with another label map"
     if len({case.facts.voxel_hash for case in duplicates}) > 1:
         what = "another scan"
-    if what:
-        return [_refused(case, duplicates, what) for case in duplicates]
-    chosen = (labelled or duplicates)[0]
-    remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
-    return [replace(chosen, remarks=(*chosen.remarks, remark))]
-
-
-def _refused(case: Case, duplicates: Sequence[Case], what: str) -> Case:
-    found = f"{what} of the same id in {_others(case, duplicates)}"
+    if not what:
+        chosen = (labelled or duplicates)[0]
+        remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
+        return [replace(chosen, remarks=(*chosen.remarks, remark))]
     next_step = "Remove or rename the one that is not wanted."
-    file = f"{case.folder.as_posix()}/"
-    error = CaseError(case.case_id, file, found, "one folder per id", next_step)
-    return replace(case, problems=(*case.problems, str(error)))
+    return [
+        case.with_problem(
+            f"{what} of the same id in {_others(case, duplicates)}",
+            "one folder per id",
+            next_step,
+            f"{case.folder.as_posix()}/",
+        )
+        for case in duplicates
+    ]
 
 
 def _others(case: Case, duplicates: Sequence[Case]) -> str:

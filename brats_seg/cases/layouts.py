@@ -168,13 +168,13 @@ def parse_file_name(name: str, path: Path = Path()) -> NamedFile | None:
 
 def modality_named(word: str) -> str | None:
     """Return the modality of a word such as `FLAIR`, `t1gd` or `T1 post`, or None."""
-    kind = _KINDS.get(_SEPARATOR.sub("", word).lower())
+    kind = _kind_of(word)
     return kind if kind in MODALITIES else None
 
 
 def is_label_word(word: str) -> bool:
     """Return whether a word, such as `seg` or `mask`, names a label map."""
-    return _KINDS.get(_SEPARATOR.sub("", word).lower()) == LABEL
+    return _kind_of(word) == LABEL
 
 
 def is_label_folder(name: str) -> bool:
@@ -221,32 +221,27 @@ def _plain_parts(stem: str) -> _Parts:
     if scan is None:
         return _NO_PARTS
     case, word = scan["case"] or "", scan["modality"] or scan["label"]
-    kind = _KINDS[_SEPARATOR.sub("", word).lower()]
-    if kind == LABEL and _is_of_anatomy(case, word):
+    kind, last = _kind_of(word), _SEPARATOR.split(case)[-1].lower()
+    # programs that remove the skull write the mask of the brain to t1_mask
+    is_of_anatomy = last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
+    if kind == LABEL and is_of_anatomy:
         return _NO_PARTS
     return case, kind, scan["processed"] or ""
-
-
-def _is_of_anatomy(before: str, word: str) -> bool:
-    """Return whether the text before the word for a label map names something else than a tumour."""
-    last = _SEPARATOR.split(before)[-1].lower()
-    # programs that remove the skull write the mask of the brain to t1_mask
-    return last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
 
 
 def _bids_parts(bids: re.Match[str]) -> _Parts:
     """Return the parts of a BIDS name: `case`, `entities` such as `_acq-ax`, and the `rest`."""
     before, kind, processed = _plain_parts(bids["rest"])
     entities = [part for part in bids["entities"].split("_") if part]
-    described = [
-        part.partition("-")[2].lower() for part in entities if part.startswith(_DESCRIBING)
-    ]
-    if not kind or (
-        kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described)
-    ):
+    described = [part.split("-")[1].lower() for part in entities if part.startswith(_DESCRIBING)]
+    if kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described):
         return _NO_PARTS
     if kind == "t1n" and any(map(_AFTER_CONTRAST.fullmatch, entities)):
         kind = "t1c"
         entities = [part for part in entities if not _AFTER_CONTRAST.fullmatch(part)]
     variant = [*entities, *([before] if kind != LABEL else []), processed]
-    return bids["case"], kind, "_".join(filter(None, variant))
+    return (bids["case"], kind, "_".join(filter(None, variant))) if kind else _NO_PARTS
+
+
+def _kind_of(word: str) -> str:
+    return _KINDS.get(_SEPARATOR.sub("", word).lower(), "")

@@ -62,7 +62,7 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Triple = 
         UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
-    geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
+    geometry = Geometry.at(_AFFINE, shape, qform_code=1)
     with alone_at(root, is_folder=True):
         for number in range(n_cases):
             with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
@@ -82,8 +82,7 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    rng = np.random.default_rng([seed, n_cases])
-    rows = []
+    rng, rows = np.random.default_rng([seed, n_cases]), []
     for number in range(n_cases):
         age, days = rng.normal(60, 11), int(rng.gamma(2, 210)) + 20
         text = f"ALIVE ({days} days later)" if number % 8 == 7 else str(days)

@@ -51,7 +51,7 @@ LEAST_LISTED_ML = 0.1
 LEAST_MM = 10.0
 """Diameter from which a lesion is measurable by RANO, if both diameters have it."""
 
-Slices = tuple[slice, slice, slice]
+Slices = tuple[slice, ...]
 
 
 class LesionScores(NamedTuple):
@@ -302,16 +302,14 @@ def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float,
 
 
 def _grown(box: Slices, margin: int) -> Slices:
-    x, y, z = (slice(max(side.start - margin, 0), side.stop + margin) for side in box)
-    return (x, y, z)
+    return tuple(slice(max(side.start - margin, 0), side.stop + margin) for side in box)
 
 
 def _union(boxes: Sequence[Slices]) -> Slices:
-    x, y, z = (
+    return tuple(
         slice(min(side.start for side in sides), max(side.stop for side in sides))
         for sides in zip(*boxes, strict=True)
     )
-    return (x, y, z)
 
 
 def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:

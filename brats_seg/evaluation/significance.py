@@ -80,8 +80,7 @@ def bootstrap_interval(
     The arrays are resampled together, so that what belongs to one case stays together.
 
     Args:
-        statistic: Called with as many arrays as there are `values`, each `(..., resamples, n)`;
-            returns `(..., resamples)`.
+        statistic: Called with as many arrays as there are `values`, each reduced over its last axis.
         values: Arrays `(..., n)` with one entry per case in their last axis.
         rng: Source of the resamples.
         groups: Patient of each case. Patients are then resampled, each with all of its cases.
@@ -102,17 +101,15 @@ def bootstrap_interval(
     names = np.asarray(range(n_cases) if groups is None else groups)
     members = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
 
-    def of_cases(rows: npt.NDArray[np.intp]) -> Values:
-        return np.asarray(statistic(*(array[..., rows] for array in values)))
-
     def of_groups(drawn: npt.NDArray[np.intp], **_axis: int) -> Values:
         if len(members) == n_cases:
-            return of_cases(drawn)
+            return np.asarray(statistic(*(array[..., drawn] for array in values)))
         resamples = (np.concatenate([members[group] for group in row]) for row in drawn)
-        return np.concatenate([of_cases(rows[None]) for rows in resamples], axis=-1)
+        of_each = [statistic(*(array[..., rows] for array in values)) for rows in resamples]
+        return np.stack(of_each, axis=-1)
 
     if len(members) == 1:
-        whole = of_cases(np.arange(n_cases)[None])[..., 0]
+        whole = np.asarray(statistic(*values))
         return Interval(low=whole, high=whole)
     ends = stats.bootstrap(
         (np.arange(len(members)),),

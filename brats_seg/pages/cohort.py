@@ -5,7 +5,6 @@ first, those with the lowest mean Dice at the top; then those with most warnings
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError, some_of
 from brats_seg.evaluation.evaluate import evaluate_pairs
 from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
@@ -37,8 +36,6 @@ COHORT_PAGE = "cohort.html"
 PAGES_NAME = "reports"
 """Folder of the pages of the cases, in the folder of the predictions."""
 
-_MOST_LISTED = 5
-"""Values that are listed at most where the cases differ."""
 _AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
 """Part of a preview that is shown: left, top, right and bottom as shares of its size."""
 _PICTURE_WIDTH = 160
@@ -101,7 +98,11 @@ def write_cohort_page(
     if scores is not None:
         scored = read_scores(scores)
     elif reference is not None:
-        scored, remarks = _scored(results, reference, n_workers, track)
+        pairing = find_pairs(reference, results, only_predicted=True)
+        found = evaluate_pairs(pairing, protocol_named("legacy"), n_workers=n_workers, track=track)
+        scored = found.scores
+        unscored = (f"not scored: {failure.message}" for failure in found.failures)
+        remarks = (*found.remarks, *unscored)
     scored = scored[scored["case_id"].isin(done)]
     rows = _rows(results, page, [*done.values()], dice_by_case(scored), track)
     summaries = summarise_scores(scored, np.random.default_rng(0))
@@ -132,16 +133,6 @@ def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
     by_case = scores.pivot(index="case_id", columns="region", values="dice")
     complete = by_case.reindex(columns=list(REGIONS)).dropna()
     return dict(zip(complete.index, map(tuple, complete.to_numpy().tolist()), strict=True))
-
-
-def _scored(
-    results: Path, reference: Path, n_workers: int, track: Track
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the scores of the predictions, and remarks on those that have none."""
-    pairing = find_pairs(reference, results, only_predicted=True)
-    found = evaluate_pairs(pairing, protocol_named("legacy"), n_workers=n_workers, track=track)
-    unscored = (f"not scored: {failure.message}" for failure in found.failures)
-    return found.scores, (*found.remarks, *unscored)
 
 
 def _rows(
@@ -230,10 +221,6 @@ def _facts(records: Sequence[Record]) -> Iterator[Fact]:
         "Label convention": [record.convention for record in records],
         "Settings": [record.settings.changed_text() for record in records],
     }
-    for name, found in values.items():
-        counts = Counter(found).most_common()
-        words = [f"{value} ({counted(n, 'case')})" for value, n in counts[:_MOST_LISTED]]
-        if len(counts) > _MOST_LISTED:
-            words.append(f"{len(counts) - _MOST_LISTED} more")
-        yield Fact(name, counts[0][0] if len(counts) == 1 else "; ".join(words))
+    for name, texts in values.items():
+        yield Fact(name, some_of([*dict.fromkeys(texts)]))
     yield Fact("Time of a case", f"{median(record.seconds for record in records):.1f} s (median)")

@@ -47,7 +47,7 @@ _N_WORST = 3
 """Held-out cases of a run that are drawn."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class HeldOutScore:
     """Scores of a held-out case, each for the regions of `REGIONS`."""
 
@@ -176,12 +176,8 @@ def _decoded(case: HeldOutCase, held_out: HeldOut) -> tuple[Probabilities, Regio
 def _score(case_id: str, stored: Probabilities, prediction: RegionMasks) -> HeldOutScore:
     counts = count_regions(prediction, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
-    return HeldOutScore(
-        case_id=case_id,
-        dice=tuple(dice(counts).tolist()),
-        reference_ml=tuple((counts.in_reference * voxel_ml).tolist()),
-        prediction_ml=tuple((counts.in_prediction * voxel_ml).tolist()),
-    )
+    volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))
+    return HeldOutScore(case_id, tuple(dice(counts).tolist()), *volumes)
 
 
 def _pictures(
