@@ -586,7 +586,9 @@ def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: st
         assert relative_error(moved[1][n_network:], moved[0][n_network:]) < 0.02
 
 
-def test_a_parameter_that_nobody_holds_is_refused() -> None:
+def test_a_parameter_that_nobody_holds_is_refused_or_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     scale = nn.Parameter(torch.ones(3, 1, 1, 1))
 
     def scaled(output: Tensor, target: Tensor) -> Tensor:
@@ -600,15 +602,7 @@ def test_a_parameter_that_nobody_holds_is_refused() -> None:
     Accumulator(network, scaled, optimizer).step(micro_batches)
 
     assert not torch.equal(scale.detach(), torch.ones(3, 1, 1, 1))
-
-
-def test_an_optimizer_without_the_parameters_of_the_loss_is_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    network = small_network()
-
     Accumulator(network, LearntWeights(), torch.optim.SGD(network.parameters(), lr=0.1))
-
     assert "LearntWeights has parameters that the optimizer was not given" in caplog.text
 
 

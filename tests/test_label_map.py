@@ -37,7 +37,7 @@ from tests.check_builders import (
 )
 
 NUMBERINGS = (BRATS2017, BRATS2023, MSD, BRATS2024_PED)
-RELEASES = (
+RELEASES = [
     "brats2018",
     "brats2021",
     "brats2023-gli",
@@ -45,13 +45,9 @@ RELEASES = (
     "brats-ped",
     "msd",
     "unknown",
-)
+]
 CLEAR = 1
 """Seed of a phantom whose tumour is typical: oedema all around, a rim, necrosis."""
-
-
-def values_of(label_map: LabelMap) -> set[int]:
-    return set(np.unique(label_map).tolist())
 
 
 def shown(
@@ -71,7 +67,7 @@ def shown(
 
 
 def shown_by(images: npt.NDArray[np.generic], label_map: LabelMap) -> ShownLabels:
-    return shown(*shown_tissues(sample_of(images, label_map)), values=values_of(label_map))
+    return shown(*shown_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist())
 
 
 def placed(images: npt.NDArray[np.generic], label_map: LabelMap) -> Judgement:

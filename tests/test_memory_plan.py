@@ -32,7 +32,6 @@ from brats_seg.training.memory_plan import (
     UncountableError,
     choose_settings,
     plan_memory,
-    predicted_bytes,
 )
 from tests.builders import Run, check_json
 
@@ -144,10 +143,8 @@ def test_a_gpu_is_planned_for_on_a_machine_without_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--device", "much"], "device 'much' is unknown"),
         (["--device", "titan"], "device 'titan' is unknown; expected a GPU (t4, p100"),
         (["--device", "t4", "--precision", "bf16"], "bf16 on Tesla T4, which emulates it"),
-        (["--device", "t4", "--precision", "half"], "training.precision: expected 'auto', 'fp32'"),
     ],
 )
 def test_a_device_that_cannot_be_planned_for_is_refused(
@@ -303,11 +300,6 @@ def test_a_network_that_looks_at_values_is_refused() -> None:
 
     with pytest.raises(UncountableError, match="needs values and not only sizes"):
         footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
-
-
-def test_more_is_to_be_expected_than_was_counted() -> None:
-    for kind in ("cpu", "cuda", "mps"):
-        assert predicted_bytes(2**30, torch.device(kind)) > 2**30
 
 
 @pytest.mark.gpu

@@ -84,7 +84,7 @@ def test_patients_are_drawn_not_cases():
         )
         found = estimates(FIGURES, (days_n, predicted_n), groups, np.random.default_rng(1))
         rows = (days_n, died_n, predicted_n)
-        found += estimates(CONCORDANCE, rows, groups, np.random.default_rng(1), 1000)
+        found += estimates(CONCORDANCE, rows, groups, np.random.default_rng(1), n_resamples=1000)
         return [(one.low, one.high) for one in found]
 
     assert np.ravel(intervals(1)) == pytest.approx(np.ravel(intervals(10)))

@@ -145,8 +145,7 @@ def test_the_expectation_names_its_parts_once(monkeypatch: pytest.MonkeyPatch) -
     run.train(2)
 
     assert run.clock.expectation() == (
-        "about 2 h 45 min to the end of epoch 400, of which validation takes 33 min; expected from "
-        "the first 4 steps"
+        "about 2 h 45 min to the end of epoch 400, of which validation takes 33 min"
     )
     assert run.clock.expectation() is None
 

@@ -432,20 +432,14 @@ def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
         pytest.raises(EnvironmentalError, match=r"last\.pt could not|best\.pt could not"),
     ):
         train(data, tmp_path / "run", settings())
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        train(data, tmp_path / "file" / "run", settings())
     assert (tmp_path / "run" / "last.pt").read_bytes() == before
     train(data, tmp_path / "run", settings())
 
     for name in ("last.pt", "best.pt"):
         assert same(weights(tmp_path / "run" / name), weights(finished[0] / name))
-
-
-def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
-    data: FoldData, tmp_path: Path
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-
-    with pytest.raises(EnvironmentalError, match="cannot be written"):
-        train(data, tmp_path / "file" / "run", settings())
 
 
 def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
@@ -622,7 +616,8 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
     monkeypatch.setattr(
         _SCREEN, "refresh", lambda work: shown.append((work.what, work.text() if work.text else ""))
     )
-    Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
+    trainer = Trainer(data=data, config=settings(), run_path=tmp_path)
+    trainer.run(track=tracked)
 
     # nothing is known before the first batch is done
     first = [words for what, words in shown if what == "epoch 1/2" and words]
@@ -631,11 +626,6 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
     assert re.fullmatch(r"loss \d\.\d{3}, about 5 s left", first[-1])
     assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about 5 s left", later[-1])
     assert [what for what, _ in shown].count("validation") > 4, "windows are counted too"
-
-
-def test_the_bar_says_that_a_stop_was_requested(data: FoldData, tmp_path: Path) -> None:
-    trainer = Trainer(data=data, config=settings(), run_path=tmp_path)
     with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
-
     assert trainer._outlook() == "stopping soon; a second Ctrl-C does not save"

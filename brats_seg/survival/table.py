@@ -27,6 +27,8 @@ SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
+SEEN_COLUMNS = {LATENT_SEEN: "the latent vector", LABELS_SEEN: "the label map"}
+"""Columns that say whether networks were trained on the patient, and what was made by them."""
 _TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, "resection")
 _MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 

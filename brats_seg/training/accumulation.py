@@ -189,9 +189,9 @@ class MemoryMode:
     checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
 
     def __str__(self) -> str:
-        if self.checkpointing is ActivationCheckpointing.NONE:
-            return f"micro-batch {self.micro_batch}"
-        return f"micro-batch {self.micro_batch}, checkpointing {self.checkpointing.value}"
+        kind = self.checkpointing
+        more = "" if kind is ActivationCheckpointing.NONE else f", checkpointing {kind.value}"
+        return f"micro-batch {self.micro_batch}{more}"
 
 
 def memory_modes(network: nn.Module, micro_batch: int) -> tuple[MemoryMode, ...]:

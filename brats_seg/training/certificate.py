@@ -143,8 +143,8 @@ def certify_settings(
         msg = f"model.name is {config.model.name!r}; expected a network that segments"
         raise ConfigError(msg)
     device = choose_device(config.training.device, config.training.precision)
-    longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
-    size = longest if config.patch.size == "whole" else _measured_size(config, config.patch.size)
+    patch = config.patch.size
+    size = (LONGEST_AXIS,) * 3 if patch == "whole" else _measured_size(config, patch)
     network, patches = build_network(config, size), phantom_patches(n_patches, size)
     warm_up(network, patches, device, track)
     source = f"{config.model.name}, trained for {_N_WARM_STEPS} steps"

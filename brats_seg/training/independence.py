@@ -199,8 +199,7 @@ class _Probe:
             if not _are_same(after, buffer, _precision(after.dtype) * BUFFER_TOLERANCE):
                 layer, _, buffer_name = name.rpartition(".")
                 what = (
-                    f"changes its buffer {buffer_name!r} in another way in two passes of one patch "
-                    "than in one pass of both"
+                    f"changes its buffer {buffer_name!r} in another way in two passes than in one"
                 )
                 raise ConfigError(_message(self.network, layer, what))
 
@@ -210,10 +209,7 @@ class _Probe:
         tolerance = _tolerance(self.patch.dtype)
         first = self._calls(self.patch)
         layer = _first_different(first, self._calls(self.patch), tolerance)
-        what = (
-            "gives the same patch another output in another pass: it counts passes, or draws random "
-            "numbers from elsewhere than torch's default generators"
-        )
+        what = "gives the same patch another output in another pass: it counts, or draws not from torch"
         if layer is None:
             layer = _first_different(first, self._calls(self.other), tolerance)
             what = "gives a patch another output beside another patch: it mixes them"
@@ -276,9 +272,8 @@ def _message(network: nn.Module, layer: str, what: str) -> str:
     kind = type(network.get_submodule(layer)).__name__
     name = f"the layer {layer!r} ({kind})" if layer else f"the network ({kind})"
     return (
-        f"{name} {what}. So a batch that is cut into micro-batches cannot equal the whole batch: "
-        "use another layer, such as instance or group norm, or freeze it in evaluation mode, or set "
-        "training.micro_batch to the effective batch."
+        f"{name} {what}. Micro-batches cannot equal the whole batch with it: use instance or group "
+        "norm, freeze it in evaluation mode, or set training.micro_batch to the effective batch."
     )
 
 

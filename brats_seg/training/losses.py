@@ -114,23 +114,18 @@ def measure_nothing(output: Output, target: Tensor) -> Tensor:
 
 
 def build_criterion(config: LossConfig) -> Criterion:
-    """Return the segmentation loss of the settings."""
-    if config.name is not None:
-        return own_criterion(config.name, config.arguments)
-    if config.arguments:
-        msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too"
-        raise ConfigError(msg)
-    return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
-
-
-def own_criterion(name: str, arguments: dict[str, Any]) -> Criterion:
-    """Build a loss by its dotted name, such as `monai.losses.DiceFocalLoss`.
+    """Return the segmentation loss of the settings, or any loss by its dotted name.
 
     A loss that declares `reduces` is called with the output of the network. Any other is
     called with logits and targets `(N, R, X, Y, Z)` in float32, see `LogitsLoss`.
     """
-    loss = build_by_name(name, arguments, "loss")
-    return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
+    if config.name is not None:
+        loss = build_by_name(config.name, config.arguments, "loss")
+        return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
+    if config.arguments:
+        msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too"
+        raise ConfigError(msg)
+    return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
 
 
 class LogitsLoss(nn.Module):
@@ -180,9 +175,7 @@ class DiceBce(nn.Module):
 
     def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
-        output = as_output(output)
-        terms = torch.stack([_terms(logits, target) for logits in output.logits])
-        return _weighted(terms, self.config).mean(-1)
+        return _weighted(_terms(output, target), self.config).mean(-1)
 
 
 class BatchDiceBce(nn.Module):
@@ -200,9 +193,7 @@ class BatchDiceBce(nn.Module):
 
     def sums(self, output: Output, target: Tensor) -> Tensor:
         """Return the sums over the given patches, `(L * R * 3,)`."""
-        output = as_output(output)
-        terms = torch.stack([_terms(logits, target) for logits in output.logits])
-        return terms.sum(1).flatten()
+        return _terms(output, target).sum(1).flatten()
 
     def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
         """Return the loss of the effective batch."""
@@ -245,7 +236,12 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
-def _terms(logits: Tensor, target: Tensor) -> Tensor:
+def _terms(output: Output, target: Tensor) -> Tensor:
+    """Return the terms of the loss of every level, `(L, N, R, 3)`."""
+    return torch.stack([_level_terms(logits, target) for logits in as_output(output).logits])
+
+
+def _level_terms(logits: Tensor, target: Tensor) -> Tensor:
     """Return the terms of the loss of a level: `(N, R, X, Y, Z)` twice -> `(N, R, 3)`.
 
     They are the probability inside the target, probability and target together, and the mean
@@ -333,11 +329,10 @@ def task_of(config: Config) -> Task:
     """Return the task of the settings."""
     loss = config.loss
     if config.model.task == "reconstruction":
-        named = None if loss.name is None else own_criterion(loss.name, loss.arguments)
         return Task(
             target_of=image_target,
             n_targets=len(MODALITIES),
-            criterion=named or ReconstructionLoss(),
+            criterion=build_criterion(loss) if loss.name else ReconstructionLoss(),
             measure=add_squares,
             scores=error_columns,
         )

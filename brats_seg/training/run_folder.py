@@ -170,8 +170,8 @@ class RunFolder:
 
     def _write_facts(self, plan: RunPlan) -> None:
         """Write the settings, the cases and the environment."""
-        with whole_file(self.path / CONFIG_NAME) as beside:
-            beside.write_text(plan.config.to_yaml())
+        with whole_file(self.path / CONFIG_NAME) as temporary:
+            temporary.write_text(plan.config.to_yaml())
         write_split(plan.data.split, self.path / SPLIT_NAME)
         write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
         remove_leftovers(self.path)
@@ -211,7 +211,6 @@ def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
         return wing.notes_of_training(data.folder, data.split.train) if wing else {}
     except MemoryError:
         log.warning(
-            "memory ran out while the training scans were measured: the model will have no "
-            "profile, and new scans are not compared with them"
+            "memory ran out while the training scans were measured: the model has no profile"
         )
         return {}

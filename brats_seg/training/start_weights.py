@@ -225,7 +225,6 @@ def _log_differences(source: Source, data: FoldData) -> None:
         log.info(what, path)
     elif seen := sorted({*data.split.validation}.intersection(source.learnt_from)):
         what = (
-            "%s has learnt from %d of the %d cases that are held out here (%s): their scores will "
-            "be too good. Start from a run that holds them out as well."
+            "%s has learnt from %d of %d cases that are held out here: %s. Scores will be too good"
         )
         log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))

@@ -175,12 +175,9 @@ class Clock:
         if self._is_said or left_s is None or self.training_s < SAID_AFTER_S:
             return None
         self._is_said = True
-        validation_s = self._n_validations * self._validation_s
-        return (
-            f"about {duration_text(left_s)} to the end of epoch {self.progress.n_epochs}, of which "
-            f"validation takes {duration_text(validation_s)}; expected from the first {self.n_steps} "
-            "steps"
-        )
+        validation = duration_text(self._n_validations * self._validation_s)
+        end = f"the end of epoch {self.progress.n_epochs}"
+        return f"about {duration_text(left_s)} to {end}, of which validation takes {validation}"
 
     def missing_hours(self, hours: float) -> str | None:
         """Return a message if the hours do not hold one epoch of training, as soon as that is known."""
@@ -192,9 +189,8 @@ class Clock:
         if needed <= hours:
             return None
         return (
-            f"training.hours is {hours:g}, and not one epoch fits: it takes "
-            f"{duration_text(training_s)} of training. Expected at least {needed:.2g} h; or lower "
-            "patch.per_case, patch.size or model.widths."
+            f"training.hours is {hours:g}, and not one epoch fits: it takes {duration_text(training_s)} "
+            f"of training. Expected at least {needed:.2g} h; or lower patch.per_case or model.widths."
         )
 
     def epochs_in(self, hours: float) -> int:
@@ -218,8 +214,7 @@ class Clock:
 
     @property
     def _n_validations(self) -> int:
-        epochs = range(self.progress.epoch, self.progress.n_epochs or 0)
-        return sum(map(self._is_validated, epochs))
+        return sum(map(self._is_validated, range(self.progress.epoch, self.progress.n_epochs or 0)))
 
     @property
     def _validation_s(self) -> float:
