@@ -1,6 +1,5 @@
 import errno
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.cases import case as case_module
 from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
@@ -121,16 +119,6 @@ def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> N
 
     assert stamps(folder) == before
     assert times[0] < times[1] == times[2]
-
-
-def test_a_copied_data_folder_is_compared_and_kept(root: Path, folder: Path) -> None:
-    prepare(root, folder)
-    before = stamps(folder)
-    shutil.copytree(root, root.with_name("copy"), copy_function=shutil.copyfile)
-
-    prepare(root.with_name("copy"), folder)
-
-    assert stamps(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -353,20 +341,6 @@ def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) 
     assert one.shape == other.shape
     assert np.array_equal(one.read_image(box), other.read_image(box))
     assert np.array_equal(one.read_labels(box), other.read_labels(box))
-
-
-def test_every_file_is_read_once(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index, read = index_cases(root), []
-    read_packed = case_module.read_packed
-
-    def counted(path: Path, *, case_id: str) -> bytes:
-        read.append(path)
-        return read_packed(path, case_id=case_id)
-
-    monkeypatch.setattr(case_module, "read_packed", counted)
-    prepare_index(index, folder)
-
-    assert len(read) == len(set(read)) == 15
 
 
 def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) -> int:

@@ -189,26 +189,14 @@ def counted_calls(
         yield
 
 
-class Opened:
-    """Counts how often files below a folder are opened."""
-
-    def __init__(self, folder: Path) -> None:
-        self.counts: Counter[str] = Counter()
-        self._start = f"{folder}/"
-
-    def note(self, path: object) -> None:
-        if str(path).startswith(self._start):
-            self.counts[str(path).removeprefix(self._start)] += 1
-
-
-_listeners: list[Opened] = []
+_listeners: list[tuple[str, Counter[str]]] = []
 """An audit hook cannot be removed: this one does nothing unless a test listens."""
 
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
-    if _listeners and event == "open":
-        for listener in _listeners:
-            listener.note(arguments[0])
+    for start, counts in _listeners if event == "open" else ():
+        if str(arguments[0]).startswith(start):
+            counts[str(arguments[0])] += 1
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -217,13 +205,14 @@ def _hook() -> None:
 
 
 @contextmanager
-def opened_below(folder: Path) -> Iterator[Opened]:
-    opened = Opened(folder)
-    _listeners.append(opened)
+def opened_below(folder: Path) -> Iterator[Counter[str]]:
+    """Count how often files below a folder are opened."""
+    listener = f"{folder}/", Counter[str]()
+    _listeners.append(listener)
     try:
-        yield opened
+        yield listener[1]
     finally:
-        _listeners.remove(opened)
+        _listeners.remove(listener)
 
 
 def bytes_read() -> int:
@@ -263,7 +252,7 @@ def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
             "forward passes": counts["UNet.forward"],
             "reads of an image": counts["PreparedCase.read_image"],
             "megabytes of images": counts["bytes of PreparedCase.read_image"] / MEGABYTE,
-            "prepared files opened": sum(opened.counts.values()),
+            "prepared files opened": opened.total(),
         },
         {
             "patches": 8,
@@ -288,8 +277,8 @@ def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
 
     check(
         {
-            "scans opened": sum(opened.counts.values()),
-            "prepared files opened": sum(written.counts.values()),
+            "scans opened": opened.total(),
+            "prepared files opened": written.total(),
             "bytes read per byte of the scans": n_read / size_of(root / "BraTS2021_00001"),
         },
         {"scans opened": 9, "prepared files opened": 21, "bytes read per byte of the scans": 3.0},
@@ -310,8 +299,8 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
 
     check(
         {
-            "scans opened": sum(opened.counts.values()),
-            "files of the output opened": sum(written.counts.values()),
+            "scans opened": opened.total(),
+            "files of the output opened": written.total(),
             "bytes read per byte of the scans": n_read / size_of(second),
         },
         {

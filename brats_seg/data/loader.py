@@ -48,7 +48,8 @@ _ADVICE = (
     "be too small: start it with --shm-size=8g."
 )
 _HEADER_BYTES = 64
-"""Bytes of a block before the first tensor: the first is 1 while it is in use, the others align it."""
+"""Bytes of a block before the image: the first is 1 while it is in use, the others align it. The target of
+another type is of single bytes, which need no alignment."""
 Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
 
@@ -317,6 +318,4 @@ def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
 def _starts(layouts: Sequence[Layout]) -> list[int]:
     """Return the first byte of each tensor, and the end of the last."""
     sizes = (dtype.itemsize * prod(shape) for dtype, shape in layouts)
-    # rounded up, so that each tensor is aligned as the header is
-    padded = (-(-size // _HEADER_BYTES) * _HEADER_BYTES for size in sizes)
-    return list(accumulate(padded, initial=_HEADER_BYTES))
+    return list(accumulate(sizes, initial=_HEADER_BYTES))

@@ -5,7 +5,7 @@ with `model.arguments` as its keyword arguments. Such a network gets images of 4
 order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the grid of the image.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import isclass
 from math import ceil, gcd, prod
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
@@ -189,7 +189,7 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     return rounded_up(shape, size_multiple(config, shape) if is_known else (OWN_MULTIPLE,) * 3)
 
 
-def size_words(size: tuple[int, ...]) -> str:
+def size_words(size: Iterable[int]) -> str:
     """Return a size as `128x128x128`."""
     return "x".join(map(str, size))
 
@@ -226,16 +226,11 @@ def _autoencoder(config: ModelConfig, patch: Triple) -> Call:
     return Autoencoder, {"n_channels": len(MODALITIES), "latent": config.latent}
 
 
-def _segresnet(config: ModelConfig, patch: Triple) -> Call:
-    from brats_seg.models.monai_networks import segresnet
+def _of_monai(config: ModelConfig, patch: Triple) -> Call:
+    from brats_seg.models import monai_networks
 
-    return segresnet, _CHANNELS
-
-
-def _swin_unetr(config: ModelConfig, patch: Triple) -> Call:
-    from brats_seg.models.monai_networks import swin_unetr
-
-    return swin_unetr, _CHANNELS
+    make = {"segresnet": monai_networks.segresnet, "swin-unetr": monai_networks.swin_unetr}
+    return make[config.name], _CHANNELS
 
 
 def _dynunet(config: ModelConfig, patch: Triple) -> Call:
@@ -256,10 +251,10 @@ _NETWORKS = {
     "unet": _Network(_unet, None, SMALLEST_AXIS),
     "notebook": _Network(lambda *_: (NotebookUNet, _CHANNELS), 1, SMALLEST_NOTEBOOK_PATCH),
     "autoencoder": _Network(_autoencoder, 1, 1),
-    "segresnet": _Network(_segresnet, 8, 8),
+    "segresnet": _Network(_of_monai, 8, 8),
     "dynunet": _Network(_dynunet, None, SMALLEST_AXIS),
     # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
-    "swin-unetr": _Network(_swin_unetr, 32, 64),
+    "swin-unetr": _Network(_of_monai, 32, 64),
 }
 
 
@@ -268,10 +263,9 @@ def _check_patch(config: ModelConfig, patch: Triple) -> None:
     smallest = _NETWORKS[config.name].smallest
     if all(n >= smallest and n % m == 0 for n, m in zip(patch, multiple, strict=True)):
         return
-    below, above = (
-        size_words(tuple(max(smallest, n // m * m) for n, m in zip(sizes, multiple, strict=True)))
-        for sizes in (patch, tuple(n + m - 1 for n, m in zip(patch, multiple, strict=True)))
-    )
+    pairs = tuple(zip(patch, multiple, strict=True))
+    below = size_words(max(smallest, n // m * m) for n, m in pairs)
+    above = size_words(max(smallest, -(-n // m) * m) for n, m in pairs)
     nearest = above if below == above else f"{below} and {above}"
     msg = (
         f"patch.size {size_words(patch)} does not fit model.name {config.name!r}; expected multiples "

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.voxels.box import Triple
-
 SLOW_LIMIT = 20_480
 """Largest `N * C * X * Y` that torch convolves with its slow kernel, if N is 1 and nothing else
 selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/native/Convolution.cpp, torch 2.6 to 2.13."""
@@ -90,5 +88,4 @@ def fast_format(image: Tensor) -> torch.memory_format:
 
 
 def _is_plain(layer: nn.Conv3d) -> bool:
-    ones: Triple = (1, 1, 1)
-    return layer.groups == 1 and layer.dilation == ones and layer.padding_mode == "zeros"
+    return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"

@@ -192,12 +192,9 @@ def _below(encode: nn.Module, features: Tensor) -> Tensor:
 
 
 def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
-    decoded: Tensor = decode(_joined(below, skip))
-    return decoded
-
-
-def _joined(below: Tensor, skip: Tensor) -> Tensor:
     doubled = functional.interpolate(below, scale_factor=2, mode="trilinear", align_corners=True)
     missing = [wanted - got for wanted, got in zip(skip.shape[2:], doubled.shape[2:], strict=True)]
     x, y, z = ((n // 2, n - n // 2) for n in missing)
-    return torch.cat((skip, functional.pad(doubled, (*z, *y, *x))), dim=1)
+    joined = torch.cat((skip, functional.pad(doubled, (*z, *y, *x))), dim=1)
+    decoded: Tensor = decode(joined)
+    return decoded

@@ -205,7 +205,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     """
     try:
         if (path / MODEL_NAME).exists():
-            return _read_checked(path)
+            return read_exported(path).networks
         file = path / BEST_NAME if path.is_dir() else path
         is_there = file.is_file()
     except OSError as error:
@@ -222,11 +222,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
 
 def load_trained(path: Path) -> TrainedModel:
-    """Read a network from a checkpoint; its weights are averaged if the run kept an average.
-
-    Raises:
-        ResumeError: As `read_checkpoint`.
-    """
+    """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
     content = read_checkpoint(path, torch.device("cpu"))
     try:
         weights = checked_weights(content.get("ema") or content["model"])
@@ -248,7 +244,14 @@ def read_exported(folder: Path) -> ExportedModel:
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
         networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
-    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
+    found, expected = fingerprint_of(networks), description.fingerprint
+    if found != expected:
+        msg = (
+            f"{folder / MODEL_NAME} is not what was exported: found fingerprint {found}, expected "
+            f"{expected}. {_COPY_AGAIN}"
+        )
+        raise UsageError(msg)
+    return ExportedModel(networks=tuple(networks), fingerprint=expected)
 
 
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
@@ -370,18 +373,6 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
             "dict, or a .safetensors file."
         )
         raise UsageError(msg) from None
-
-
-def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
-    exported = read_exported(path)
-    if fingerprint_of(exported.networks) != exported.fingerprint:
-        msg = (
-            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
-            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
-            "the model again."
-        )
-        raise UsageError(msg)
-    return exported.networks
 
 
 def _read_description(path: Path) -> ModelDescription:
