@@ -10,7 +10,14 @@ from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.phantom import make_phantom
-from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, LabelMap
+from brats_seg.labels import (
+    BRATS2017,
+    MODALITIES,
+    LabelConvention,
+    LabelMap,
+    label_map_of,
+    regions_of,
+)
 from brats_seg.quality.scan import BrainSample, sample_brain
 
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -50,10 +57,7 @@ def sample_of(images: npt.NDArray[np.generic], label_map: LabelMap | None = None
 
 def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
     """Return a label map of BraTS 2017 in another convention."""
-    result = np.zeros_like(label_map)
-    for before, after in zip(BRATS2017.painted, convention.painted, strict=True):
-        result[label_map == before] = after
-    return result
+    return label_map_of(regions_of(label_map, BRATS2017), convention)
 
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:

@@ -40,28 +40,19 @@ def test_held_out_cases_come_from_the_split_of_the_run(tmp_path: Path, prepared:
     assert held_out.data.split.train == (CASES[0], CASES[2])
 
 
-def test_a_split_that_was_changed_is_refused(tmp_path: Path, prepared: Path) -> None:
+def test_another_split_and_other_prepared_cases_are_refused(tmp_path: Path, prepared: Path) -> None:
     """A case that was trained on must not pass for one that was held out."""
     run = write_run_of(tmp_path / "run", prepared, (CASES[1],))
     path = run / SPLIT_NAME
-    path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
-
-    with pytest.raises(UsageError, match="was not trained on the cases prepared in"):
-        open_held_out(run, prepared)
-
-
-def test_other_prepared_cases_are_refused(tmp_path: Path, prepared: Path) -> None:
-    run = write_run_of(tmp_path / "run", prepared, (CASES[1],))
 
     with pytest.raises(UsageError, match=r"found other cases, .* Give --data or --prepared"):
         open_held_out(run, tmp_path / "nowhere")
-
-
-def test_a_run_without_a_split_is_refused(tmp_path: Path, prepared: Path) -> None:
-    with pytest.raises(
-        FoldError, match=r"split\.csv does not exist; .* is written when the run is trained"
-    ):
-        open_held_out(write_run(tmp_path / "run"), prepared)
+    path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
+    with pytest.raises(UsageError, match="was not trained on the cases prepared in"):
+        open_held_out(run, prepared)
+    path.unlink()
+    with pytest.raises(FoldError, match=r"split\.csv does not exist"):
+        open_held_out(run, prepared)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

@@ -297,11 +297,6 @@ def groups(lesions: Lesions) -> list[int]:
     return [order.index(number) + 1 if number else 0 for number in numbers]
 
 
-def joined(**rows: str) -> dict[str, list[int]]:
-    lesions = {name: row(rows.get(name, "." * len(rows["et"]))) for name in TISSUES}
-    return {name: groups(found) for name, found in join_touching(lesions).items()}
-
-
 @pytest.mark.parametrize("dilation", [1, 3, 5])
 def test_components_are_one_lesion_up_to_twice_the_dilation_apart(dilation: int) -> None:
     gap = 2 * dilation
@@ -335,37 +330,37 @@ def test_lesions_up_to_the_minimum_are_dropped() -> None:
     assert not without_small(np.zeros((2, 2, 2), np.int32), 1.0, 1.0).any()
 
 
-def test_lesions_that_touch_one_lesion_of_another_tissue_are_one() -> None:
-    found = joined(et="11..22.33", netc="..11.....")
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # lesions that touch one lesion of another tissue are one
+        (
+            {"et": "11..22.33", "netc": "..11....."},
+            {"et": [1, 1, 0, 0, 1, 1, 0, 2, 2], "netc": [0, 0, 1, 1, 0, 0, 0, 0, 0]},
+        ),
+        # so are those linked by a chain of neighbours
+        (
+            {"et": "1.2.3.4", "netc": ".1.2..."},
+            {"et": [1, 0, 1, 0, 1, 0, 2], "netc": [0, 1, 0, 1, 0, 0, 0]},
+        ),
+        # the cavity joins 1 and 2 of ET, which then join those of NETC that only they touch
+        (
+            {"netc": "1....2", "et": ".1..2.", "rc": "..11.."},
+            {"et": [0, 1, 0, 0, 1, 0], "netc": [1, 0, 0, 0, 0, 1]},
+        ),
+        # oedema is joined but joins nothing, and other regions are left alone
+        ({"et": "1.2", "snfh": ".1."}, {"et": [1, 0, 2]}),
+        ({"et": ".1.", "snfh": "1.2", "wt": "1.2"}, {"snfh": [1, 0, 1], "wt": [1, 0, 2]}),
+    ],
+)
+def test_lesions_are_joined_by_those_of_other_tissues(
+    rows: dict[str, str], expected: dict[str, list[int]]
+) -> None:
+    empty = dict.fromkeys(TISSUES, "." * len(rows["et"]))
 
-    assert found["et"] == [1, 1, 0, 0, 1, 1, 0, 2, 2]
-    assert found["netc"] == [0, 0, 1, 1, 0, 0, 0, 0, 0]
+    joined = join_touching({name: row(text) for name, text in (empty | rows).items()})
 
-
-def test_lesions_linked_by_a_chain_of_neighbours_are_one() -> None:
-    found = joined(et="1.2.3.4", netc=".1.2...")
-
-    assert found["et"] == [1, 0, 1, 0, 1, 0, 2]
-    assert found["netc"] == [0, 1, 0, 1, 0, 0, 0]
-
-
-def test_a_lesion_joined_late_joins_others_in_the_second_round() -> None:
-    """The cavity joins 1 and 2 of ET, which then join those of NETC that only they touch."""
-    found = joined(netc="1....2", et=".1..2.", rc="..11..")
-
-    assert found["et"] == [0, 1, 0, 0, 1, 0]
-    assert found["netc"] == [1, 0, 0, 0, 0, 1]
-
-
-def test_oedema_is_joined_but_joins_nothing() -> None:
-    assert joined(et="1.2", snfh=".1.")["et"] == [1, 0, 2]
-    assert joined(et=".1.", snfh="1.2")["snfh"] == [1, 0, 1]
-
-
-def test_other_regions_are_left_alone() -> None:
-    lesions = {name: row("...") for name in TISSUES} | {"wt": row("1.2"), "et": row(".1.")}
-
-    assert groups(join_touching(lesions)["wt"]) == [1, 0, 2]
+    assert {name: groups(joined[name]) for name in expected} == expected
 
 
 AFFINE = np.array([[-1.0, 0, 0, 90], [0, -2.0, 0, 100], [0, 0, 3.0, -70], [0, 0, 0, 1]])

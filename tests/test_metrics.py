@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from monai.metrics import (
     compute_dice,
-    compute_hausdorff_distance,
     compute_iou,
-)
-from monai.metrics import (
-    compute_surface_dice as monai_surface_dice,
 )
 from scipy.spatial.distance import cdist
 
@@ -30,7 +26,6 @@ from brats_seg.evaluation.metrics import (
     sensitivity,
     specificity,
     surface_dice,
-    voxel_surface_distances,
 )
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.shapes import cell_areas, cell_codes
@@ -207,19 +202,3 @@ def test_distances_are_in_mm_and_surface_dice_averages_the_shares_of_the_two_sid
     assert surface_dice(rod(5), rod(5, 6, 9), MM, (0.5, 1.0)) == pytest.approx(
         [(1 + 1 / 3) / 2, (1 + 2 / 3) / 2]
     )
-
-
-# MONAI 1.6 calls itself with an argument that it has given up
-@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")
-@pytest.mark.parametrize("seed", range(3))
-def test_distances_of_surface_voxels_are_those_of_monai(seed: int) -> None:
-    """MONAI pools the surface voxels of both sides for its surface Dice."""
-    one, other = boxes(seed, 0), boxes(seed, 1)
-    tensors = [torch.from_numpy(mask)[None, None].float() for mask in (one, other)]
-
-    sides = voxel_surface_distances(one, other, MM)
-
-    farthest = compute_hausdorff_distance(*tensors, percentile=95).item()
-    assert max(np.percentile(side, 95) for side in sides) == pytest.approx(farthest)
-    pooled = monai_surface_dice(*tensors, [1.5], include_background=True, spacing=MM).item()
-    assert (np.concatenate(sides) <= 1.5).mean() == pytest.approx(pooled)

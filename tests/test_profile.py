@@ -57,14 +57,14 @@ def phantom_profile() -> TrainingProfile:
     return profile_of(phantom_values(), [(64, 64, 56)])
 
 
-def notes_of(profile: TrainingProfile | None = None) -> list[Notes]:
-    return [{"profile": (profile or phantom_profile()).model_dump(mode="json")}]
+def notes_of() -> list[Notes]:
+    return [{"profile": phantom_profile().model_dump(mode="json")}]
 
 
-def said_of(images: Images, profile: TrainingProfile | None = None) -> str:
+def said_of(images: Images) -> str:
     """Return all warnings about a scan."""
     scan = scan_of(images)
-    return " | ".join((*scan.warnings, *unlike_training(scan, notes_of(profile), MM)))
+    return " | ".join((*scan.warnings, *unlike_training(scan, notes_of(), MM)))
 
 
 def blurred(images: Images, mm: float = 1.5) -> Images:
@@ -154,7 +154,7 @@ def test_a_grid_that_no_training_scan_has_is_named() -> None:
     assert "its grid has 70x64x56 voxels, those of the training scans 64x64x56" in said_of(images)
 
 
-def test_what_any_scan_is_told_is_not_said_again() -> None:
+def test_a_remark_on_any_scan_is_not_repeated() -> None:
     scan = scan_of(phantom(20)[0][[2, 1, 0, 3]])
 
     added = unlike_training(scan, notes_of(), MM)
@@ -244,8 +244,8 @@ def test_measures_of_another_version_are_not_compared() -> None:
     assert deviations(empty, phantom_values()[0]) == ()
 
 
-def test_a_limit_is_the_prediction_interval_of_the_normal_distribution() -> None:
-    """5 % of new values from the distribution of eight are outside, by simulation."""
+def test_a_limit_is_a_prediction_interval() -> None:
+    """5 % of new values from the normal distribution of eight are outside, by simulation."""
     draws = np.random.default_rng(0).normal(size=(20_000, 9))
     limit = phantom_profile().model_copy(update={"n_cases": 8}).limit(0.05)
 

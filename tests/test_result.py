@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from scipy.ndimage import binary_erosion, gaussian_filter
+from scipy.ndimage import binary_erosion
 
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.inference.decode import measure
-from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
+from brats_seg.labels import BRATS2017, LabelMap, regions_of
 from brats_seg.quality.result import Prediction, implausibilities
 from brats_seg.voxels.box import brain_mask
 from brats_seg.wings import PredictedDice
@@ -42,29 +42,23 @@ def prediction_of(
     labels: npt.NDArray[np.generic],
     *,
     brain: Mask = BRAIN,
-    convention: LabelConvention = BRATS2017,
     sure: float = 0.99,
     mm: float = 1.0,
 ) -> Prediction:
     """Return a prediction whose network gave each voxel of a region one probability."""
     label_map: LabelMap = labels.astype(np.uint8)
-    regions = regions_of(label_map, convention)
+    regions = regions_of(label_map, BRATS2017)
     return Prediction(
         regions=regions,
         probabilities=np.where(regions, sure, 1 - sure).astype(np.float32),
         brain=brain,
-        volumes=measure(label_map, convention, mm**3),
+        volumes=measure(label_map, BRATS2017, mm**3),
         spacing_mm=(mm, mm, mm),
     )
 
 
 def speckle(share: float) -> Mask:
     return BRAIN & (np.random.default_rng(0).random(SHAPE) < share)
-
-
-def blobs() -> Mask:
-    noise = gaussian_filter(np.random.default_rng(0).normal(size=SHAPE), 1.5)
-    return BRAIN & (noise > np.quantile(noise, 0.85))
 
 
 @pytest.mark.parametrize("mm", [1.0, 2.0])
@@ -80,14 +74,13 @@ def test_a_tumour_of_three_shells_is_believed(mm: float) -> None:
         (4 * ball(8), "100% of the tumour is enhancing, without the necrosis or oedema"),
         (2 * speckle(0.02), r"has \d{4} separate parts; expected at most 200"),
         (2 * speckle(0.2), "is scattered: its surface is .* times that of a ball"),
-        (2 * blobs(), "is scattered: its surface is .* times that of a ball"),
         (
             2 * (BRAIN & ~binary_erosion(BRAIN, iterations=3)),
             "[67].% of the whole tumour lies in the outermost 2 voxels",
         ),
         (2 * ball(9, (3, 3, 3)), "100% of the whole tumour lies in the outermost 2 voxels"),
     ],
-    ids=["all brain", "nothing", "one label", "grains", "noise", "blobs", "shell", "outside"],
+    ids=["all brain", "nothing", "one label", "grains", "noise", "shell", "outside"],
 )
 def test_what_cannot_be_a_tumour_is_flagged(labels: npt.NDArray[np.generic], found: str) -> None:
     said = "\n".join(implausibilities(prediction_of(labels)))
@@ -100,18 +93,14 @@ def test_a_network_that_cannot_decide_is_flagged() -> None:
     prediction = prediction_of(TUMOUR)
     doubtful = np.where(prediction.regions, 0.9, np.where(BRAIN, 0.4, 0)).astype(np.float32)
 
-    said = list(implausibilities(replace(prediction, probabilities=doubtful)))
+    (said,) = implausibilities(replace(prediction, probabilities=doubtful))
 
-    assert said == [
-        "the network is undecided in 112 ml (a probability of 0.25 to 0.75), more than the 5 ml of "
-        "the tumour"
-    ]
+    assert "undecided in 112 ml" in said
+    assert "more than the 5 ml of the tumour" in said
 
 
 def test_a_tumour_with_islands_is_flagged() -> None:
-    islands = np.where(ball(8, (16, 32, 32)), 2, TUMOUR)
-
-    (said,) = implausibilities(prediction_of(islands))
+    (said,) = implausibilities(prediction_of(np.where(ball(8, (16, 32, 32)), 2, TUMOUR)))
 
     assert "% of the whole tumour lies apart from its largest part; expected at most 15%" in said
     assert list(implausibilities(prediction_of(np.where(ball(3, (16, 32, 32)), 2, TUMOUR)))) == []
@@ -131,26 +120,17 @@ def test_enhancing_tumour_that_does_not_enhance_is_flagged(
     assert all("is hardly brighter in t1c than what is around it (0." in one for one in said)
 
 
-def test_a_low_predicted_dice_is_flagged() -> None:
+def test_a_low_predicted_dice_is_flagged_and_that_of_an_unusual_scan_is_doubted() -> None:
     wt = PredictedDice(region="wt", dice=0.82, low=0.7, high=0.9)
     et = PredictedDice(region="et", dice=0.41, low=0.2, high=0.6, is_low=True)
-    prediction = replace(prediction_of(TUMOUR), predicted_dice=(wt, et))
 
-    assert list(implausibilities(prediction)) == [
-        "the predicted Dice is low, as in the worst fifth of the held-out cases of the model: "
-        "ET 0.41 (0.20 to 0.60)"
-    ]
-    assert list(implausibilities(replace(prediction, predicted_dice=(wt,)))) == []
+    def said(*dice: PredictedDice, is_unusual: bool = False) -> str:
+        prediction = replace(prediction_of(TUMOUR), predicted_dice=dice, is_unusual=is_unusual)
+        return " | ".join(implausibilities(prediction))
 
-
-def test_the_predicted_dice_of_an_unusual_scan_is_doubted() -> None:
-    wt = PredictedDice(region="wt", dice=0.82, low=0.7, high=0.9)
-    prediction = replace(prediction_of(TUMOUR), predicted_dice=(wt,), is_unusual=True)
-
-    assert list(implausibilities(prediction)) == [
-        "the predicted Dice was fitted on scans without such remarks, and may be too high for this one"
-    ]
-    assert list(implausibilities(replace(prediction, predicted_dice=()))) == []
+    assert said(wt) == said(is_unusual=True) == ""
+    assert said(wt, et).endswith("held-out cases of the model: ET 0.41 (0.20 to 0.60)")
+    assert said(wt, is_unusual=True).startswith("the predicted Dice was fitted on scans without")
 
 
 @pytest.mark.parametrize("labels", [2 * BRAIN, TUMOUR * 0, 2 * speckle(0.2)])
@@ -164,18 +144,8 @@ def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Pat
     write_case(tmp_path / "scans", shape=(52, 52, 52))
     model = write_run(tmp_path / "run")
 
-    code, shown, errors = run(
-        "predict",
-        "scans",
-        "-o",
-        "out",
-        "--model",
-        model,
-        "--set",
-        "preview=false",
-        "--window",
-        "whole",
-    )
+    options = ("-o", "out", "--model", model, "--set", "preview=false", "--window", "whole")
+    code, shown, errors = run("predict", "scans", *options)
 
     assert code == 0, errors
     (line,) = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()

@@ -66,18 +66,11 @@ def test_all_values_of_a_convention_are_described_in_different_colours(conventio
     assert {len(row) for row in rows} == {6}
 
 
-@pytest.mark.parametrize(
-    ("case_id", "name"),
-    [
-        ("sub-01", "sub-01"),
-        ("sub-01_ses-pre", "sub-01_ses-pre"),
-        ("BraTS2021_00000", "sub-BraTS202100000"),
-        ("sub-01_ses-", "sub-sub01ses"),
-        ("../up", "sub-up"),
-    ],
-)
-def test_the_name_of_a_case_in_bids(case_id: str, name: str) -> None:
-    assert bids_name(case_id) == name
+def test_the_name_of_a_case_in_bids() -> None:
+    assert bids_name("sub-01_ses-pre") == "sub-01_ses-pre"
+    assert bids_name("BraTS2021_00000") == "sub-BraTS202100000"
+    assert bids_name("sub-01_ses-") == "sub-sub01ses"
+    assert bids_name("../up") == "sub-up"
 
 
 def test_cases_that_would_have_one_name_in_bids_are_refused() -> None:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 from scipy.ndimage import binary_dilation
 
-from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
@@ -137,12 +137,6 @@ def test_loading_a_case_checks_its_modalities(tmp_path: Path) -> None:
         load_case(find_cases(tmp_path).cases[0])
 
 
-def real_images(case: Case) -> npt.NDArray[np.int16]:
-    loaded = load_case(case, with_label=False)
-    assert loaded.case.remarks == ()
-    return np.stack([volume.array for volume in loaded.volumes])
-
-
 @pytest.mark.real
 @pytest.mark.slow
 def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_data: Path) -> None:
@@ -154,7 +148,9 @@ def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_dat
     )
     cases = [case for folder in folders for case in find_cases(real_data / folder).cases]
     for case in cases:
-        images = real_images(case)
+        loaded = load_case(case, with_label=False)
+        assert loaded.case.remarks == ()
+        images = np.stack([volume.array for volume in loaded.volumes])
         local = local_contrast(sample_of(images))
         for order in ORDERS:
             assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)

@@ -40,12 +40,12 @@ ABOVE_BUDGET = {
     "cases": 2377,
     "top level": 1620,
     "data": 1444,
-    "evaluation": 1223,
+    "evaluation": 1219,
     "quality": 1064,
     "figures": 1046,
-    "dicom": 884,
-    "survival": 978,
-    "pages": 844,
+    "dicom": 881,
+    "survival": 958,
+    "pages": 845,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 23_086, 141

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ def test_networks_without_a_split_are_noted(run: Run, brats_root: Path, tmp_path
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use one quick family instead of all."""
-    monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
+    monkeypatch.setattr(results, "Plan", partial(results.Plan, families=(RIDGE,)))
 
 
 def write_cohort(folder: Path, *, n_cases: int = 30, effect: float = 0.9, seed: int = 0) -> None:

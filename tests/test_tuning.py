@@ -83,48 +83,47 @@ def add_rim(number: int, probabilities: np.ndarray, reference: np.ndarray) -> No
     probabilities[2][cube(7, 13) & ~cube(8, 12)] = 0.62
 
 
-def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -> None:
-    decoding, fits = fit(write_cases(tmp_path, add_rim))
-
-    assert decoding == Decoding(thresholds=(0.5, 0.5, 0.65))
-    assert fits["threshold of ET"].chosen == "0.65"
-    # Dice of ET from 2 64 / (216 + 64) to 1, a third of the mean
-    assert fits["threshold of ET"].gain.mean == pytest.approx((1 - 128 / 280) / 3)
-    assert fits["threshold of WT"].chosen == fits["threshold of WT"].best == "0.5"
+def add_speck(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+    """Give WT a false speck of 27 mm3: 50 is the first candidate that drops it."""
+    probabilities[0][cube(0, 3)] = 0.9
 
 
-def test_few_cases_change_nothing(tmp_path: Path) -> None:
-    decoding, fits = fit(write_cases(tmp_path, add_rim, n_cases=8))
-
-    assert decoding == Decoding()
-    assert (fits["threshold of ET"].chosen, fits["threshold of ET"].best) == ("0.5", "0.65")
+def add_tiny_speck(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
+    """Give WT a speck that costs little Dice, and half of the lesion-wise score."""
+    probabilities[0][:1, :1, :2] = 0.9
 
 
-def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> None:
-    """The surer a network is, the nearer its cubes are to the reference."""
+@pytest.mark.parametrize(
+    ("change", "protocol", "n_cases", "expected", "setting", "gain"),
+    [
+        # Dice of ET from 2 64 / (216 + 64) to 1, a third of the mean
+        (
+            *(add_rim, DICE, N_CASES, Decoding(thresholds=(0.5, 0.5, 0.65))),
+            *("threshold of ET", (1 - 128 / 280) / 3),
+        ),
+        (add_rim, DICE, 8, Decoding(), "threshold of ET", (1 - 128 / 280) / 3),
+        (
+            *(add_speck, DICE, N_CASES, Decoding(smallest_mm3=(50.0, 0.0, 0.0))),
+            *("smallest component of WT, mm3", (1 - 2 * 1728 / (2 * 1728 + 27)) / 3),
+        ),
+        (add_tiny_speck, DICE, N_CASES, Decoding(), "smallest component of WT, mm3", 0.0002),
+        (
+            *(add_tiny_speck, LESIONS, N_CASES, Decoding(smallest_mm3=(10.0, 0.0, 0.0))),
+            *("smallest component of WT, mm3", 0.5 / 3),
+        ),
+    ],
+    ids=["rim", "few cases", "speck", "tiny speck", "tiny speck by lesions"],
+)
+def test_the_value_that_scores_best_is_chosen_if_that_is_no_chance(
+    tmp_path: Path, change, protocol, n_cases, expected, setting, gain
+) -> None:
+    decoding, fits = fit(write_cases(tmp_path, change, n_cases), protocol)
 
-    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
-        probabilities[:] = nested() * (0.95 - 0.05 * (number % 5))
-        probabilities[:, : 4 + number % 5] = 0
-
-    lines = dice_lines([fit_cases(write_cases(tmp_path, change), DICE).notes])
-
-    assert [line.region for line in lines] == ["wt", "tc", "et"]
-    assert {line.n_cases for line in lines} == {N_CASES}
-    # ET is cut in no case
-    assert [line.slope > 0 for line in lines] == [True, True, False]
-
-
-def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> None:
-    """False specks of 27 mm3 in WT: 50 is the first candidate that drops them."""
-
-    def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
-        probabilities[0][cube(0, 3)] = 0.9
-
-    decoding, fits = fit(write_cases(tmp_path, change))
-
-    assert decoding.smallest_mm3 == (50.0, 0.0, 0.0)
-    assert fits["smallest component of WT, mm3"].gain.n_raised == N_CASES
+    assert decoding == expected
+    assert fits[setting].gain.mean == pytest.approx(gain, abs=1e-3)
+    assert (fits[setting].chosen == fits[setting].best) == (expected != Decoding())
+    # the prediction of TC is right
+    assert fits["threshold of TC"].chosen == fits["threshold of TC"].best == "0.5"
 
 
 def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None:
@@ -141,19 +140,19 @@ def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None
     assert dropped in {(50.0, 0.0), (0.0, 50.0)}
 
 
-def test_lesions_are_fitted_to_when_asked(tmp_path: Path) -> None:
-    """A speck costs little Dice, and half of the lesion-wise score."""
+def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> None:
+    """The surer a network is, the nearer its cubes are to the reference."""
 
     def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
-        probabilities[0][:1, :1, :2] = 0.9
+        probabilities[:] = nested() * (0.95 - 0.05 * (number % 5))
+        probabilities[:, : 4 + number % 5] = 0
 
-    cases = write_cases(tmp_path, change)
-    plain, _ = fit(cases)
-    lesionwise, fits = fit(cases, LESIONS)
+    lines = dice_lines([fit_cases(write_cases(tmp_path, change), DICE).notes])
 
-    assert plain == Decoding()
-    assert lesionwise.smallest_mm3 == (10.0, 0.0, 0.0)
-    assert fits["smallest component of WT, mm3"].gain.mean == pytest.approx(0.5 / 3, abs=1e-3)
+    assert [line.region for line in lines] == ["wt", "tc", "et"]
+    assert {line.n_cases for line in lines} == {N_CASES}
+    # ET is cut in no case
+    assert [line.slope > 0 for line in lines] == [True, True, False]
 
 
 def test_an_unknown_metric_is_refused() -> None:

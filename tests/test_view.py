@@ -77,13 +77,6 @@ def test_what_cannot_be_read_is_said(brats_root: Path, draw, error, words: str) 
         draw(brats_root)
 
 
-def test_a_case_without_any_label_map_cannot_be_outlined(tmp_path: Path) -> None:
-    write_case(tmp_path, labelled=False)
-
-    with pytest.raises(CaseError, match="found neither reference nor prediction"):
-        drawn_of(open_view(tmp_path))
-
-
 def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: Path) -> None:
     """4 is the resection cavity there, though the name is one of 2023."""
     write_case(tmp_path, "BraTS-GLI-00001-000", shape=(182, 218, 182), suffix=".nii")

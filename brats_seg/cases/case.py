@@ -412,7 +412,7 @@ def _wrong_with(
         yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
     for volume in volumes:
         if found := _wrong_voxels(volume.array):
-            expected = f"finite intensities of at most {LARGEST_INTENSITY:g} that differ"
+            expected = f"finite intensities up to {LARGEST_INTENSITY:g}, not all equal"
             yield CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
 
 

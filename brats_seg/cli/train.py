@@ -2,7 +2,6 @@
 
 from operator import attrgetter
 from pathlib import Path
-from signal import Signals
 from typing import TYPE_CHECKING
 
 from brats_seg.cli.look import print_remarks, print_summaries
@@ -64,11 +63,7 @@ def train(
     )
     name = outcome.signal and outcome.signal.name
     emit(outcome, run=run_path, signal=name, history=list(map(dict, outcome.history)))
-    return _exit_code(outcome.signal)
-
-
-def _exit_code(signal: "Signals | None") -> int:
-    return 0 if signal is None else 128 + signal
+    return 128 + outcome.signal if outcome.signal else 0
 
 
 def plan() -> None:
@@ -252,7 +247,8 @@ def crossval(
         raise
     emit(done.results, output=output, runs=done.runs, finished=done.results is not None)
     if done.results is None:
-        return _exit_code(done.trainings[-1].signal)
+        signal = done.trainings[-1].signal
+        return 128 + signal if signal else 0
     _print_results(done.results, len(done.runs), output)
     return int(bool(done.results.failures))
 

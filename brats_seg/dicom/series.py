@@ -41,20 +41,6 @@ _IDENTIFIERS = (
     "OtherPatientIDs",
     "AccessionNumber",
 )
-_KEPT = (
-    *("SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality", "SeriesNumber"),
-    *("SeriesDescription", "ProtocolName", "SequenceName", "ImageType", "ScanningSequence"),
-    *("EchoTime", "RepetitionTime", "InversionTime", "DiffusionBValue", "InstanceNumber"),
-    *("ContrastBolusAgent", "ContrastBolusVolume", "ContrastBolusAgentSequence"),
-    *("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "Rows", "Columns"),
-    *("PatientIdentityRemoved", "ImagesInAcquisition"),
-    *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
-)
-"""Elements of a header that are kept."""
-_TAGS = [
-    *(*_KEPT, *_IDENTIFIERS),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-]
 _OF_FRAMES = {
     "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
     "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
@@ -66,6 +52,18 @@ _OF_FRAMES = {
 }
 """Functional group and element of enhanced MR, whose slices are frames of one file, that have what other
 files state at their top."""
+_KEPT = (
+    *("SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality", "SeriesNumber"),
+    *("SeriesDescription", "ProtocolName", "SequenceName", "ImageType", "ScanningSequence"),
+    *("ContrastBolusAgent", "ContrastBolusVolume", "ContrastBolusAgentSequence", "Rows", "Columns"),
+    *("InstanceNumber", "ImagesInAcquisition", "PatientIdentityRemoved"),
+    *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
+)
+"""Elements of a header that are kept, with those of its frames."""
+_TAGS = [
+    *(*_KEPT, *_OF_FRAMES, *_IDENTIFIERS),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+]
 HEADER_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
     *(IndexError, OverflowError, RecursionError, MemoryError, struct.error),
@@ -265,8 +263,7 @@ def _read(path: Path) -> list[_Image]:
     values = {name: header.get(name) for name in _KEPT}
     images = []
     for index, frame in enumerate(frames_of(header)):
-        number = values["InstanceNumber"] or index
-        merged = {**values, **frame, "InstanceNumber": number}
+        merged = {**values, **frame, "InstanceNumber": values["InstanceNumber"] or index}
         image = _Image(
             path=path,
             texts={name: _texts(value) for name, value in merged.items()},

@@ -136,26 +136,16 @@ def surface_dice(
     if not (reference.any() and prediction.any()):
         either = reference.any() or prediction.any()
         return (0.0 if either else 1.0,) * len(tolerances_mm)
-    sides = voxel_surface_distances(reference, prediction, spacing_mm)
-    return tuple(
-        float(np.mean([np.mean(side <= tolerance) for side in sides]))
-        for tolerance in tolerances_mm
-    )
-
-
-def voxel_surface_distances(
-    reference: Mask, prediction: Mask, spacing_mm: Spacing
-) -> tuple[Values, Values]:
-    """Return the distances in mm from the surface voxels of each of two masks to the other's.
-
-    A surface voxel has at least one of its six neighbours outside the mask. Neither mask may be
-    empty.
-    """
+    # a surface voxel has at least one of its six neighbours outside the mask
     one, other = (
         side & ~ndimage.binary_erosion(side, _FACE_NEIGHBOURS)
         for side in _cropped(reference, prediction)
     )
-    return _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
+    sides = _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
+    return tuple(
+        float(np.mean([np.mean(side <= tolerance) for side in sides]))
+        for tolerance in tolerances_mm
+    )
 
 
 def _count(masks: RegionMasks) -> Counts:

@@ -98,9 +98,10 @@ def write_report(
         EnvironmentalError: A page cannot be written.
     """
     is_one = options.output is not None and options.output.suffix.lower() == PAGE_SUFFIX
-    _check(inputs, options, is_one=is_one)
+    _check(inputs, options)
+    cohorts = [path for path in inputs if (path / MANIFEST_NAME).is_file()]
     if is_run(inputs[0]):
-        pages = [_page(options.output or run, RUN_PAGE) for run in inputs]
+        pages = _pages(inputs, RUN_PAGE, options.output)
         for run, page in zip(inputs, pages, strict=True):
             write_run_page(
                 run,
@@ -111,6 +112,7 @@ def write_report(
                 track=track,
             )
         return MappedCases(results=tuple(pages), failures=())
+    pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
     if options.with_cases:
         files = _chosen([one for path in inputs for one in _files_of(path, options)], options)
@@ -118,8 +120,6 @@ def write_report(
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
             return written
-    cohorts = [path for path in inputs if (path / MANIFEST_NAME).is_file()]
-    pages = [_page(options.output or path, COHORT_PAGE) for path in cohorts]
     for path, page in zip(cohorts, pages, strict=True):
         write_cohort_page(
             path,
@@ -172,7 +172,7 @@ def write_page_of(files: PageFiles) -> Path:
     return files.page
 
 
-def _check(inputs: Sequence[Path], options: PageOptions, *, is_one: bool) -> None:
+def _check(inputs: Sequence[Path], options: PageOptions) -> None:
     """Raise `UsageError` if the options do not fit the inputs."""
     runs = [path for path in inputs if is_run(path)]
     flags = ("reference", "prediction", "scores", "case_ids")
@@ -192,10 +192,6 @@ def _check(inputs: Sequence[Path], options: PageOptions, *, is_one: bool) -> Non
             options.scores and options.reference,
             f"both --reference {options.reference} and --scores {options.scores} are given; expected one",
         ),
-        (
-            is_one and len(inputs) > 1,
-            f"{options.output} is one page, for {len(inputs)} folders; expected a folder for the pages",
-        ),
     ):
         if is_wrong:
             raise UsageError(message)
@@ -204,6 +200,14 @@ def _check(inputs: Sequence[Path], options: PageOptions, *, is_one: bool) -> Non
 def _page(folder: Path, name: str) -> Path:
     """Return a page in a folder, or the file that is given instead of a folder."""
     return folder if folder.suffix.lower() == PAGE_SUFFIX else folder / name
+
+
+def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path]:
+    """Return the page of each folder; raise `UsageError` if several would be one file."""
+    if output is not None and len(folders) > 1:
+        msg = f"{output} is for one page, not for {len(folders)} of the name {name}; leave it out"
+        raise UsageError(msg)
+    return [_page(output or folder, name) for folder in folders]
 
 
 def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:

@@ -293,7 +293,7 @@ def deviations(
         name: value for name, value in zip(MEASURES, values.tolist(), strict=True) if name in known
     }
     limit = profile.limit(FALSE_ALARMS / max(1, len(compared)))
-    found = []
+    deviating = []
     for name, value in compared.items():
         kind, typical = MEASURES[name], known[name]
         # as a multiple of the largest likely deviation
@@ -302,8 +302,8 @@ def deviations(
             numbers = np.array([value, typical.low, typical.high])
             shown, low, high = np.exp(numbers) if kind in _LOGARITHMIC else numbers
             text = f"{name} is {shown:.3g}, in training {low:.3g} to {high:.3g}"
-            found.append((excess, kind, text))
-    return tuple((kind, text) for _, kind, text in sorted(found, key=lambda one: -one[0]))
+            deviating.append((excess, kind, text))
+    return tuple((kind, text) for _, kind, text in sorted(deviating, key=lambda one: -one[0]))
 
 
 def measure_crop(

@@ -20,12 +20,7 @@ from scipy.stats import rankdata
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
 from brats_seg.errors import counted
-from brats_seg.evaluation.significance import (
-    CONFIDENCE,
-    N_RESAMPLES,
-    bootstrap_interval,
-    permutation_p_value,
-)
+from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
 from brats_seg.files import alone_at, write_json
@@ -33,7 +28,6 @@ from brats_seg.progress import Track, untracked
 from brats_seg.survival.study import (
     BASELINE,
     COX,
-    FAMILIES,
     SELECTED,
     Plan,
     Predictions,
@@ -41,14 +35,7 @@ from brats_seg.survival.study import (
     concordance,
     cross_validate,
 )
-from brats_seg.survival.table import (
-    AGE,
-    LABELS_SEEN,
-    LATENT_SEEN,
-    read_features,
-    read_ids,
-    read_outcomes,
-)
+from brats_seg.survival.table import AGE, SEEN_COLUMNS, read_features, read_ids, read_outcomes
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -204,9 +191,7 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
     cases = read_features(features)
     study = Study.of(cases, read_outcomes(cases, table, mapping))
     with_cox = find_spec("lifelines") is not None
-    plan = Plan(
-        n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=FAMILIES, with_cox=with_cox
-    )
+    plan = Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, with_cox=with_cox)
     fold_table = None if folds is None else read_folds(folds)
     predictions = cross_validate(study, plan, fold_table, track)
     summary = summarise(study, predictions, seed)
@@ -264,16 +249,14 @@ def estimates(
     values: Sequence[Days],
     patients: npt.NDArray[np.object_],
     rng: np.random.Generator,
-    n_resamples: int = N_RESAMPLES,
+    **options: int,
 ) -> tuple[Estimate, ...]:
-    """Return every figure of values `(n,)`, with intervals over patients."""
+    """Return every figure of values `(n,)`, with intervals over patients by `bootstrap_interval`."""
 
     def compute(*values: Days) -> Days:
         return np.stack([figure(*values) for figure in figures.values()])
 
-    interval = bootstrap_interval(
-        compute, values, rng, groups=patients.tolist(), n_resamples=n_resamples
-    )
+    interval = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
     numbers = np.stack([compute(*values), interval.low, interval.high], axis=1)
     return tuple(
         Estimate(name=name, value=value, low=low, high=high)
@@ -299,20 +282,16 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
     patients = study.table["patient_id"].to_numpy()[scored]
     figures = []
     for name, predicted in times.items():
-        found: tuple[Estimate, ...] = ()
-        n_contradicted = None
+        scores: tuple[Estimate, ...] = ()
+        days, n_contradicted = predicted.to_numpy(), None
         if name != COX.name:
-            deaths = reported[died], predicted.to_numpy()[died]
-            found = estimates(FIGURES, deaths, patients[died], rng)
-            n_contradicted = int((predicted < reported)[~died].sum())
+            scores = estimates(FIGURES, (reported[died], days[died]), patients[died], rng)
+            n_contradicted = int((days < reported)[~died].sum())
         if with_cox:
-            rows = reported, died, predicted.to_numpy()
-            found += estimates(
-                CONCORDANCE, rows, patients, concordance_rng, _N_CONCORDANCE_RESAMPLES
-            )
-        figures.append(
-            FamilyFigures(name=str(name), estimates=found, n_contradicted=n_contradicted)
-        )
+            rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
+            scores += estimates(CONCORDANCE, rows, patients, concordance_rng, n_resamples=n)
+        one = FamilyFigures(name=str(name), estimates=scores, n_contradicted=n_contradicted)
+        figures.append(one)
     selected, baseline = (times[name].to_numpy()[died] for name in (SELECTED, BASELINE.name))
     rank = next(one for one in figures[0].estimates if one.name == "spearman")
     return Summary(
@@ -431,7 +410,7 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     if study.dropped:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
         yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
-    for column, what in ((LATENT_SEEN, "the latent vector"), (LABELS_SEEN, "the label map")):
+    for column, what in SEEN_COLUMNS.items():
         for answer, networks in _NOT_HELD_OUT.items():
             n = int((table[column] == answer).sum()) if column in table else 0
             if n:

@@ -260,7 +260,7 @@ class Plan:
     """Number of new folds, where no fold table is given."""
     n_repeats: int
     seed: int
-    families: tuple[Family, ...]
+    families: tuple[Family, ...] = FAMILIES
     with_cox: bool = False
     """Whether a Cox model is fitted as well; needs lifelines."""
 

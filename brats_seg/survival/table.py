@@ -27,6 +27,8 @@ SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
+SEEN_COLUMNS = {LATENT_SEEN: "the latent vector", LABELS_SEEN: "the label map"}
+"""Columns that say whether networks were trained on the patient, and what was made by them."""
 _TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, "resection")
 _MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 
@@ -117,17 +119,17 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
             "--clinical the name_mapping.csv that joins the ids of the years."
         )
         raise UsageError(msg)
-    found = pd.DataFrame([row or ClinicalRow(ids=()) for row in rows])
-    known, censored = found["survival_days"].notna(), found["survival_censored"]
-    ages, resections = found[AGE].astype(float), table["resection"].str.upper()
+    patients = pd.DataFrame([row or ClinicalRow(ids=()) for row in rows])
+    known, censored = patients["survival_days"].notna(), patients["survival_censored"]
+    ages, resections = patients[AGE].astype(float), table["resection"].str.upper()
     outcomes = pd.DataFrame(
         {
-            "days": found["survival_days"].astype(float),
+            "days": patients["survival_days"].astype(float),
             "known": known,
             "died": known & ~censored,
             "lived": known & censored,
             AGE: table[AGE].fillna(ages) if AGE in table else ages,
-            "resection": resections.where(resections != "", found["resection"]),
+            "resection": resections.where(resections != "", patients["resection"]),
         }
     )
     if not outcomes["died"].any():

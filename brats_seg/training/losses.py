@@ -1,22 +1,10 @@
 """Define the tasks of a network, segmentation and reconstruction, by their losses and scores.
 
-A loss is any callable that takes the output of a network and a target. Its attribute `reduces`
-declares how the losses of patches combine to that of the batch, which decides how its gradient is
-computed:
+A loss is any callable that takes the output of a network and a target; `Reduction` says how it declares
+how the losses of patches combine to that of the batch, which decides how its gradient is computed.
 
-- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the
-  batch is their mean.
-- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the
-  two methods of `SumsLoss`.
-- without that attribute nothing is assumed: the loss is called once with all outputs and targets of
-  the batch and returns a scalar, as the losses of torch and MONAI do.
-
-A loss of each kind may have parameters of its own, if it is an `nn.Module`, and may read the weights
-of the network: their gradients are those of the whole batch too.
-
-N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give
-logits, never probabilities; targets are 0 or 1. Coarser logits are compared with the target on
-their own grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
+N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give logits,
+never probabilities; targets are 0 or 1.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +30,16 @@ Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""
 Reduction: TypeAlias = Literal["patches", "sums", "outputs"]
+"""Attribute `reduces` of a loss.
+
+- `patches`: the loss returns one number for each patch, `(N,)`; that of the batch is their mean.
+- `sums`: the loss is a function of sums over patches, such as batch Dice, see `SumsLoss`.
+- `outputs`, or no such attribute: nothing is assumed. The loss is called once with all outputs and
+  targets of the batch and returns a scalar, as the losses of torch and MONAI do.
+
+A loss of each kind may have parameters, if it is an `nn.Module`, and may read the weights of the network:
+their gradients are those of the whole batch too.
+"""
 
 SMOOTH_VOXELS = 1.0
 """Added to both sides of the Dice ratio, so that it is defined where a region is empty."""
@@ -273,7 +271,11 @@ def _weighted(terms: Tensor, config: LossConfig) -> Tensor:
 
 
 def _level_weights(losses: Tensor) -> Tensor:
-    """Return the weight of each level `(L,)` of losses `(L, ...)`; they add up to 1."""
+    """Return the weight of each level `(L,)` of losses `(L, ...)`; they add up to 1.
+
+    Coarser logits are compared with the target on their own grid, and each level weighs half as much as
+    the one above it (nnU-Net; Isensee 2021).
+    """
     weights = losses.new_tensor([0.5**level for level in range(len(losses))])
     return weights / weights.sum()
 

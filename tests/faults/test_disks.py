@@ -38,7 +38,7 @@ MOMENTS = {
 """When it happens to each command, as shares of the changes that it makes."""
 PROMISE = "disk {} at any moment: named error, nothing lost, then equal results"
 GONE = "{} folder gone at any moment: no traceback, then equal results"
-REAL = "disk truly {}: named error, nothing lost, then equal results"
+REAL = "disk truly full or read-only: named error, nothing lost, then equal results"
 REFUSES_TO_REPLACE = "export"
 """The command that does not write over its own result."""
 CHANGED_BY_TUNE = "tune"
@@ -132,40 +132,27 @@ def small_disk(path: Path) -> Iterator[Callable[[str], None]]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-SIZES_KB = {"prepare": (64, 200), "train": (40, 120), "predict": (24, 120), "crossval": (40, 300)}
-"""Sizes of a disk that are too small for the output of a command."""
+SMALL_DISKS = {
+    "prepare": ("size=64k", "size=200k", "ro"),
+    "train": ("size=40k", "size=120k", "ro"),
+    "predict": ("size=24k", "size=120k", "ro"),
+    "crossval": ("size=40k", "size=300k", "ro"),
+}
+"""Options of disks that do not take the output of a command: too small, and read-only."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SIZES_KB)
-def test_a_disk_that_is_truly_full(
+@pytest.mark.parametrize("name", SMALL_DISKS)
+def test_a_disk_that_is_truly_full_or_read_only(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
     _, expected = stages.undisturbed(command, place / "undisturbed")
-    for size_kb in SIZES_KB[name]:
-        folder = stages.start(command.stage, place / f"disk{size_kb}")
-        with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("full")) as tries:
-            remount(f"size={size_kb}k")
+    for options in SMALL_DISKS[name]:
+        folder = stages.start(command.stage, place / options)
+        with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL) as tries:
+            remount(options)
             hit = run(command.words, folder)
-            remount("size=16m")
+            remount("rw,size=16m")
             ended = run(command.words, folder)
-            tries.note(
-                f"{name} in {size_kb} kB", hit.expect(1, 3), *ending(ended, folder, expected)
-            )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OUTPUTS)
-def test_a_disk_that_is_truly_read_only(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    command = COMMANDS[name]
-    _, expected = stages.undisturbed(command, place / "undisturbed")
-    folder = stages.start(command.stage, place / "disk")
-    with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("read-only")) as tries:
-        remount("ro")
-        hit = run(command.words, folder)
-        remount("rw")
-        ended = run(command.words, folder)
-        tries.note(name, hit.expect(1, 3), *ending(ended, folder, expected))
+            tries.note(f"{name}, {options}", hit.expect(1, 3), *ending(ended, folder, expected))
