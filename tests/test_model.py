@@ -50,6 +50,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
     ("changes", "message"),
     [
         ({"modalities": ("t1n", "t1c")}, r"modalities \['t1c', 't1n'\]; expected .*'t2f'"),
+        ({"modalities": ("t1n",) * 4}, "modalities"),
         ({"regions": ("tumour",)}, r"regions \['tumour'\]; expected"),
         ({"normalisation": "none"}, r"normalisation none; expected z-score"),
         ({"conventions": ("brats1999",)}, r"label conventions \['brats1999'\]"),
@@ -70,9 +71,7 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))
     plain, tuned = write_run(tmp_path / "plain"), write_run(tmp_path / "tuned", fitted=fitted)
     coarse = write_run(tmp_path / "coarse", identity=replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0)))
-    dropout = write_run(
-        tmp_path / "dropout", identity=replace(IDENTITY, subsets=MODALITY_SUBSETS)
-    )
+    dropout = write_run(tmp_path / "dropout", identity=replace(IDENTITY, subsets=MODALITY_SUBSETS))
 
     with pytest.raises(UsageError, match=r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4"):
         load_model([plain, tuned], CPU)
@@ -140,5 +139,7 @@ def test_the_window_is_that_of_training_unless_another_is_given(
 
     assert member.window == Window(size=size, overlap=settings.get("overlap", 0.5))
     if patch != "whole":
-        with pytest.raises(ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."):
+        with pytest.raises(
+            ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."
+        ):
             load_model([run], CPU, PredictionSettings(window=(9, 8, 7)))

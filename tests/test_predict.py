@@ -98,9 +98,7 @@ def test_every_orientation_gives_the_same_tumour_in_the_same_place(tmp_path: Pat
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (0, 2), (4, 0), (0, 0)])
-def test_the_label_map_has_the_geometry_of_the_scan(
-    tmp_path: Path, codes: tuple[int, int]
-) -> None:
+def test_the_label_map_has_the_geometry_of_the_scan(tmp_path: Path, codes: tuple[int, int]) -> None:
     for folder in turned_scans(tmp_path, codes):
         label_map = written(folder, tmp_path / f"{folder.name}-out")
 
