@@ -129,7 +129,7 @@ def test_paths_that_cannot_be_paired_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="nowhere does not exist"):
         find_pairs(tmp_path, tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="two label maps or two folders, not one of each"):
+    with pytest.raises(UsageError, match="expected two label maps, or two folders; found"):
         find_pairs(tmp_path, tmp_path / "a.nii.gz")
     with pytest.raises(UsageError, match=r"notes\.txt is not a NIfTI file by its name"):
         find_pairs(tmp_path / "notes.txt", tmp_path / "a.nii.gz")

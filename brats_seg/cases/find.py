@@ -29,7 +29,7 @@ from brats_seg.cases.described import (
     read_path_table,
     with_name_checked,
 )
-from brats_seg.cases.folders import Folder, has_dicom, holds_dicom, walk_folders
+from brats_seg.cases.folders import LONGEST_ID, Folder, has_dicom, holds_dicom, walk_folders
 from brats_seg.cases.layouts import (
     BIDS,
     DERIVATIVES,
@@ -47,8 +47,6 @@ from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
 
-LONGEST_ID = 200
-"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 EXPECTED_LABELS = (
     "CASE_seg, -seg, _segm, _segmentation, _dseg, _label, _gt or _mask beside the scans, and CASE "
     "or such a name in a folder called labels, masks, segmentations or alike"
@@ -69,10 +67,7 @@ _UNREAD = (
         "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)",
     ),
 )
-_CONVERT = (
-    "convert them (brats-seg convert FOLDER -o SCANS) and give the folder SCANS; predict takes them "
-    "as they are"
-)
+_CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes them as they are"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = re.compile(
     r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
@@ -248,9 +243,7 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     n_cases = by_release.pop(release)
     if by_release:
         ignored = ", ".join(f"{n} of {name}" for name, n in by_release.items())
-        log.warning(
-            "%s holds %s of %s; ignored: %s", place, counted(n_cases, "case"), release, ignored
-        )
+        log.warning("%s holds %d cases of %s; ignored: %s", place, n_cases, release, ignored)
     chosen = [case for case in cases if case.release == release]
     folders = {place / scan.path.parent for case in chosen for scan in case.images}
     # the tables of a release are beside its case folders, not in them
@@ -364,8 +357,7 @@ def _find_below(
         msg = (
             f"no case below {root} has a label map called {label_files!r}; the files that are no "
             f"scan are {others}. Expected a pattern of names, such as '*_tumour.nii.gz', or of paths "
-            "below the folder, such as 'masks/*'; the names begin with the id of the case, or its "
-            "folder holds them."
+            "below the folder, such as 'masks/*'. Each name begins with the id of its case."
         )
         raise LayoutError(msg)
     return cases, notices

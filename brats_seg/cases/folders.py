@@ -12,6 +12,8 @@ from pathlib import Path
 from brats_seg.cases.layouts import NamedFile, parse_file_name
 from brats_seg.files import check_regular
 
+LONGEST_ID = 200
+"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
 _MAC_FOLDER = "__MACOSX"

@@ -69,9 +69,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
             raise UsageError(msg)
     is_pair = reference.is_file() and not is_path_table(reference)
     if is_pair != prediction.is_file():
-        msg = (
-            f"{reference} and {prediction}: expected two label maps or two folders, not one of each"
-        )
+        msg = f"expected two label maps, or two folders; found {reference} and {prediction}"
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
