@@ -259,7 +259,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("doctor nowhere", 3, ""),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
-        ("tune model", 2, "found an exported model"),
+        ("tune model", 2, "model: found an exported model; expected the folder of a run"),
     ],
 )
 def test_wrong_use_ends_with_a_message_and_the_code(

@@ -40,7 +40,7 @@ ABOVE_BUDGET = {
     "cases": 2377,
     "top level": 1620,
     "data": 1444,
-    "evaluation": 1219,
+    "evaluation": 1214,
     "quality": 1064,
     "figures": 1046,
     "dicom": 881,
