@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from brats_seg.runtime.weights import (
     read_trained,
 )
 from brats_seg.training.state import read_state
+from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
@@ -134,11 +136,13 @@ LINES = tuple(
     LINE.model_copy(update={"region": region, "intercept": 0.2, "slope": 0.5, "worst_fifth": 0.1})
     for region in ("wt", "tc", "et")
 )
-NOTES = {
-    "predicted_dice": [line.model_dump() for line in LINES],
-    "profile": phantom_profile().model_dump(mode="json"),
-}
 SUFFIXES = ("t1", "t1ce", "t2", "flair")
+
+
+@cache
+def notes_of_model() -> Notes:
+    profile = phantom_profile().model_dump(mode="json")
+    return {"predicted_dice": [line.model_dump() for line in LINES], "profile": profile}
 
 
 def write_scan(folder: Path, images: np.ndarray, name: str = "BraTS2021_00001") -> None:
@@ -167,21 +171,21 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
 def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
     """They describe a model, but do not change it: its fingerprint is that without them."""
     plain, described = write_run(tmp_path / "plain"), tmp_path / "described"
-    write_run(described, notes=NOTES)
+    write_run(described, notes=notes_of_model())
 
     export_model([described], tmp_path / "model")
     export_model([plain], tmp_path / "plain-model")
 
     (network,) = read_exported(tmp_path / "model").networks
-    assert network.card.notes == NOTES
+    assert network.card.notes == notes_of_model()
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
     description = json.loads((tmp_path / "plain-model" / "model.json").read_bytes())
     assert description["members"][0]["card"]["notes"] == {}
 
 
 def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", notes=NOTES)
-    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
+    one = write_run(tmp_path / "one", notes=notes_of_model())
+    two = write_run(tmp_path / "two", seed=1, notes=notes_of_model())
     plain = write_run(tmp_path / "plain", seed=2)
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
@@ -213,8 +217,8 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     write_scan(tmp_path / "usual", images)
     write_scan(tmp_path / "swapped", images[[2, 1, 0, 3]])
     fitted, plain = tmp_path / "fitted", tmp_path / "plain"
-    write_run(fitted, notes=NOTES)
-    write_run(plain, notes={"profile": NOTES["profile"]})
+    write_run(fitted, notes=notes_of_model())
+    write_run(plain, notes={"profile": notes_of_model()["profile"]})
 
     def predict(scans: str, model: Path) -> tuple[dict, dict, str]:
         output = f"{scans}-{model.name}"
