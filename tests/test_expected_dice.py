@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from brats_seg.runtime.weights import (
     read_trained,
 )
 from brats_seg.training.state import read_state
+from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
@@ -115,10 +117,12 @@ LINES = tuple(
     LINE.model_copy(update={"region": region, "intercept": 0.2, "slope": 0.5, "worst_fifth": 0.1})
     for region in ("wt", "tc", "et")
 )
-NOTES = {
-    "predicted_dice": [line.model_dump() for line in LINES],
-    "profile": phantom_profile().model_dump(mode="json"),
-}
+
+
+@cache
+def notes_of_model() -> Notes:
+    profile = phantom_profile().model_dump(mode="json")
+    return {"predicted_dice": [line.model_dump() for line in LINES], "profile": profile}
 
 
 def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
@@ -142,20 +146,20 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
 def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
     """They describe a model, but do not change it: its fingerprint is that without them."""
     plain = write_run(tmp_path / "plain")
-    described = write_run(tmp_path / "described", notes=NOTES)
+    described = write_run(tmp_path / "described", notes=notes_of_model())
 
     export_model([described], tmp_path / "model")
 
     (network,) = read_exported(tmp_path / "model").networks
-    assert network.card.notes == NOTES
+    assert network.card.notes == notes_of_model()
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
 
 
 def test_an_ensemble_has_what_all_of_its_networks_have(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = write_run(tmp_path / "one", notes=NOTES)
-    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
+    one = write_run(tmp_path / "one", notes=notes_of_model())
+    two = write_run(tmp_path / "two", seed=1, notes=notes_of_model())
     plain = write_run(tmp_path / "plain", seed=2)
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
@@ -179,8 +183,8 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):
         for image, suffix in zip(scan, ("t1", "t1ce", "t2", "flair"), strict=True):
             write_nifti(tmp_path / f"scans/{name}/{name}_{suffix}.nii.gz", image)
-    write_run(tmp_path / "fitted", notes=NOTES)
-    write_run(tmp_path / "plain", notes={"profile": NOTES["profile"]})
+    write_run(tmp_path / "fitted", notes=notes_of_model())
+    write_run(tmp_path / "plain", notes={"profile": notes_of_model()["profile"]})
 
     options = ("--set", "preview=false", "--window", "whole")
     code, shown, errors = run("predict", "scans", "-o", "out", "--model", "fitted", *options)
