@@ -36,7 +36,7 @@ from comparison import (
     table_of,
 )
 from gpu_checks import half, out_of_memory, ranks, replay
-from gpu_setting import CLOCK, Setting, predicted, setting_of
+from gpu_setting import CLOCK, Setting, make_step, predicted, setting_of
 from machine import machine_name
 
 from brats_seg.cases.phantom import write_phantom_cases
@@ -46,7 +46,6 @@ from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.runtime.windows import predict_logits
 from brats_seg.training.batches import Batch, read_batches
-from brats_seg.training.losses import count_voxels
 from brats_seg.training.run_plan import plan_run
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -90,7 +89,7 @@ def training(setting: Setting) -> Iterator[Comparison]:
     for precision, layout in product(setting.precisions, FORMATS):
         state = setting.state(precision)
         state.network.to(memory_format=FORMATS[layout])
-        step = partial(state.step, batch, count_voxels)
+        step = partial(make_step, state, batch)
         ways[f"{precision}, {layout}"] = setting.synchronised(step)
     task = f"training on patches of {_size(setting.patch)}"
     yield from _rates(setting, task, ways, len(batch.samples), goals=(62.0, 100.0))
@@ -117,7 +116,7 @@ def _loaded_against_held(setting: Setting, folder: Path, augment: str) -> Compar
 
     def train(batches: Iterator[Batch]) -> None:
         for batch in batches:
-            state.step(batch, count_voxels)
+            make_step(state, batch)
 
     def read() -> float:
         batches = read_batches(plan, keys)
@@ -187,7 +186,7 @@ def norm(setting: Setting) -> Iterator[Comparison]:
         for module in states[name].network.modules():
             if isinstance(module, ActivatedNorm):
                 module.in_place = in_place
-    steps = {name: partial(s.step, batch, count_voxels) for name, s in states.items()}
+    steps = {name: partial(make_step, s, batch) for name, s in states.items()}
     stock, ours = (steps[name]() for name in ("stock", "in place"))
     loss, gradient = (
         abs(getattr(ours, name) / getattr(stock, name) - 1) for name in ("loss", "gradient_norm")

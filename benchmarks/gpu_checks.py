@@ -17,14 +17,13 @@ from pathlib import Path
 
 import torch
 from comparison import Comparison
-from gpu_setting import Setting, predicted, setting_of
+from gpu_setting import Setting, make_step, predicted, setting_of
 from torch import Tensor, distributed, nn
 from torch.nn.utils import parameters_to_vector
 
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.training.batches import Batch
 from brats_seg.training.independence import LARGEST_TOLERANCE, REPLAY_TOLERANCE, ReplayError
-from brats_seg.training.losses import count_voxels
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState
 
@@ -37,13 +36,13 @@ def out_of_memory(setting: Setting) -> Iterator[Comparison]:
     batch = setting.batch(4)
     state = setting.state("fp32", PLAIN, "training.micro_batch=1")
     start = _weights(state.network)
-    gib = setting.peak_gib(partial(state.step, batch, count_voxels))
+    gib = setting.peak_gib(partial(make_step, state, batch))
     expected = _weights(state.network)
     state = setting.state("fp32", PLAIN, "training.micro_batch=4")
     with _limited_memory(setting, state.network, 1.5 * gib):
-        state.step(batch, count_voxels)
+        make_step(state, batch)
         found = _weights(state.network)
-        state.step(batch, count_voxels)
+        make_step(state, batch)
     ran_out = state.fallback.index > 0
     error = float((found - expected).norm() / (expected - start).norm())
     yield _within(
@@ -81,13 +80,13 @@ def half(setting: Setting) -> Iterator[Comparison]:
     """Train in float16 with its loss scale, and in float32, on the same batch."""
     batch = setting.batch(2)
     state = setting.state("fp16")
-    results = [state.step(batch, count_voxels) for _ in range(setting.n_half_steps)]
+    results = [make_step(state, batch) for _ in range(setting.n_half_steps)]
     n_skipped = sum(result.skipped for result in results)
     scale = state.accumulator.scaler.get_scale()
     state = setting.state("fp32")
     # as many steps as were not skipped to find the scale
     for _ in range(len(results) - n_skipped):
-        expected = state.step(batch, count_voxels)
+        expected = make_step(state, batch)
     losses = (results[-1].loss, expected.loss)
     yield _within(
         f"loss after {len(results)} steps in fp16, against fp32",
@@ -125,7 +124,7 @@ def replay(setting: Setting) -> Iterator[Comparison]:
 
 def _is_refused(state: RunState, batch: Batch) -> bool:
     try:
-        state.step(batch, count_voxels)
+        make_step(state, batch)
     except ReplayError:
         return True
     return False
@@ -163,7 +162,7 @@ def _rank_program(setting: Setting, path: Path, backend: str) -> None:
         state = setting.state("fp32", PLAIN, ranks=members)
         start = _weights(state.network)
         share = Batch(samples=tuple(members.share(batch.samples)))
-        step = setting.synchronised(partial(state.step, share, count_voxels))
+        step = setting.synchronised(partial(make_step, state, share))
         seconds.append(setting.seconds(step))
         weights.append(_weights(state.network))
     alone, together = weights

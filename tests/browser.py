@@ -41,10 +41,11 @@ _READY = """new Promise((done) => {
 class Page:
     """A page in the browser, with what it has asked for and complained about."""
 
+    _session: str | None = None
+
     def __init__(self, send: int, receive: int) -> None:
         self._send, self._receive = send, receive
-        self._number = 0
-        self._rest = b""
+        self._number, self._rest = 0, b""
         self.requests: list[str] = []
         """Addresses of everything that was loaded, other than the page itself."""
         self.complaints: list[str] = []
@@ -55,17 +56,12 @@ class Page:
         for domain in ("Page", "Runtime", "Network", "Log"):
             self._call(f"{domain}.enable")
 
-    _session: str | None = None
-
     def open(self, path: Path, *, width: int = 640, height: int = 600, scale: float = 1) -> None:
         """Open a file, and wait until it is ready; `scale` is the zoom of the browser."""
+        # zoom leaves fewer CSS pixels for the page
+        size = {"width": round(width / scale), "height": round(height / scale)}
         self._call(
-            "Emulation.setDeviceMetricsOverride",
-            # zoom leaves fewer CSS pixels for the page
-            width=round(width / scale),
-            height=round(height / scale),
-            deviceScaleFactor=scale,
-            mobile=False,
+            "Emulation.setDeviceMetricsOverride", **size, deviceScaleFactor=scale, mobile=False
         )
         self.requests.clear()
         self.complaints.clear()
@@ -77,9 +73,8 @@ class Page:
 
     def run(self, script: str) -> Any:
         """Return the value of an expression in the page, awaited if it is a promise."""
-        answer = self._call(
-            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
-        )
+        options = {"awaitPromise": True, "returnByValue": True}
+        answer = self._call("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 

@@ -62,3 +62,7 @@ def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:
     return [load_case(case) for folder in folders for case in find_cases(root / folder).cases]
+
+
+def images_of(case: LoadedCase) -> npt.NDArray[np.generic]:
+    return np.stack([volume.array for volume in case.volumes])

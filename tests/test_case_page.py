@@ -19,29 +19,12 @@ from brats_seg.pages.case import (
     part_rows,
     write_case_page,
 )
-from brats_seg.pages.html import Fact
+from tests.test_pages import moved_view
 
 
 @pytest.fixture(scope="module")
 def view(tiny_scans: Path) -> CaseView:
-    """A case whose prediction is its reference, moved by a voxel."""
-    found = open_view(tiny_scans)
-    assert found.reference is not None
-    moved = np.ascontiguousarray(np.roll(found.reference.label_map, 1, axis=0))
-    entropy = np.where(moved == 4, 0.5, 0).astype(np.float32)
-    return replace(found, prediction=replace(found.reference, label_map=moved), uncertainty=entropy)
-
-
-def test_a_page_has_volumes_lesions_flags_and_origin(view: CaseView, tmp_path: Path) -> None:
-    facts = (Fact("Model", "0123abc", is_code=True),)
-    write_case_page(view, tmp_path / "a.html", flags=("odd",), facts=facts)
-
-    page = (tmp_path / "a.html").read_text()
-    assert view.reference is not None
-    wt_ml = (view.reference.label_map > 0).sum() / 1000
-    assert page.count(f'<td class="n">{wt_ml:.2f}</td>') >= 2
-    for words in ("Lesions of the prediction", "0123abc", "odd", "Research use only", "RANO"):
-        assert words in page
+    return moved_view(tiny_scans)
 
 
 def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:

@@ -1,6 +1,5 @@
 """Test charts over many cases."""
 
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cases.clinical import ClinicalTable
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.scores import REGION_COLUMNS
+from brats_seg.evaluation.scores import joined_scores
 from brats_seg.figures.charts import (
     bar_figure,
     cohort_figure,
@@ -22,22 +20,15 @@ from brats_seg.figures.charts import (
     survival_figure,
     volume_figure,
 )
-
-
-def make_score(case_id: str, region: str, dice: float) -> tuple[object, ...]:
-    """Return a row of a table of scores."""
-    return (case_id, region, dice, dice / (2 - dice), 12.0, dice, 1.0, 5.0, 6.0)
-
-
-def score_table(rows: Iterable[tuple[object, ...]]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["case_id", "region", *REGION_COLUMNS])
+from brats_seg.labels import REGIONS
+from tests.builders import make_case
+from tests.test_scores import score_row
 
 
 def make_scores(n_cases: int = 4) -> pd.DataFrame:
-    return score_table(
-        make_score(f"case{k}", region, (k + 1) / 10)
-        for k in range(n_cases)
-        for region in ("wt", "tc", "et")
+    """Return scores of cases with a Dice of 0.1, 0.2, ..."""
+    return pd.DataFrame(
+        score_row(f"case{k}", (k + 1) / 10, region) for k in range(n_cases) for region in REGIONS
     )
 
 
@@ -63,19 +54,17 @@ def test_bars_say_the_mean_in_per_cent() -> None:
 @pytest.mark.parametrize("draw", [score_figure, bar_figure])
 def test_no_scores_and_an_unknown_column_are_errors(draw) -> None:
     with pytest.raises(UsageError, match="no scores to draw"):
-        draw(score_table([]))
+        draw(joined_scores(()))
     with pytest.raises(UsageError, match="no column 'dyce'; there are dice, jaccard"):
         score_figure(make_scores(), column="dyce")
 
 
-def make_case(number: int, age_years: float | None, tumour_ml: float | None) -> Case:
-    facts = CaseFacts(age_years=age_years, tumour_ml=tumour_ml)
-    return Case(case_id=str(number), patient_id=str(number), release="unknown", facts=facts)
-
-
 def cohort_of(ages, days, alive, ml) -> Figure:
     """Draw cases with those values, None where unknown."""
-    cases = [make_case(k, *values) for k, values in enumerate(zip(ages, ml, strict=True))]
+    cases = [
+        make_case(str(k), age_years=age, tumour_ml=volume)
+        for k, (age, volume) in enumerate(zip(ages, ml, strict=True))
+    ]
     rows = [
         SimpleNamespace(survival_days=d, survival_censored=a)
         for d, a in zip(days, alive, strict=True)
@@ -129,7 +118,7 @@ def test_a_cohort_of_which_nothing_is_known_is_an_error() -> None:
 
 def test_a_long_title_is_inside_the_chart() -> None:
     title = "Held-out cases: " + "no better than age " * 4
-    scores = score_table(make_score(f"case{k}", "wt", 0.5) for k in range(1251))
+    scores = pd.DataFrame(score_row(f"case{k}", 0.5) for k in range(1251))
     for figure in (
         survival_figure([100], [200], [False], title=title),
         score_figure(scores, column="sensitivity"),

@@ -8,18 +8,18 @@ import pytest
 from PIL import Image
 
 from brats_seg.errors import UsageError
-from brats_seg.inference.results import MANIFEST_NAME, Record
+from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.pages.cohort import write_cohort_page
 from tests.browser import Page
-from tests.test_pages import press, write_results
+from tests.builders import touch
+from tests.test_pages import RECORD, press, write_results
 
 
 def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     results = write_results(tmp_path / "results")
-    previews = results / "previews"
-    previews.mkdir()
-    Image.new("RGB", (90, 66), "red").save(previews / "bad.png")
-    (previews / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+    touch(results, "previews/bad.png", "previews/fair.png")
+    Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
+    (results / "previews" / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
 
     write_cohort_page(results, results / "cohort.html", scores=results / "scores.csv")
 
@@ -51,19 +51,20 @@ def test_two_thousand_cases_are_written_and_sorted_in_seconds(
     browser: Page, tmp_path: Path
 ) -> None:
     """The pictures are small ones here: real ones take 20 ms and 3 kB each."""
-    results = write_results(tmp_path / "results")
-    (results / "previews").mkdir()
-    Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
-    lines = (results / MANIFEST_NAME).read_text().splitlines()
-    record = Record.model_validate_json(lines[1])
-    many = (
-        record.model_copy(update={"case_id": f"{k:05d}", "outputs": ("previews/bad.png",)})
-        for k in range(2000)
+    touch(tmp_path, "previews/a.png")
+    Image.new("RGB", (90, 66), "red").save(tmp_path / "previews" / "a.png")
+    (tmp_path / MANIFEST_NAME).write_text(
+        "".join(
+            RECORD.model_copy(
+                update={"case_id": f"{k:05d}", "outputs": ("previews/a.png",)}
+            ).model_dump_json()
+            + "\n"
+            for k in range(2000)
+        )
     )
-    (results / MANIFEST_NAME).write_text("".join(one.model_dump_json() + "\n" for one in many))
 
     began_s = time.monotonic()
-    write_cohort_page(results, tmp_path / "a.html")
+    write_cohort_page(tmp_path, tmp_path / "a.html")
     written_s = time.monotonic() - began_s
     browser.open(tmp_path / "a.html")
     names = press(browser, "Case")

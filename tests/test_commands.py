@@ -85,7 +85,7 @@ FLOW = (
     Step(line="phantom few --number 1", files=("few/BraTS2021_00000",), fact="1 phantom case"),
     Step(line="index few -o few.csv", fact="1 case"),
     Step(line="settings training --preset demo --seed 7", fact=r"training\.n_epochs +14 "),
-    Step(line="plan --preset demo --device t4", fact="prediction for Tesla T4"),
+    Step(line=f"plan {TINY} --device 600MiB", fact="largest patch.*for a GPU of 600MiB"),
     Step(
         line=f"train --data data --prepared ready {TINY} --session-hours 0",
         fact=r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
@@ -259,7 +259,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("doctor nowhere", 3, ""),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
-        ("tune model", 2, "is an exported model, which does not list its held-out cases"),
+        ("tune model", 2, "model: found an exported model; expected the folder of a run"),
     ],
 )
 def test_wrong_use_ends_with_a_message_and_the_code(

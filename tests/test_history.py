@@ -9,7 +9,8 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -98,45 +99,39 @@ def entries_of(table: pd.DataFrame, place: int) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def test_there_is_no_legend_entry_before_the_first_validation(tmp_path: Path) -> None:
+def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_entry(
+    tmp_path: Path,
+) -> None:
     write_history([row(1, validated=False)], tmp_path)
     assert entries_of(read_history(tmp_path), 1) == ["training"]
 
     write_history([row(1, validated=True)], tmp_path)
     parts = ["validation WT", "validation TC", "validation ET"]
     assert entries_of(read_history(tmp_path), 1) == ["training", "validation", *parts]
-
-
-def test_one_epoch_is_drawn_at_its_whole_number(tmp_path: Path) -> None:
-    write_history([row(1, validated=True)], tmp_path)
-
     figure = history_figure(read_history(tmp_path))
-
     ticks = figure.axes[-1].get_xticks()
     assert [tick for tick in ticks if 0.1 < tick < 1.9] == [1]
     assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
     assert figure.axes[0].lines[0].get_ydata().tolist() == [1.0]
 
 
-def test_the_line_of_the_log_shows_the_values() -> None:
-    assert epoch_line(row(1, validated=False), 5).startswith(
-        "epoch 1/5 | training loss 1.0000 Dice"
-    )
-    assert "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard 0.500 | lr" in (
-        epoch_line(row(2, validated=True), 5)
-    )
-    assert "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C" in (
-        epoch_line(row(2, validated=True, scores=ERRORS), 5)
-    )
+@pytest.mark.parametrize(
+    ("validated", "scores", "expected"),
+    [
+        (False, OVERLAP, "epoch 2/5 | training loss 1.0000 Dice"),
+        (True, OVERLAP, "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard"),
+        (True, ERRORS, "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C"),
+    ],
+)
+def test_the_line_of_the_log_shows_the_values(
+    validated: bool, scores: dict[str, float], expected: str
+) -> None:
+    assert expected in epoch_line(row(2, validated=validated, scores=scores), 5)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        (None, "does not exist; expected the folder of a run"),
-        ("epoch\n", "holds no epochs"),
-        ("", "holds no epochs"),
-    ],
+    [(None, "does not exist; expected"), ("epoch\n", "holds no epochs"), ("", "holds no epochs")],
 )
 def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expected: str) -> None:
     if text is not None:
@@ -146,35 +141,20 @@ def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expe
         read_history(tmp_path)
 
 
-class Shown:
-    """Record what a cell of a notebook displays, in order."""
+def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[bytes] = []
 
-    def __init__(self) -> None:
-        self.pictures: list[bytes] = []
-
-    def display(self, picture: bytes, *, display_id: bool) -> "Shown":
+    def display(picture: bytes, *, display_id: bool) -> SimpleNamespace:
         assert display_id
-        self.pictures.append(picture)
-        return self
+        pictures.append(picture)
+        return SimpleNamespace(update=pictures.append)
 
-    def update(self, picture: bytes) -> None:
-        self.pictures.append(picture)
-
-
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
-    shown, module = Shown(), ModuleType("IPython.display")
-    module.Image = lambda data: data  # type: ignore[attr-defined]
-    module.display = shown.display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    return shown
-
-
-def test_the_picture_follows_the_epochs(tmp_path: Path, shown: Shown) -> None:
+    notebook = SimpleNamespace(Image=lambda data: data, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(display=notebook))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
     live, path = LiveHistory(run_path=tmp_path), tmp_path / "history.png"
     assert list(live([1, 2], what="epoch 1", total=2)) == [1, 2]
-    assert shown.pictures == []
+    assert pictures == []
 
     found = []
     for epoch in range(3):
@@ -185,7 +165,7 @@ def test_the_picture_follows_the_epochs(tmp_path: Path, shown: Shown) -> None:
     live.show()
 
     assert found == [0, 1] * 3
-    assert shown.pictures == [b"0", b"1", b"2"]
+    assert pictures == [b"0", b"1", b"2"]
 
 
 ROWS: tuple[Mapping[str, float], ...] = (
@@ -226,13 +206,11 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
+def test_tensorboard_gets_every_value_by_epoch_and_nothing_is_written_without_trackers(
+    tmp_path: Path,
+) -> None:
     track(Config(), tmp_path, ROWS)
-
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.csv", "history.png"]
-
-
-def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
 
     track(config_of("tensorboard"), tmp_path, ROWS)
@@ -321,21 +299,9 @@ def test_a_tracker_that_cannot_write_ends_the_command_before_training(tmp_path: 
 def test_a_tracker_that_fails_later_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Writer:
-        def __init__(self, logdir: str, filename_suffix: str) -> None:
-            pass
-
-        def add_text(self, name: str, text: str) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            msg = "no space"
-            raise OSError(msg)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Writer))
+    writer = Mock()
+    writer.SummaryWriter.return_value.add_scalar.side_effect = OSError("no space")
+    monkeypatch.setitem(sys.modules, "tensorboardX", writer)
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: module)
 
     with caplog.at_level(logging.WARNING, "brats_seg"):

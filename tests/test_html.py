@@ -4,32 +4,16 @@ import base64
 import gzip
 import hashlib
 import re
-from html.parser import HTMLParser
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
-from matplotlib.figure import Figure
-from PIL import Image
 
 from brats_seg.errors import UsageError
-from brats_seg.pages.html import _environment, packed_niivue, picture_uri, write_page
+from brats_seg.pages.html import _environment, packed_niivue, write_page
 
 NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4af"
 """SHA-256 of `dist/niivue.umd.js` of the npm package."""
-
-
-class Tags(HTMLParser):
-    """Collects the tags of a page and their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
 
 def test_a_page_says_research_use_only_and_its_policy_forbids_requests(tmp_path: Path) -> None:
@@ -38,14 +22,9 @@ def test_a_page_says_research_use_only_and_its_policy_forbids_requests(tmp_path:
 
     assert "Research use only" in page
     assert not re.findall(r"https?:", page)
-    tags = Tags(page).found
-    links = [attributes.get(name) or "" for _, attributes in tags for name in ("src", "href")]
-    assert [link for link in links if link and not link.startswith(("data:", "#"))] == []
-    (policy,) = (
-        str(attributes["content"])
-        for _, attributes in tags
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    )
+    links = re.findall(r"""(?:src|href)=["']?([^"'>]+)""", page)
+    assert [link for link in links if not link.startswith(("data:", "#"))] == []
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy"\s+content="([^"]+)"', page)
     assert "default-src 'none'" in policy
     sources = {word for rule in policy.split(";") for word in rule.split()[1:]}
     assert sources == {"'none'", "'unsafe-inline'", "data:", "blob:"}
@@ -63,15 +42,6 @@ def test_another_ending_and_a_value_that_a_template_lacks_are_errors(tmp_path: P
         write_page(tmp_path / "a.pdf", "page.html", title="A")
     with pytest.raises(UndefinedError, match="title"):
         _environment().get_template("page.html").render(version="1")
-
-
-def test_a_picture_is_inside_the_page() -> None:
-    uri = picture_uri(Figure(figsize=(2, 1)), dpi=50)
-
-    start, _, coded = uri.partition(",")
-    assert start == "data:image/webp;base64"
-    with Image.open(BytesIO(base64.b64decode(coded))) as picture:
-        assert picture.size == (100, 50)
 
 
 def test_the_vendored_viewer_and_its_licence_are_in_the_package() -> None:

@@ -94,15 +94,13 @@ VECTORS_2023 = {
 
 @pytest.mark.parametrize("name", VECTORS_2023)
 def test_reproduces_the_program_of_2023(name: str) -> None:
-    reference, prediction, lw_dice, lw_hd95, n_lesions, n_fp, whole_dice, whole_hd95 = VECTORS_2023[
-        name
-    ]
+    reference, prediction, lw_dice, lw_hd95, *counts, whole_dice, whole_hd95 = VECTORS_2023[name]
 
     scores = scored_2023(reference, prediction)
 
     assert scores.dice == pytest.approx(lw_dice, abs=5e-5)
     assert scores.hd95 == pytest.approx(lw_hd95)
-    assert (scores.n_lesions, scores.n_false_positive) == (n_lesions, n_fp)
+    assert [scores.n_lesions, scores.n_false_positive] == counts
     assert dice_of(cubes(*reference), cubes(*prediction)) == pytest.approx(whole_dice, abs=5e-5)
     assert hausdorff95(cubes(*reference), cubes(*prediction), MM) == pytest.approx(whole_hd95)
 
@@ -117,37 +115,27 @@ SHIFTED: Box = ((11, 10, 10), (10, 10, 10))
 RING = [(2, ((10, 10, 10), (16, 16, 16))), (3, ((14, 14, 14), (8, 8, 8)))]
 SHORT_BY_A_CUBE = (0.6835, 10.392, 0.7691, 0.7691)
 
+
+def of_all(scores: tuple[float, ...]) -> dict[str, tuple[float, ...]]:
+    return dict.fromkeys(("wt", "tc", "et"), scores)
+
+
 VECTORS_2024 = {
     # name: (reference, prediction, what is not all well by region, lesions and false positives)
     "G1": ([], [], {}, {"et": (0, 0)}),
-    "G2": ([(3, K)], [], dict.fromkeys(("wt", "tc", "et"), MISSED), {"et": (1, 0)}),
+    "G2": ([(3, K)], [], of_all(MISSED), {"et": (1, 0)}),
     "G3": ([(3, K)], [(3, K), (3, ROD_10)], {}, {"et": (1, 0)}),
     "G4": ([(3, K)], [(3, K), (3, ROD_11)], {"et": HALF}, {"et": (1, 1), "wt": (1, 0)}),
-    "G5": (
-        [(3, K)],
-        [(3, K), (3, ROD_21)],
-        dict.fromkeys(("wt", "tc", "et"), HALF),
-        {"et": (1, 1), "wt": (1, 1)},
-    ),
+    "G5": ([(3, K)], [(3, K), (3, ROD_21)], of_all(HALF), {"et": (1, 1), "wt": (1, 1)}),
     "G6": (RING, RING, {}, {"snfh": (1, 0), "et": (1, 0), "rc": (0, 0)}),
-    "G7": (
-        [(3, K)],
-        [(3, SHIFTED)],
-        dict.fromkeys(("wt", "tc", "et"), (0.9, 1.0, 0.6639, 1.0)),
-        {"et": (1, 0)},
-    ),
+    "G7": ([(3, K)], [(3, SHIFTED)], of_all((0.9, 1.0, 0.6639, 1.0)), {"et": (1, 0)}),
     "G8": (
         [(3, K), (4, ((40, 40, 40), (10, 10, 10)))],
         [(3, K)],
         {"rc": MISSED},
         {"rc": (1, 0), "wt": (1, 0)},
     ),
-    "G9": (
-        [(3, K), (3, FAR)],
-        [(3, K)],
-        dict.fromkeys(("wt", "tc", "et"), HALF),
-        {"et": (2, 0)},
-    ),
+    "G9": ([(3, K), (3, FAR)], [(3, K)], of_all(HALF), {"et": (2, 0)}),
     "G10": (
         [(3, K), (3, FAR), (1, BAR)],
         [(3, K), (1, BAR)],
@@ -220,64 +208,40 @@ def speckled(rng: np.random.Generator) -> npt.NDArray[np.bool_]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(
-    ("name", "task"),
-    [
-        ("lesionwise2023", "GLI"),
-        ("lesionwise2023", "MET"),
-        ("lesionwise2024", "SSA"),
-        ("lesionwise2024", "MEN"),
-    ],
-)
-def test_scores_equal_those_of_the_steps_one_by_one(name: str, task: str, seed: int) -> None:
+@pytest.mark.parametrize("name", ["2023 GLI", "2023 MET", "2024 SSA", "2024 MEN"])
+def test_scores_equal_those_of_the_steps_one_by_one(name: str, seed: int) -> None:
     rng = np.random.default_rng([seed, 5])
     reference, prediction = speckled(rng), speckled(rng)
-    protocol = protocol_named(name, task)
+    protocol = protocol_named(*f"lesionwise{name}".split())
     whole = protocol.regions[0]
     assert protocol.lesions is not None
 
     found = scored(2 * reference.astype(np.uint8), 2 * prediction.astype(np.uint8), protocol)["wt"]
 
-    expected = slow_scores(
-        reference,
-        prediction,
-        whole.dilation,
-        int(whole.minimum_mm3),
-        merges=protocol.lesions.merges_predictions,
-    )
+    limits, merges = (whole.dilation, int(whole.minimum_mm3)), protocol.lesions.merges_predictions
+    expected = slow_scores(reference, prediction, *limits, merges=merges)
     assert (found.dice, found.hd95) == pytest.approx(expected[:2])
     assert (found.n_lesions, found.n_false_positive, found.n_false_negative) == expected[2:]
 
 
-def test_a_prediction_that_reaches_a_small_lesion_is_no_false_alarm() -> None:
-    """The lesion of fifty voxels is left out, and what was predicted there with it."""
-    found = scored_2023([K, ((40, 40, 40), (5, 5, 2))], [K, ((40, 40, 44), (3, 3, 3))])
+def test_single_rules() -> None:
+    # the lesion of fifty voxels is left out, and what was predicted there with it
+    reached = scored_2023([K, ((40, 40, 40), (5, 5, 2))], [K, ((40, 40, 44), (3, 3, 3))])
+    assert (reached.dice, reached.n_lesions, reached.n_false_positive) == (1, 1, 0)
 
-    assert (found.dice, found.n_lesions, found.n_false_positive) == (1, 1, 0)
+    # volumes are in mm3: fifty voxels of 2 mm3 are a lesion, and of 1 mm3 too small for one
+    protocol, label_map = protocol_named("lesionwise2023", "GLI"), painted((2, FIFTY))
+    for n_lesions, spacing_mm in ((0, MM), (1, (2.0, 1.0, 1.0))):
+        assert scored(label_map, label_map, protocol, spacing_mm)["wt"].n_lesions == n_lesions
 
+    # brain metastases pay the diagonal of the image
+    missed = scored(painted((3, K)), painted(), protocol_named("lesionwise2024", "MET"))
+    assert (missed["et"].hd95, missed["rc"].hd95) == (pytest.approx(64 * math.sqrt(3)), 0)
 
-def test_volumes_are_in_mm3() -> None:
-    """Fifty voxels of 2 mm3 are a lesion, though fifty of 1 mm3 are too small for one."""
-    protocol = protocol_named("lesionwise2023", "GLI")
-    label_map = painted((2, FIFTY))
-
-    assert scored(label_map, label_map, protocol)["wt"].n_lesions == 0
-    assert scored(label_map, label_map, protocol, (2.0, 1.0, 1.0))["wt"].n_lesions == 1
-
-
-def test_brain_metastases_pay_the_diagonal_of_the_image() -> None:
-    found = scored(painted((3, K)), painted(), protocol_named("lesionwise2024", "MET"))
-
-    assert found["et"].hd95 == pytest.approx(64 * math.sqrt(3))
-    assert found["rc"].hd95 == 0
-
-
-def test_made_up_lesions_cost_nothing_before_radiotherapy() -> None:
-    protocol = protocol_named("lesionwise2024", "MEN-RT")
+    # made-up lesions cost nothing before radiotherapy
     masks = [np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR])]
-
-    [found] = score_lesions(*masks, protocol, Scale(spacing_mm=MM, penalty_mm=100.0))
-
+    scale = Scale(spacing_mm=MM, penalty_mm=100.0)
+    [found] = score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
     assert (found.dice, found.hd95, found.n_false_positive) == (1, 0, 0)
 
 
@@ -306,20 +270,16 @@ def test_components_are_one_lesion_up_to_twice_the_dilation_apart(dilation: int)
     assert number_lesions(row(far) > 0, dilation).max() == 2
 
 
-def test_dilation_reaches_over_edges_but_not_over_corners() -> None:
+def test_dilation_reaches_over_edges_but_not_over_corners(rng: np.random.Generator) -> None:
+    mask = rng.random((12, 10, 8)) < 0.05
+    assert ((number_lesions(mask, 1) > 0) == mask).all()
+    assert not number_lesions(np.zeros_like(mask), 1).any()
     over_edges, over_corners = np.zeros((2, 5, 5, 5), dtype=bool)
     over_edges[0, 0, 2] = over_edges[3, 3, 2] = True
     over_corners[0, 0, 0] = over_corners[4, 4, 4] = True
 
     assert number_lesions(over_edges, 1).max() == 1
     assert number_lesions(over_corners, 1).max() == 2
-
-
-def test_lesions_cover_the_mask_and_nothing_else(rng: np.random.Generator) -> None:
-    mask = rng.random((12, 10, 8)) < 0.05
-
-    assert ((number_lesions(mask, 1) > 0) == mask).all()
-    assert not number_lesions(np.zeros_like(mask), 1).any()
 
 
 def test_lesions_up_to_the_minimum_are_dropped() -> None:

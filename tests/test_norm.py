@@ -221,6 +221,25 @@ def test_the_smallest_weight_leaves_a_usable_gradient(dtype: torch.dtype, tolera
     assert max(errors) < tolerance
 
 
+def test_a_channel_of_one_value_has_the_stock_gradient() -> None:
+    layer, features = make_layer(dtype=torch.float64), random_features()
+    features[0, 2] = 4.0
+
+    ours, theirs = gradients(layer, features), gradients(stock_of(layer), features)
+
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_half_precision_has_its_statistics_in_float32() -> None:
+    """Sums in bfloat16 would stop growing at a few hundred."""
+    features = (random_features((1, 2, 32, 32, 32)) + 50).bfloat16()
+    layer = make_layer(2)
+
+    exact = stock_of(layer).double()(features.double())
+
+    assert relative_error(layer(features.clone()), exact) < 4e-3
+
+
 def block(layer: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv3d(4, 5, 3, bias=False), layer, nn.Conv3d(5, 3, 1))

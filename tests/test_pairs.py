@@ -4,17 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.find import OUTPUT_MARKER
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.pairs import find_pairs, label_maps_in
-from tests.builders import write_case
-
-
-def touch(root: Path, *names: str) -> Path:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-    return root
+from tests.builders import touch, write_case
 
 
 def test_pairs_case_folders_with_a_flat_folder(tmp_path: Path) -> None:
@@ -93,26 +86,6 @@ def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
     assert pairing.pairs[0].prediction == tmp_path / "final.nii.gz"
 
 
-def test_folders_without_a_case_in_common_are_refused_with_examples(tmp_path: Path) -> None:
-    touch(tmp_path / "a", *(f"x{number}.nii.gz" for number in range(1, 7)))
-    touch(tmp_path / "b", "x1_final.nii.gz")
-
-    with pytest.raises(
-        LayoutError,
-        match=r"a has x1, x2, x3, x4, x5 and 1 more, .*b has x1_final.*as its case.*x1\.nii",
-    ):
-        find_pairs(tmp_path / "a", tmp_path / "b")
-
-
-def test_folders_without_label_maps_or_with_two_of_a_case_are_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "none/a_t1.nii.gz", "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
-
-    with pytest.raises(LayoutError, match=r"holds no label map; expected <case>\.nii\.gz"):
-        label_maps_in(tmp_path / "none")
-    with pytest.raises(UsageError, match=r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"):
-        label_maps_in(tmp_path / "two")
-
-
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:
     results = touch(tmp_path / "results", "a.nii.gz", OUTPUT_MARKER)
     references = touch(tmp_path / "references", "a.nii.gz", "b.nii.gz")
@@ -124,12 +97,23 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_p
     assert find_pairs(references, results, only_predicted=True).left_out == ("b",)
 
 
-def test_paths_that_cannot_be_paired_are_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a.nii.gz", "notes.txt")
+@pytest.mark.parametrize(
+    ("one", "other", "error", "words"),
+    [
+        ("two", "nowhere", UsageError, "nowhere does not exist"),
+        ("two", "a.nii.gz", UsageError, "expected two label maps, or two folders; found"),
+        ("notes.txt", "a.nii.gz", UsageError, "notes.txt is not a NIfTI file by its name"),
+        ("none", "six", LayoutError, r"holds no label map; expected <case>\.nii\.gz"),
+        ("two", "six", UsageError, r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"),
+        ("six", "far", LayoutError, r"six has x1, x2, x3, x4, x5 and 1 more, .*far has x1_final"),
+    ],
+)
+def test_what_cannot_be_paired_is_refused(
+    tmp_path: Path, one: str, other: str, error: type[Exception], words: str
+) -> None:
+    touch(tmp_path, "a.nii.gz", "notes.txt", "none/a_t1.nii.gz", "far/x1_final.nii.gz")
+    touch(tmp_path, "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
+    touch(tmp_path / "six", *(f"x{number}.nii.gz" for number in range(1, 7)))
 
-    with pytest.raises(UsageError, match="nowhere does not exist"):
-        find_pairs(tmp_path, tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="two label maps or two folders, not one of each"):
-        find_pairs(tmp_path, tmp_path / "a.nii.gz")
-    with pytest.raises(UsageError, match=r"notes\.txt is not a NIfTI file by its name"):
-        find_pairs(tmp_path / "notes.txt", tmp_path / "a.nii.gz")
+    with pytest.raises(error, match=words):
+        find_pairs(tmp_path / one, tmp_path / other)

@@ -109,13 +109,9 @@ def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing(
     means = [(one.region, one.spread("dice").mean) for one in summaries]
     assert means == [("wt", pytest.approx(0.6)), ("rc", pytest.approx(0.2))]
     assert summaries == again
-
-
-def test_one_case_is_its_own_summary_and_no_cases_have_none(rng: np.random.Generator) -> None:
-    spread = summarise_scores(table_of([0.4]), rng)[0].spread("dice")
-
+    spread = summarise_scores(table_of([0.4]), np.random.default_rng(3))[0].spread("dice")
     assert (spread.mean_low, spread.mean, spread.mean_high) == (0.4, 0.4, 0.4)
-    assert summarise_scores(joined_scores(()), rng) == ()
+    assert summarise_scores(joined_scores(()), np.random.default_rng(3)) == ()
 
 
 def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) -> None:
@@ -132,11 +128,9 @@ def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) 
     assert (et.n_reference_empty, et.n_prediction_empty, et.n_both_empty) == (2, 1, 1)
 
 
-def test_the_file_is_read_by_region_and_column(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_the_summary_is_read_by_region_and_column(tmp_path: Path, rng: np.random.Generator) -> None:
     write_summary(summarise_scores(LESIONWISE, rng), tmp_path / "summary.json")
 
-    content = json.loads((tmp_path / "summary.json").read_text())
-    assert (content["wt"]["n_cases"], content["wt"]["n_prediction_empty"]) == (1, 1)
-    assert content["wt"]["lesionwise_dice"] == dict.fromkeys(
-        ("mean", "mean_low", "mean_high", "median", "lower_quartile", "upper_quartile"), 0.25
-    )
+    wt = json.loads((tmp_path / "summary.json").read_text())["wt"]
+    assert (wt["n_cases"], wt["n_prediction_empty"]) == (1, 1)
+    assert list(wt["lesionwise_dice"].values()) == [0.25] * 6

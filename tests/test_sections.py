@@ -97,9 +97,8 @@ def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
 
     drawn = [drawn_axes(image, 2, k) for k in (2, 4)]
 
-    assert (
-        len({(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}) == 1
-    )
+    limits = {(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}
+    assert len(limits) == 1
 
 
 def bar_pixels(axes: Axes) -> tuple[float, str]:
@@ -111,31 +110,27 @@ def bar_pixels(axes: Axes) -> tuple[float, str]:
     return float(np.ptp(ends[:, 0])), words
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_the_scale_bar_is_as_long_as_50_mm_of_the_image(axis: int) -> None:
+def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() -> None:
     """Measured against the edges of the picture, whose voxels are 2, 1 and 3 mm long."""
     spacing = (2.0, 1.0, 3.0)
-    axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)
-    draw_overlay(axes, np.zeros((*axes.images[0].get_array().shape, 4)))
-    draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
+    for axis in range(3):
+        axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)
+        draw_overlay(axes, np.zeros((*axes.images[0].get_array().shape, 4)))
+        draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
+        length, words = bar_pixels(axes)
+        left, right, bottom, top = axes.images[0].get_extent()
+        corners = axes.transData.transform([(left, bottom), (right, top)])
 
-    length, words = bar_pixels(axes)
+        assert words == "50 mm"
+        # 240 mm along every axis
+        edges = np.abs(np.diff(corners, axis=0))[0]
+        assert edges * 50 / 240 == pytest.approx([length] * 2, rel=1e-6)
 
-    assert words == "50 mm"
-    left, right, bottom, top = axes.images[0].get_extent()
-    corners = axes.transData.transform([(left, bottom), (right, top)])
-    # 240 mm along every axis
-    assert np.abs(np.diff(corners, axis=0))[0] * 50 / 240 == pytest.approx([length] * 2, rel=1e-6)
+    for n, expected in ((130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")):
+        axes = drawn_axes(np.ones((n, n, n), np.float32))
+        draw_scale_bar(axes, 1.0)
 
-
-@pytest.mark.parametrize(
-    ("n", "words"), [(130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")]
-)
-def test_a_small_picture_has_a_shorter_bar(n: int, words: str) -> None:
-    axes = drawn_axes(np.ones((n, n, n), np.float32))
-    draw_scale_bar(axes, 1.0)
-
-    assert bar_pixels(axes)[1] == words
+        assert bar_pixels(axes)[1] == expected
 
 
 def drawn_colours(regions: np.ndarray) -> list[int]:
@@ -222,24 +217,17 @@ def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
     assert sorted(boxes, key=lambda text: (-round(boxes[text].y0), boxes[text].x0)) == words
 
 
-@pytest.mark.parametrize(
-    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
-)
-def test_the_name_says_the_format(tmp_path: Path, name: str, begins: bytes) -> None:
-    write_figure(Figure(), tmp_path / "new" / name)
-
-    assert (tmp_path / "new" / name).read_bytes().startswith(begins)
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("a.jpg", UsageError), ("a", UsageError), ("file/a.png", EnvironmentalError)],
-)
-def test_a_name_that_cannot_be_written_is_refused(
-    tmp_path: Path, name: str, error: type[Exception]
+def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "file").touch()
+    begins = {"a.png": b"\x89PNG", "a.SVG": b"<?xml", "a.pdf": b"%PDF"}
+    for name, expected in begins.items():
+        write_figure(Figure(), tmp_path / "new" / name)
+        assert (tmp_path / "new" / name).read_bytes().startswith(expected)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == begins.keys()
 
-    with pytest.raises(error):
-        write_figure(Figure(), tmp_path / name)
+    (tmp_path / "file").touch()
+    refused = (("a.jpg", UsageError), ("a", UsageError), ("file/a.png", EnvironmentalError))
+    for name, error in refused:
+        with pytest.raises(error):
+            write_figure(Figure(), tmp_path / name)

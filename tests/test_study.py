@@ -1,11 +1,9 @@
 """Test nested cross-validation, and fitting of one family of models of survival."""
 
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn.linear_model import LinearRegression, Ridge
 
@@ -35,18 +33,20 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     study = Study.of(table, make_outcomes([1, 2, 3], None, [50, 60, 70], ["GTR", "STR", ""]))
     ageless = Study.of(table, make_outcomes([1, 2, 3], None, [nan, nan, nan]))
 
-    names = ["age_years", "resection_gtr", "resection_str", "wt_ml"]
-    assert study.features.columns.tolist() == names
+    assert study.features.columns.tolist() == [
+        "age_years",
+        "resection_gtr",
+        "resection_str",
+        "wt_ml",
+    ]
     assert study.features.to_numpy().tolist() == [[50, 1, 0, 4], [60, 0, 1, 5], [70, 0, 0, 6]]
     assert study.dropped == ("equal", "empty", "equal_or_empty")
     # the baseline keeps an age without information
     assert ageless.features.columns.tolist() == ["age_years", "wt_ml"]
 
 
-def fold_table(case_ids, n_folds=3):
-    rows = [
-        FoldRow(case_id=one, patient_id=one, fold=n % n_folds) for n, one in enumerate(case_ids)
-    ]
+def fold_table(case_ids):
+    rows = [FoldRow(case_id=one, patient_id=one, fold=n % 3) for n, one in enumerate(case_ids)]
     return FoldTable(rows=tuple(rows))
 
 
@@ -75,7 +75,6 @@ def trained(fitted, family):
     return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 
-ALL = set(range(12))
 IN_FOLDS = fold_table([f"case{number:03d}" for number in range(12)])
 OUTSIDE = [{number for number in range(12) if number % 3 != fold} for fold in range(3)]
 """Cases that are not held out, by fold."""
@@ -105,12 +104,11 @@ def test_only_the_cox_model_is_trained_on_censored_cases(fitted):
 def test_a_case_of_unknown_outcome_is_predicted_by_a_model_of_all_deaths(fitted):
     days = np.arange(1.0, 13) * 100
     days[7] = np.nan
+    study = replace(numbered(), outcomes=make_outcomes(days))
 
-    predictions = cross_validate(
-        replace(numbered(), outcomes=make_outcomes(days)), make_plan(), IN_FOLDS
-    )
+    predictions = cross_validate(study, make_plan(), IN_FOLDS)
 
-    assert trained(fitted, "ridge")[-1] == ALL - {7}
+    assert trained(fitted, "ridge")[-1] == set(range(12)) - {7}
     assert not predictions.held_out[7]
     assert predictions.days[SELECTED][7] == np.nanmedian(days)
 
@@ -128,29 +126,27 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
                 assert not {*numbers[train] // 2} & {*numbers[held] // 2}
 
 
-def test_the_seed_decides_and_the_cox_model_changes_no_days():
-    study = make_study(n_cases=16, effect=0.9)
+def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
+    """An effect is found by days and by hazards, and the only family is selected."""
+    monkeypatch.setitem(COX.grid, "penalty", (1.0,))
+    study = make_study(n_cases=16, effect=0.95)
     plans = [make_plan(), make_plan(), make_plan(seed=1), make_plan(with_cox=True)]
 
     first, again, other, with_cox = (cross_validate(study, plan) for plan in plans)
 
-    assert first.days.columns.tolist() == [SELECTED, "age", "ridge"]
     assert first.days.equals(again.days)
     assert not first.days.equals(other.days)
     assert first.days.equals(with_cox.days)
     assert first.log_hazards is None
-    assert np.corrcoef(with_cox.log_hazards, np.log(study.outcomes["days"]))[0, 1] < -0.4
+    logs = np.log(study.outcomes["days"])
+    assert np.corrcoef(with_cox.log_hazards, logs)[0, 1] < -0.4
+    assert np.corrcoef(np.log(first.days["ridge"]), logs)[0, 1] > 0.6
+    assert first.days[SELECTED].equals(first.days["ridge"])
+    assert first.n_chosen == {"ridge": 4}
 
 
-def test_an_effect_is_found_and_the_only_family_is_selected():
-    study = make_study(effect=0.95)
-
-    predictions = cross_validate(study, make_plan(n_repeats=2))
-
-    logs = np.log([predictions.days["ridge"], study.outcomes["days"]])
-    assert np.corrcoef(logs)[0, 1] > 0.7
-    assert predictions.days[SELECTED].equals(predictions.days["ridge"])
-    assert predictions.n_chosen == {"ridge": 8}
+IDS = [f"case{number:03d}" for number in range(12)]
+CENSORED = numbered(censored=[number % 3 != 0 for number in range(12)])
 
 
 @pytest.mark.parametrize(
@@ -159,13 +155,7 @@ def test_an_effect_is_found_and_the_only_family_is_selected():
         (make_study(n_cases=12), 4, ["case000", "x"], FoldError, "no row for 11 .*such as case001"),
         (make_study(n_cases=3), 4, None, UsageError, r"3 patients .*too few for 4 folds"),
         (make_study(n_cases=5), 6, None, UsageError, r"too few for 6 folds; expected 6 at least"),
-        (
-            numbered(censored=[number % 3 != 0 for number in range(12)]),
-            4,
-            [f"case{number:03d}" for number in range(12)],
-            FoldError,
-            "fold 0 is held out with only 0 deaths in the other folds",
-        ),
+        (CENSORED, 4, IDS, FoldError, "fold 0 is held out with only 0 deaths in the other folds"),
     ],
 )
 def test_folds_that_cannot_be_used_are_refused(study, n_folds, folds, error, message):
@@ -207,15 +197,6 @@ def test_every_family_finds_a_strong_effect(family):
 
 
 @EVERY
-def test_few_cases_with_empty_and_constant_columns_are_fitted(family):
-    features, days, _ = cohort(3, share_died=1)
-    features[:, 1], features[:, 2], features[0, 3] = np.nan, 7, np.nan
-    days[1] = 0
-
-    assert np.isfinite(fit(family, features, days).predict(features)).all()
-
-
-@EVERY
 def test_nothing_of_unseen_cases_is_learnt(family):
     """Scale and medians are those of the training cases, and not of the predicted ones."""
     features, days, died = cohort()
@@ -224,6 +205,15 @@ def test_nothing_of_unseen_cases_is_learnt(family):
     with_wild = model.predict(np.concatenate([features[:1], np.full((5, 6), 1e6)]))[:1]
 
     assert model.predict(features[:1]) == pytest.approx(with_wild)
+
+
+@EVERY
+def test_few_cases_with_empty_and_constant_columns_are_fitted(family):
+    features, days, _ = cohort(3, share_died=1)
+    features[:, 1], features[:, 2], features[0, 3] = np.nan, 7, np.nan
+    days[1] = 0
+
+    assert np.isfinite(fit(family, features, days).predict(features)).all()
 
 
 def test_the_strongest_features_are_kept_whichever_way_they_go():
@@ -247,26 +237,11 @@ def test_a_wild_prediction_is_a_century_at_most_and_a_wild_ratio_is_finite():
     assert np.exp(hazard.predict(np.full((1, 6), 1e9))) == pytest.approx(1e6)
 
 
-def test_the_coefficients_are_those_of_lifelines():
-    from lifelines import CoxPHFitter
-
-    features, days, died = cohort()
-    frame = pd.DataFrame(features).assign(days=days, died=died).rename(columns=str)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        expected = CoxPHFitter(penalizer=0.1).fit(frame, "days", "died").params_
-
-    model = CoxEstimator(penalty=0.1).fit(features, np.column_stack([days, died]))
-
-    assert model.coefficients_ == pytest.approx(expected.to_numpy(), rel=1e-9)
-
-
 def test_censored_patients_are_learnt_from():
     """Those without the risk factor are all alive at the end: the deaths alone do not show it."""
-    risk = np.repeat([0.0, 1.0], 20)
-    died = (np.arange(40) % 2 == 1) & (risk == 1)
-    died[:2] = True
-    days = np.where(died, 300.0 + np.arange(40) % 7, 600.0)
+    risk, number = np.repeat([0.0, 1.0], 20), np.arange(40)
+    died = (number < 2) | ((number % 2 == 1) & (risk == 1))
+    days = np.where(died, 300.0 + number % 7, 600.0)
 
     assert np.diff(fit(COX, risk[:, None], days, died).predict(np.array([[0.0], [1.0]]))) > 0.2
 
@@ -301,9 +276,8 @@ def test_a_fit_that_does_not_converge_predicts_the_mean_hazard_and_says_so(monke
 def test_the_strongest_features_are_those_of_the_score_test():
     """Compare with the score of the partial likelihood at 0, by a loop over the deaths."""
     features, days, died = cohort(30)
-    scores = np.zeros(6)
-    for index in np.flatnonzero(died):
-        scores += features[index] - features[days >= days[index]].mean(axis=0)
+    deaths = np.flatnonzero(died)
+    scores = sum(features[one] - features[days >= days[one]].mean(axis=0) for one in deaths)
     norms = np.linalg.norm(features - features.mean(axis=0), axis=0)
 
     ratios = COX.strength(features, np.column_stack([days, died])) / (np.abs(scores) / norms)
@@ -311,14 +285,14 @@ def test_the_strongest_features_are_those_of_the_score_test():
     assert ratios == pytest.approx(np.full(6, ratios[0]))
 
 
-def test_the_concordance_index_by_hand():
-    # known orders: 1 before 2, 3, 4; 3 before 4. Patient 2 was alive at 200 days.
+@pytest.mark.parametrize(
+    ("predicted", "expected"),
+    [([1, 2, 3, 4], 1), ([4, 3, 2, 1], 0), ([7, 7, 7, 7], 0.5), ([150, 100, 300, 400], 0.75)],
+)
+def test_the_concordance_index_by_hand(predicted, expected):
+    """The known orders are 1 before 2, 3, 4 and 3 before 4: patient 2 was alive at 200 days."""
     days, died = np.array([100.0, 200, 300, 400]), np.array([True, False, True, True])
 
-    assert concordance(days, died, days) == 1
-    assert concordance(days, died, -days) == 0
-    assert concordance(days, died, np.full(4, 7.0)) == 0.5
-    # 1 before 2 is wrong, the other three are right
-    assert concordance(days, died, np.array([150.0, 100, 300, 400])) == 0.75
+    assert concordance(days, died, np.array(predicted, float)) == expected
     # no known order
-    assert concordance(days[:2], np.array([False, False]), days[:2]) == 0.5
+    assert concordance(days, np.zeros(4, bool), np.array(predicted, float)) == 0.5

@@ -42,14 +42,11 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
     assert single.std_loss == pytest.approx(loss.std(axis=0, ddof=1))
 
 
-def test_one_case_has_no_spread() -> None:
+def test_one_case_has_no_spread_and_missing_modalities_are_named_in_their_order() -> None:
     scores = SubsetScores.of_cases(("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, -0.004, -0.5]]))
 
     assert scores.std_loss is None
     assert str(scores) == "WT 0.25 lower, TC 0.00 lower, ET 0.50 higher on 1 held-out case"
-
-
-def test_missing_modalities_are_named_in_their_order() -> None:
     assert absent_from(("t2f", "t1c")) == ("t1n", "t2w")
     assert absent_from(MODALITIES) == ()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.find import OUTPUT_MARKER
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.sections import Grid
 from brats_seg.figures.view import (
@@ -116,27 +116,18 @@ def predicted(brats_root: Path, entropy: np.ndarray, folder: Path) -> CaseView:
     return with_uncertainty(open_view(brats_root), folder)
 
 
-def test_the_uncertainty_is_found_in_the_folder_of_a_prediction(
+def test_the_uncertainty_is_found_in_the_folder_of_a_prediction_or_refused(
     brats_root: Path, tmp_path: Path
 ) -> None:
     entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
 
-    np.testing.assert_array_equal(
-        predicted(brats_root, entropy, tmp_path / "p").uncertainty, entropy
-    )
+    view = predicted(brats_root, entropy, tmp_path / "p")
 
-
-@pytest.mark.parametrize(
-    ("entropy", "message"),
-    [
+    np.testing.assert_array_equal(view.uncertainty, entropy)
+    for other, message in (
         (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
         (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
         (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
-    ],
-    ids=["volume", "nan", "grid"],
-)
-def test_a_map_that_is_no_uncertainty_of_the_case_is_refused(
-    brats_root: Path, tmp_path: Path, entropy: np.ndarray, message: str
-) -> None:
-    with pytest.raises(CaseError, match=message):
-        predicted(brats_root, entropy, tmp_path / "p")
+    ):
+        with pytest.raises(CaseError, match=message):
+            predicted(brats_root, other, tmp_path / "p")

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from brats_seg.cases.find import find_inputs
@@ -11,10 +12,11 @@ from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
+from brats_seg.labels import REGIONS
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
-from tests.test_charts import make_score, score_table
+from tests.test_scores import score_row
 
 SETTINGS = PredictionSettings(uncertainty=True)
 IDS = ("BraTS2021_00000", "BraTS2021_00001")
@@ -84,8 +86,7 @@ def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
         *record["warnings"][:1],
         "uncertainty: True",
         "BraTS2021_00000_t1ce.nii.gz",
-        "Reference (ml)",
-        'data-layer="uncertainty"',
+        *("Reference (ml)", "Lesions of the prediction", "RANO", 'data-layer="uncertainty"'),
     ):
         assert words in page, words
     # a page that is handed on tells file names, and not where they lie
@@ -96,10 +97,8 @@ def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
 
 
 def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
-    scores = score_table(
-        make_score(name, region, 0.25) for name in IDS for region in ("wt", "tc", "et")
-    )
-    write_scores(scores, results.parent / "scores.csv")
+    scores = [score_row(name, 0.25, region) for name in IDS for region in REGIONS]
+    write_scores(pd.DataFrame(scores), results.parent / "scores.csv")
 
     code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
 
@@ -108,23 +107,20 @@ def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -
     assert not (results / "reports").exists()
 
 
-def test_scans_alone_have_a_page(run: Run, results: Path) -> None:
+def test_scans_alone_or_with_a_label_map_of_another_program_have_a_page(
+    run: Run, results: Path
+) -> None:
+    write_nifti(results.parent / "other.nii.gz", make_label_map())
+
     code, out, said = run("report", "scans", "--case", IDS[0], "-o", "one.html", "--json")
+    alone = (results.parent / "one.html").read_text()
+    given = run("report", f"scans/{IDS[0]}", "--prediction", "other.nii.gz", "-o", "one.html")
 
     (found,) = check_json("report", out)
     assert found == {"pages": ["one.html"], "failures": []}
     assert (code, said) == (0, "wrote one.html\nResearch use only.\n")
-    assert "Lesions of the reference" in (results.parent / "one.html").read_text()
-
-
-def test_a_label_map_of_another_program_has_a_page(run: Run, results: Path) -> None:
-    write_nifti(results.parent / "other.nii.gz", make_label_map())
-
-    code, said, _ = run(
-        "report", f"scans/{IDS[0]}", "--prediction", "other.nii.gz", "-o", "one.html"
-    )
-
-    assert code == 0, said
+    assert "Lesions of the reference" in alone
+    assert given[0] == 0, given
     page = (results.parent / "one.html").read_text()
     assert "other.nii.gz, without a record of its model" in page
     assert "Reference (ml)" in page
@@ -157,23 +153,20 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
     assert "FAILED  case BraTS2021_00007, file results: found no prediction of this case" in said
 
 
-def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
+def test_changed_scans_are_flagged_and_a_label_map_that_is_gone_ends_its_own_case_only(
+    results: Path,
+) -> None:
     case = find_inputs([results.parent / "scans"])[0]
     path = case.path_of(case.files["t1c"])
     path.write_bytes(path.read_bytes() + b"\0")
-
-    written = write_report([results], PageOptions(case_ids=(IDS[0],)))
-
-    assert "the file of t1c is not the one that was predicted" in written.results[0].read_text()
-
-
-def test_a_label_map_that_is_gone_ends_its_own_case_only(results: Path) -> None:
-    (results / f"{IDS[0]}.nii.gz").unlink()
+    (results / f"{IDS[1]}.nii.gz").unlink()
 
     written = write_report([results], PageOptions(output=results.parent / "pages"))
 
-    assert [(one.case_id, one.error) for one in written.failures] == [(IDS[0], "CaseError")]
-    assert [path.name for path in written.results] == ["cohort.html", f"{IDS[1]}.html"]
+    assert [(one.case_id, one.error) for one in written.failures] == [(IDS[1], "CaseError")]
+    cohort, page = written.results
+    assert (cohort.name, page.name) == ("cohort.html", f"{IDS[0]}.html")
+    assert "the file of t1c is not the one that was predicted" in page.read_text()
 
 
 @pytest.mark.slow

@@ -94,19 +94,14 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
 def _print_comparisons(
     compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
 ) -> None:
-    evaluations, predicted = (compared.first, compared.second), compared.predicted
-    emit(compared, table=table, evaluations=evaluations, predicted_comparison=predicted)
+    evaluations = compared.first, compared.second
+    emit(compared, table=table, evaluations=evaluations)
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
-    n_cases = compared.comparison.n_cases
-    if predicted is None:
-        _print_comparison(compared.comparison, counted(n_cases, "case"))
-    else:
-        worst = f"{n_cases} references, with the worst scores where a prediction is missing"
-        _print_comparison(compared.comparison, worst)
-        _print_comparison(predicted, f"the {predicted.n_cases} that both sets predict")
-        print("--only-predicted compares the cases that both sets predict.")
+    _print_comparison(compared.comparison)
+    if any(evaluation.missing for evaluation in evaluations):
+        print("Missing predictions have the worst scores; --only-predicted leaves them out.")
     print(f"wrote {table}. Research use only.")
 
 
@@ -173,9 +168,10 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
     print(f"references without the region: {empty} (of {n_cases})")
 
 
-def _print_comparison(comparison: "Comparison", cases: str) -> None:
+def _print_comparison(comparison: "Comparison") -> None:
     from brats_seg.evaluation.scores import title_of
 
+    cases = counted(comparison.n_cases, "case")
     print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
     rows = []
     for test in comparison.tests:

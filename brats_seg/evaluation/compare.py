@@ -75,8 +75,6 @@ class ComparedFolders:
     first: Evaluation
     second: Evaluation
     comparison: Comparison
-    predicted: Comparison | None
-    """The same over the cases that both sets predict; None if both predict all or share none."""
 
 
 def compare_folders(
@@ -108,11 +106,11 @@ def compare_folders(
     """
     pairings = [find_pairs(reference, path) for path in predictions]
     names = str(predictions[0]), str(predictions[1])
-    shared = pairings[0].predicted & pairings[1].predicted
-    if only_predicted and not shared:
-        msg = f"{' and '.join(names)} predict no case in common; expected predictions of the same cases"
-        raise LayoutError(msg)
     if only_predicted:
+        shared = pairings[0].predicted & pairings[1].predicted
+        if not shared:
+            msg = f"{' and '.join(names)} predict no case in common; expected the same cases"
+            raise LayoutError(msg)
         pairings = [pairing.only(shared) for pairing in pairings]
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
@@ -121,11 +119,7 @@ def compare_folders(
     if output is not None:
         columns = [field.name for field in fields(PairedTest)]
         write_table(output, columns, map(asdict, comparison.tests))
-    predicted = None
-    if (first.missing or second.missing) and shared:
-        a, b = (one.scores[one.scores["case_id"].isin(shared)] for one in (first, second))
-        predicted = None if a.empty else compare_scores(names, (a, b), np.random.default_rng(0))
-    return ComparedFolders(first=first, second=second, comparison=comparison, predicted=predicted)
+    return ComparedFolders(first=first, second=second, comparison=comparison)
 
 
 def compare_scores(
