@@ -1,6 +1,6 @@
 """A function over many cases: order, failures, processes."""
 
-import logging
+import functools
 import multiprocessing
 import os
 import signal
@@ -42,14 +42,11 @@ def divide_by_zero(case: Case) -> float:
     return 1 / "bcd".find(case.case_id)
 
 
-def no_disk(case: Case) -> str:
-    msg = "the disk is full"
-    raise EnvironmentalError(msg)
+def fail_with(error: Exception, _: object) -> None:
+    raise error
 
 
-def wrong_use(case: Case) -> str:
-    msg = "no such flag"
-    raise UsageError(msg)
+NO_DISK, WRONG_USE = EnvironmentalError("the disk is full"), UsageError("no such flag")
 
 
 def die(_: object) -> None:
@@ -60,7 +57,7 @@ def die(_: object) -> None:
 @pytest.mark.parametrize(
     ("function", "results", "failures"),
     [
-        (shout, ("A", "B", "C", "D"), ()),
+        (shout, ("A", "B", "C", "D"), []),
         (
             refuse_b,
             ("A", "C", "D"),
@@ -70,12 +67,7 @@ def die(_: object) -> None:
         (
             divide_by_zero,
             (-1.0, 1.0, 0.5),
-            [
-                (
-                    "ZeroDivisionError",
-                    "case b: division by zero. This is a bug of brats_seg: please report it.",
-                )
-            ],
+            [("ZeroDivisionError", "case b: division by zero. This")],
         ),
     ],
 )
@@ -85,30 +77,25 @@ def test_a_case_that_fails_does_not_stop_the_others(
     done = map_cases(function, CASES, "working", n_workers=n_workers)
 
     assert done.results == results
-    assert done.failures == tuple(
-        Failure(case_id="b", error=error, message=message) for error, message in failures
-    )
+    for failure, (error, message) in zip(done.failures, failures, strict=True):
+        assert (failure.case_id, failure.error) == ("b", error)
+        assert failure.message.startswith(message)
 
 
 def test_a_foreign_exception_is_logged_with_its_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.ERROR):
-        map_cases(divide_by_zero, CASES[:2], "dividing")
+    map_cases(divide_by_zero, CASES[:2], "dividing")
 
     (record,) = caplog.records
-    assert record.getMessage() == "case b"
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ZeroDivisionError
+    assert (record.getMessage(), record.exc_info[0]) == ("case b", ZeroDivisionError)
 
 
 @with_and_without_processes
-@pytest.mark.parametrize(
-    ("function", "error"), [(no_disk, EnvironmentalError), (wrong_use, UsageError)]
-)
-def test_what_no_case_can_help_ends_the_whole(n_workers: int, function, error) -> None:
-    with pytest.raises(error, match=r"the disk is full|no such flag"):
-        map_cases(function, CASES, "working", n_workers=n_workers)
+@pytest.mark.parametrize("error", [NO_DISK, WRONG_USE])
+def test_what_no_case_can_help_ends_the_whole(n_workers: int, error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        map_cases(functools.partial(fail_with, error), CASES, "working", n_workers=n_workers)
 
 
 def test_a_killed_process_ends_the_whole() -> None:
@@ -143,8 +130,6 @@ def test_failures_are_a_table(tmp_path: Path) -> None:
     assert (tmp_path / "none.csv").read_text() == "case_id,error,message\n"
 
 
-ADVICE = "Buy memory."
-
 # a process with one worker that it never gives work to; prints the worker's id
 PARENT = """
 import os, time
@@ -155,10 +140,6 @@ if __name__ == "__main__":
         print(pool.submit(os.getpid).result(), flush=True)
         time.sleep(60)
 """
-
-
-def fail(_: int) -> None:
-    raise CaseError("a", "b", "c", "d", "e")
 
 
 def handlers(_: int) -> tuple[object, object]:
@@ -174,11 +155,12 @@ def is_running(pid: int) -> bool:
 
 
 def test_an_error_keeps_its_type_and_its_parts() -> None:
+    error = CaseError("a", "b", "c", "d", "e")
     with (
-        worker_pool(1, when_killed=ADVICE) as pool,
+        worker_pool(1, when_killed="") as pool,
         pytest.raises(CaseError, match=r"case a, file b: found c; expected d\. e"),
     ):
-        pool.submit(fail, 0).result()
+        pool.submit(fail_with, error, 0).result()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
@@ -187,14 +169,14 @@ def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
     context = multiprocessing.get_context(method)
     monkeypatch.setattr("multiprocessing.context._default_context._actual_context", context)
 
-    with worker_pool(1, when_killed=ADVICE) as pool:
+    with worker_pool(1, when_killed="") as pool:
         assert pool.submit(abs, -1).result() == 1
 
 
 def test_workers_leave_ctrl_c_to_the_parent_and_do_not_inherit_its_handlers() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
-        with worker_pool(1, when_killed=ADVICE) as pool:
+        with worker_pool(1, when_killed="") as pool:
             found = pool.submit(handlers, 0).result()
     finally:
         signal.signal(signal.SIGTERM, before)
