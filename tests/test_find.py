@@ -159,9 +159,7 @@ def test_names_tell_the_files_of_a_case(
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
     root = touch(tmp_path / "HGG" / "Brats18_1_1_1", *scans("Brats18_1_1_1"))
-
     case = only_case_in(root)
-
     assert (case.case_id, case.facts.grade) == ("Brats18_1_1_1", "HGG")
     assert only_case_in(touch(tmp_path / "smith", *scans("scan"))).case_id == "smith"
 
@@ -188,23 +186,6 @@ def test_a_file_of_unknown_kind_is_a_label_map_where_there_should_be_one(
     assert [remark.split(" was taken")[0] for remark in case.remarks] == foreign * n_taken
 
 
-@pytest.mark.parametrize(
-    "ignored",
-    [
-        # label maps without scans, in folders that are not called after label maps
-        ["predictions/BraTS2021_00000.nii.gz", "other/BraTS2021_00000_seg.nii.gz"],
-        ["labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz"],
-    ],
-)
-def test_label_maps_without_scans_are_no_cases(tmp_path: Path, ignored: list[str]) -> None:
-    touch(tmp_path, *scans("BraTS2021_00000/BraTS2021_00000"), *ignored)
-
-    found = find_cases(tmp_path)
-
-    assert [case.label for case in found.cases] == [None]
-    assert [f"({len(ignored)} in all)" in notice for notice in found.notices] == [True]
-
-
 def test_results_and_hidden_files_are_passed_over_unless_asked_for(tmp_path: Path) -> None:
     hidden = ("BraTS2021_00000/._BraTS2021_00000", "__MACOSX/BraTS2021_00000/x", ".trash/x")
     stems = ("BraTS2021_00000/BraTS2021_00000", "results/more/BraTS2021_00001", *hidden)
@@ -215,6 +196,12 @@ def test_results_and_hidden_files_are_passed_over_unless_asked_for(tmp_path: Pat
     assert [case.case_id for case in found.cases] == ["BraTS2021_00000"]
     assert found.notices == ()
     assert only_case_in(tmp_path / "results").case_id == "BraTS2021_00001"
+
+    # label maps without scans, in folders that are not called after label maps, are no cases
+    ignored = ("x/BraTS2021_00000.nii", "y/BraTS2021_00000_seg.nii", "labels_1_2/smith_seg_1_2.nii")
+    found = find_cases(touch(tmp_path, *ignored))
+    assert [case.label for case in found.cases] == [None]
+    assert ["(3 in all)" in notice for notice in found.notices] == [True]
 
 
 def test_links_are_followed_once(tmp_path: Path) -> None:
@@ -248,20 +235,17 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         (scans("x" * 240), "found an id of 240 bytes; expected at most 200. Rename"),
     ],
 )
-def test_what_is_wrong_with_the_files_of_a_case_is_its_problem(
+def test_what_is_wrong_with_files_is_a_problem(
     tmp_path: Path, names: list[str], problem: str
 ) -> None:
     touch(tmp_path, *names, *scans("BraTS2021_00001"))
-
     bad, good = sorted(find_cases(tmp_path).cases, key=lambda case: case.usable)
-
     assert [problem in text for text in bad.problems] == [True]
     assert good.usable
 
 
 def test_one_id_in_two_places_is_two_cases_for_now(tmp_path: Path) -> None:
     touch(tmp_path, *scans("b/BraTS2021_00000"), *scans("a/BraTS2021_00000"))
-
     assert [case.folder for case in find_cases(tmp_path).cases] == [Path("a"), Path("b")]
 
 
@@ -394,12 +378,11 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
         *((labels, "") for labels in ({"tumour": 1}, {"ET": 2, "ED": 1}, {"edema": "1"}, {})),
     ],
 )
-def test_the_named_labels_tell_the_convention(
+def test_labels_name_the_convention(
     tmp_path: Path, labels: dict[str, object], convention: str
 ) -> None:
     names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz")
     write_dataset(tmp_path, {**MSD, "labels": labels}, *names)
-
     assert only_case_in(tmp_path).convention == convention
 
 
@@ -414,9 +397,7 @@ def test_the_named_labels_tell_the_convention(
         ("", r"dataset\.json cannot be read: it is a named pipe"),
     ],
 )
-def test_a_description_that_cannot_be_used_is_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_an_unusable_description_is_refused(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "imagesTr/BRATS_001.nii.gz")
     if text:
         (tmp_path / "dataset.json").write_text(text)
@@ -430,7 +411,6 @@ def test_a_description_that_cannot_be_used_is_refused(
 def test_a_description_without_images_describes_nothing(tmp_path: Path) -> None:
     names = (f"a/t{i}_{modality}.nii" for i in (1, 2) for modality in ("t1", "t2"))
     write_dataset(tmp_path, {"anything": 1}, *names)
-
     assert sorted(cases_in(tmp_path)) == ["t1", "t2"]
 
 
@@ -480,9 +460,7 @@ def test_the_first_place_with_labelled_cases_counts(tmp_path: Path) -> None:
     ("name", "case_id"),
     [(b"caf\xe9", r"caf\xe9"), (b"two\nlines", r"two\nlines"), (b"\x1b[2J", r"\x1b[2J")],
 )
-def test_a_name_that_cannot_be_printed_becomes_an_id_that_can(
-    tmp_path: Path, name: bytes, case_id: str
-) -> None:
+def test_an_id_can_be_printed_as_any_name_is(tmp_path: Path, name: bytes, case_id: str) -> None:
     stem = os.fsdecode(name)
     touch(tmp_path, *scans(f"{stem}/{stem}"))
 
@@ -501,9 +479,7 @@ def test_a_name_that_cannot_be_printed_becomes_an_id_that_can(
         ("data.tar", r"data\.tar is a file; .*archive must be unpacked first.*give --t1n, --t1c"),
     ],
 )
-def test_a_data_folder_that_cannot_be_there_is_refused(
-    tmp_path: Path, name: str, message: str
-) -> None:
+def test_an_impossible_data_folder_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "data.tar").touch()
 
@@ -557,7 +533,6 @@ def test_cases_in_folders_of_one_name_are_named_after_the_folders_above(
 ) -> None:
     for folder in folders:
         touch(tmp_path, *scans(f"{folder}/", SCANNER))
-
     assert {name: case.patient_id for name, case in cases_in(tmp_path).items()} == expected
 
 
@@ -579,7 +554,6 @@ def test_folders_are_searched_as_for_training(tmp_path: Path) -> None:
 
 def test_label_maps_of_scans_to_predict_do_not_matter(tmp_path: Path) -> None:
     [case] = find_inputs([touch(tmp_path, *scans("smith"), "labels/smith.nii", "masks/smith.nii")])
-
     assert (case.usable, case.label) == (True, None)
 
 
@@ -604,9 +578,7 @@ def rows_of(*case_ids: str) -> str:
 
 def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
     (tmp_path / "cases.json").write_text(rows_of("me"))
-
     [case] = find_inputs([tmp_path / "cases.json"])
-
     assert [scan.volume for scan in case.images] == [0, 1, 2, 3]
 
 
@@ -618,13 +590,9 @@ def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
         (["x" * 300], "found an id of 300 bytes"),
     ],
 )
-def test_an_id_that_cannot_name_results_is_a_problem_of_its_case(
-    tmp_path: Path, names: list[str], problem: str
-) -> None:
+def test_an_id_must_be_able_to_name_files(tmp_path: Path, names: list[str], problem: str) -> None:
     (tmp_path / "cases.json").write_text(rows_of(*names, "good"))
-
     *bad, good = sorted(find_inputs([tmp_path / "cases.json"]), key=lambda case: case.usable)
-
     assert good.usable
     assert [problem in case.problems[0] for case in bad] == [True] * len(names)
 

@@ -79,11 +79,8 @@ def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) 
 
 
 @pytest.mark.parametrize(("slope", "intercept"), [(2.0, 0.0), (0.5, -3.0), (1.0, 7.0)])
-def test_scaled_voxels_are_what_nibabel_reads(
-    tmp_path: Path, slope: float, intercept: float
-) -> None:
+def test_scaled_voxels_are_those_of_nibabel(tmp_path: Path, slope: float, intercept: float) -> None:
     path = broken_header(tmp_path / "scan.nii", scl_slope=slope, scl_inter=intercept)
-
     assert (nib.load(path).dataobj.slope, nib.load(path).dataobj.inter) == (slope, intercept)
     np.testing.assert_array_equal(read(path), oracle(path))
 
@@ -105,13 +102,11 @@ def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
     image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
     image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 1000))
     nib.save(image, tmp_path / "scan.nii.gz")
-
     np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
 
 
 def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "label.nii.gz", make_label_map())
-
     for volume in (read_volume(path, case_id="c"), read_label_map(path, case_id="c")):
         with pytest.raises(ValueError, match="read-only"):
             volume.array[0, 0, 0] = 1
@@ -158,9 +153,7 @@ def test_a_label_map_lies_where_the_scan_lies(
     assert (label.geometry, label.array.dtype, label.file) == (grid, np.uint8, path.name)
 
 
-def test_qform_and_sform_that_differ_are_both_kept_and_equal_volumes_give_equal_bytes(
-    tmp_path: Path,
-) -> None:
+def test_other_qforms_are_kept_and_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
     scan = nib.Nifti1Image(make_volumes()[0], None)
     scan.header.set_qform(np.eye(4), code=1)
     scan.header.set_sform(BRATS_AFFINE, code=4)
@@ -225,7 +218,6 @@ def members(*ends: int) -> bytes:
 )
 def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "scan.nii.gz").write_bytes(content)
-
     np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
 
 
@@ -277,7 +269,6 @@ def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "scan.nii", make_volumes()[0])
     os.truncate(path, 1 << 40)
-
     with pytest.raises(CaseError, match="found more than"):
         read(path)
 
@@ -330,7 +321,6 @@ def test_axes_other_than_asked_for_are_refused(
     tmp_path: Path, shape: tuple[int, ...], volume: int | None, message: str
 ) -> None:
     path = write_nifti(tmp_path / "scan.nii.gz", np.zeros(shape, dtype=np.int16))
-
     for reader in (read_volume, read_geometry):
         with pytest.raises(CaseError, match=message):
             reader(path, case_id="case_1", volume=volume)
@@ -364,11 +354,8 @@ def test_axes_other_than_asked_for_are_refused(
         ({"dim": [4, 24, 24, 16, 999, 1, 1, 1]}, ".* in at most 16 volumes"),
     ],
 )
-def test_an_invalid_header_is_refused(
-    tmp_path: Path, fields: dict[str, object], found: str
-) -> None:
+def test_a_wrong_header_is_refused(tmp_path: Path, fields: dict[str, object], found: str) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
-
     for reader in (read_volume, read_geometry):
         with pytest.raises(CaseError, match=f"found {found}"):
             reader(path, case_id="case_1")
@@ -441,9 +428,7 @@ def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -
         (256, "int16", "found values from 0 to 256"),
     ],
 )
-def test_what_is_no_label_map_is_refused(
-    tmp_path: Path, value: float, dtype: str, message: str
-) -> None:
+def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, message: str) -> None:
     array = make_label_map().astype(dtype)
     array[1, 2, 3] = value
     path = write_nifti(tmp_path / "c_seg.nii.gz", array)

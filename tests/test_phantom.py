@@ -143,6 +143,5 @@ def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there
 
 def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
     (tmp_path / "file").touch()
-
     with pytest.raises(EnvironmentalError, match="file cannot be written"):
         write_phantom_cases(tmp_path / "file", n_cases=1, seed=0, shape=SHAPE)

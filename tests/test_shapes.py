@@ -98,7 +98,6 @@ def test_the_section_with_the_largest_product_is_measured() -> None:
     mask = np.zeros((20, 20, 4), bool)
     mask[1:19, 5, 0] = True
     mask[4:16, 4:16, 3] = True
-
     assert section_diameters(mask, CUBES).index == 3
 
 
@@ -112,7 +111,6 @@ def code_of(*corners: tuple[int, int, int]) -> int:
 
 def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
     codes = cell_codes(np.ones((1, 1, 1), dtype=bool))
-
     # the voxel is the last corner of the first cell and the first corner of the last
     assert codes.ravel().tolist() == [1 << bit for bit in reversed(range(8))]
     assert codes.shape == (2, 2, 2)
@@ -166,6 +164,5 @@ def test_turned_and_mirrored_cells_have_the_same_area() -> None:
 
 def test_the_surface_of_a_ball_is_that_of_a_sphere() -> None:
     area = cell_areas(CUBES)[cell_codes(ball(11.99, (27, 27, 27)))].sum()
-
     # planes through the middles of edges follow a sphere with steps
     assert area == pytest.approx(4 * math.pi * 12**2, rel=0.1)
