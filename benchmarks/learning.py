@@ -15,8 +15,6 @@ bootstrap over patients and seeds; with one seed it does not contain the chance 
 
 The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
-`--other "nnU-Net" FOLDER` adds the label maps that another program has written for the held-out cases of
-the first of `--folds`, after as many patches; its CPU seconds are given with `--other-cpu-s`.
 """
 
 import argparse
@@ -37,10 +35,7 @@ import torch
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
 from brats_seg.cases.index import read_index
-from brats_seg.evaluation.evaluate import evaluate_pairs
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.evaluation.pairs import find_pairs
-from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
 
@@ -51,42 +46,27 @@ EPOCH_PATCHES = 64
 ADAMW = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
 RECIPES: dict[str, list[str]] = {
     "default": [],
-    # the default of earlier versions
-    "adamw 3e-4, plateau, batch 4": [
-        "optimizer.name=adamw",
-        "optimizer.lr=3e-4",
-        "schedule.name=plateau",
-        "validation.patches_between=true",
-        "training.effective_batch=4",
-    ],
     "default on a plateau": ["schedule.name=plateau", "validation.patches_between=true"],
     "adamw": ADAMW,
-    "adamw, batch 1": [*ADAMW, "training.effective_batch=1"],
     "adamw 3e-3, warm-up": [
         "optimizer.name=adamw",
         "optimizer.lr=3e-3",
         "schedule.name=cosine",
         "schedule.warmup_steps=50",
     ],
-    "adamw, 2 mm": [*ADAMW, "store.spacing_mm=[2,2,2]"],
     "sgd": ["optimizer.name=sgd", "optimizer.lr=1e-2", "optimizer.weight_decay=3e-5"],
-    "lr 3e-3": ["optimizer.lr=3e-3"],
-    "lr 5e-3": ["optimizer.lr=5e-3"],
     "lr 3e-2": ["optimizer.lr=3e-2"],
     "warm-up": ["schedule.name=cosine", "schedule.warmup_steps=50"],
     "batch 1": ["training.effective_batch=1"],
     "batch 4": ["training.effective_batch=4"],
     "ema": ["optimizer.ema=0.98"],
     "batch dice": ["loss.batch_dice=true"],
-    "no bce": ["loss.bce=0"],
     "bce 0.3": ["loss.bce=0.3"],
     "foreground 0.67": ["patch.foreground=0.67"],
-    "foreground 1": ["patch.foreground=1.0"],
     "no augmentation": ["training.augment=none"],
     "full augmentation": ["training.augment=full"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
-    "decay 1e-2": ["optimizer.weight_decay=1e-2"],
 }
 """Settings in which each recipe differs from the default."""
 
@@ -98,8 +78,6 @@ def main() -> None:
         _train(json.loads(options.child))
         return
     options.work.mkdir(parents=True, exist_ok=True)
-    if options.other:
-        _add_other(options)
     for recipe in options.recipes:
         for fold in options.folds:
             for seed in options.seeds:
@@ -135,8 +113,6 @@ def _options() -> argparse.Namespace:
         help="edges of the windows of prediction",
     )
     parser.add_argument("--size", nargs="+", default=SIZE)
-    parser.add_argument("--other", nargs=2, metavar=("NAME", "FOLDER"), default=())
-    parser.add_argument("--other-cpu-s", type=float, default=float("nan"))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -215,31 +191,6 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
     return rows
 
 
-def _add_other(options: argparse.Namespace) -> None:
-    """Score the label maps of another program, and add them to the tables."""
-    name, folder = options.other
-    run = {
-        "recipe": name,
-        "patches": options.patches,
-        "fold": options.folds[0],
-        "n_folds": options.n_folds,
-        "seed": options.seeds[0],
-    }
-    if _is_done(options.work, run):
-        return
-    pairing = find_pairs(options.data, Path(folder), only_predicted=True)
-    found = evaluate_pairs(pairing, protocol_named("legacy"))
-    cases = found.scores.pivot_table(index="case_id", columns="region", values="dice")[
-        list(REGIONS)
-    ]
-    cases["mean"] = cases.mean(axis=1)
-    rows = [{"case": case_id, **row} for case_id, row in cases.to_dict("index").items()]
-    _append(options.work / "cases.csv", [{**run, "window": 0, **row} for row in rows])
-    nothing = dict.fromkeys(("predict_cpu_s", "train_s", "peak_memory_mib"), float("nan"))
-    result = {**run, "window": 0, **cases.mean(), "train_cpu_s": options.other_cpu_s, **nothing}
-    _append(options.work / "runs.csv", [result])
-
-
 def _append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     pd.DataFrame(rows).to_csv(path, mode="a", header=not path.exists(), index=False)
 
@@ -254,12 +205,12 @@ def _print_comparison(options: argparse.Namespace) -> None:
     first = options.recipes[0]
     print(f"torch {torch.__version__}, {options.patches} patches, each with its best window")
     print(f"{'recipe':22} window runs    WT    TC    ET  mean  difference from {first}")
-    for recipe in (*options.recipes, *options.other[:1]):
-        own = cases[cases.recipe == recipe]
-        n_runs = len(own[["fold", "seed"]].drop_duplicates())
-        means = " ".join(f"{own[column].mean():.3f}" for column in (*REGIONS, "mean"))
+    for recipe in options.recipes:
+        rows = cases[cases.recipe == recipe]
+        n_runs = len(rows[["fold", "seed"]].drop_duplicates())
+        means = " ".join(f"{rows[column].mean():.3f}" for column in (*REGIONS, "mean"))
         difference, low, high = _difference(cases, first, recipe)
-        window = own.window.iloc[0] if n_runs else 0
+        window = rows.window.iloc[0] if n_runs else 0
         text = f"{recipe:22} {window:6} {n_runs:4} {means}"
         print(f"{text}  {difference:+.3f} ({low:+.3f} to {high:+.3f})")
 

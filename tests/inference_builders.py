@@ -1,15 +1,21 @@
-"""Build models for tests of inference: small real ones on disk, and ones of known output."""
+"""Build scans, runs and models for tests of inference: small real ones, and ones of known output."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.find import find_inputs
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, ModelConfig, PatchConfig
+from brats_seg.data.fold import open_split
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.batch import (
     BatchOutcome,
@@ -23,6 +29,7 @@ from brats_seg.inference.model import Member, Model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
+from brats_seg.labels import MODALITIES
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -37,12 +44,32 @@ from brats_seg.runtime.weights import (
 from brats_seg.runtime.windows import Window
 from brats_seg.training.state import Progress
 from brats_seg.voxels.grids import Spacing
+from tests.builders import BRATS_AFFINE, write_nifti
 
 DEFAULT = Decoding()
 PLAIN_SETTINGS = PredictionSettings(preview=False)
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
+CASES = tuple(f"BraTS2021_{number:05d}" for number in range(6))
+"""Ids of the cases of `tiny_scans` and `tiny_prepared`."""
+NAMES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
+"""Ends of the names of the files of each modality."""
+
+
+def write_scan(
+    folder: Path,
+    images: npt.NDArray[np.generic],
+    affine: npt.NDArray[np.float64] = BRATS_AFFINE,
+    codes: tuple[int, int] = (1, 1),
+) -> Path:
+    """Write the four files of a scan with those codes of qform and sform, and return their folder."""
+    for name, image in zip(NAMES.values(), images, strict=True):
+        path = write_nifti(folder / f"{folder.name}_{name}.nii.gz", image, affine)
+        header = nib.load(path).header
+        header["qform_code"], header["sform_code"] = codes
+        nib.save(nib.Nifti1Image(image, None, header), path)
+    return folder
 
 
 def save_run(
@@ -80,6 +107,23 @@ def write_run(
         network = build_model(config.model, identity.patch)
     card = ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {})
     save_run(path / "best.pt", network.state_dict(), card, **entries)
+    return path
+
+
+def write_fold(
+    path: Path,
+    prepared: Path,
+    held_out: Sequence[str],
+    *,
+    subsets: tuple[tuple[str, ...], ...] = (),
+    seed: int = 0,
+) -> Path:
+    """Write a run that was trained on all prepared cases but some."""
+    train = tuple(case_id for case_id in CASES if case_id not in held_out)
+    split = Split(train=train, validation=tuple(held_out))
+    fingerprint = open_split(prepared, split).fingerprint
+    write_run(path, seed=seed, identity=replace(IDENTITY, fingerprint=fingerprint, subsets=subsets))
+    write_split(split, path / SPLIT_NAME)
     return path
 
 
@@ -152,6 +196,8 @@ def predict_into(
     return done, outcomes
 
 
-def read_scan(case: Case, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
-    """Load and prepare a case."""
+def read_scan(case: Case | Path, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
+    """Load and prepare a case, also the one of a folder."""
+    if isinstance(case, Path):
+        (case,) = find_inputs([case])
     return prepare_scan(load_case(case, with_label=False), spacing_mm)

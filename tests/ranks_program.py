@@ -1,7 +1,10 @@
-"""Compare the steps of two processes, started by torchrun, with that of one process."""
+"""Compare the steps of two processes, which have the variables of torchrun, with that of one process."""
 
 import json
+import os
+import socket
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -39,7 +42,11 @@ def ordinary(
     return ranks.sum(found.detach()) / ranks.n_ranks
 
 
-def main() -> None:
+def compare(rank: int, port: int, output: Path) -> None:
+    """Write the errors of one rank's steps, as rank 0."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = (rank, rank, 2, 2, "localhost", port)
+    os.environ.update(zip(names, map(str, values), strict=True))
     rows = []
     with joined_ranks() as ranks:
         calls: list[int] = []
@@ -84,8 +91,22 @@ def main() -> None:
     if ranks.is_first:
         threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
         found = {"rows": rows, "threads_afterwards": threads}
-        Path(sys.argv[1]).write_text(json.dumps(found))
+        output.write_text(json.dumps(found))
+
+
+def main(output: Path) -> None:
+    """Start both ranks as forks: what takes seconds to import is imported once."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = get_context("fork")
+    ranks = [context.Process(target=compare, args=(rank, port, output)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in ranks))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import nibabel as nib
@@ -23,6 +25,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
 from brats_seg.inference.batch import (
+    BatchOutcome,
     CaseOutcome,
     CaseWork,
     Job,
@@ -35,28 +38,36 @@ from brats_seg.inference.batch import (
 )
 from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
-from brats_seg.inference.results import OutputFolder
+from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
-from tests.inference_builders import CPU, PLAIN_SETTINGS, make_model, predict_into, write_run
+from tests.inference_builders import (
+    CASES,
+    CPU,
+    PLAIN_SETTINGS,
+    make_model,
+    predict_into,
+    write_run,
+)
 
 PREDICTOR = Predictor(model=make_model(settings=PLAIN_SETTINGS))
 
 
 def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) -> None:
     """Write four good cases and ten bad ones, each with another defect."""
-    for number in range(4):
-        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    for case_id in CASES[:4]:
+        write_case(tmp_path / "scans", case_id, seed=int(case_id[-1]))
     break_in_ten_ways(tmp_path / "scans")
+    out = tmp_path / "out"
 
-    done, outcomes = predict_into(tmp_path / "scans", tmp_path / "out")
+    done, outcomes = predict_into(tmp_path / "scans", out)
 
     assert (done.n_predicted, done.n_skipped, len(done.failures)) == (4, 0, 10)
     case_ids = [outcome.record.case_id for outcome in outcomes]
     assert case_ids == sorted(case_ids)
-    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    failures = pd.read_csv(out / "failures.csv")
     assert failures["case_id"].tolist() == list(BAD_CASES)
     assert set(failures["error"]) == {"CaseError"}
     for case_id, message in zip(failures["case_id"], failures["message"], strict=True):
@@ -65,28 +76,23 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
         assert "; expected " in message
         # what to do comes after what was expected
         assert message.rstrip().endswith(".")
-    label_maps = sorted(path.name for path in (tmp_path / "out").glob("*.nii.gz"))
-    assert label_maps == [f"BraTS2021_{n:05d}.nii.gz" for n in range(4)]
-
-
-def test_the_tables_hold_volumes_and_failures(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans", seed=1)
-
-    _, (outcome,) = predict_into(tmp_path / "scans", tmp_path / "out")
-
-    label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
-    (row,) = pd.read_csv(tmp_path / "out" / "volumes.csv").to_dict("records")
-    assert (row["case_id"], row["convention"]) == ("BraTS2021_00000", "brats2017")
-    parts = {"wt": [1, 2, 4], "tc": [1, 4], "et": [4], "ed": [2], "ncr": [1]}
-    for part, values in parts.items():
-        assert row[f"{part}_ml"] == pytest.approx(np.isin(label_map, values).sum() / 1000)
-    assert row["et_components"] >= 1
-    (line,) = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
-    record = json.loads(line)
+    assert sorted(path.name for path in out.glob("*.nii.gz")) == [f"{n}.nii.gz" for n in CASES[:4]]
+    # the tables hold volumes and records
+    for row in pd.read_csv(out / "volumes.csv").to_dict("records"):
+        label_map = np.asarray(nib.load(out / f"{row['case_id']}.nii.gz").dataobj)
+        parts = {"wt": [1, 2, 4], "tc": [1, 4], "et": [4], "ed": [2], "ncr": [1]}
+        for part, values in parts.items():
+            assert row[f"{part}_ml"] == pytest.approx(np.isin(label_map, values).sum() / 1000)
+        assert row["et_components"] >= 1
+        assert row["convention"] == "brats2017"
+    lines = map(json.loads, (out / "manifest.jsonl").read_text().splitlines())
+    records = {record["case_id"]: record for record in lines}
+    record = records[CASES[0]]
     assert len(record["inputs"]) == 4
-    assert (record["model"], record["outputs"]) == ("model", ["BraTS2021_00000.nii.gz"])
+    assert (record["model"], record["outputs"]) == ("model", [f"{CASES[0]}.nii.gz"])
     assert min(record["seconds"], record["peak_memory_mb"]) > 0
     assert record["settings"]["window"] == "auto"
+    (outcome,) = (one for one in outcomes if one.record.case_id == CASES[0])
     assert outcome.record.model_dump(mode="json") == record
 
 
@@ -117,31 +123,25 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
     assert n_predicted() == 0
 
 
-def test_a_scan_that_was_mended_is_predicted_and_leaves_the_list(
+def test_a_scan_that_was_mended_and_a_line_that_was_cut_off_cost_their_case(
     brats_root: Path, tmp_path: Path
 ) -> None:
     path = brats_root / "BraTS2021_00002" / "BraTS2021_00002_t1.nii.gz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:99])
-    assert len(predict_into(brats_root, tmp_path / "out")[0].failures) == 1
+    content, out = path.read_bytes(), tmp_path / "out"
+    path.write_bytes(content[:99])
+    assert len(predict_into(brats_root, out)[0].failures) == 1
 
-    path.write_bytes(whole)
-    done, _ = predict_into(brats_root, tmp_path / "out")
+    path.write_bytes(content)
+    mended, _ = predict_into(brats_root, out)
+    assert (mended.n_predicted, mended.n_skipped, mended.failures) == (1, 5, ())
+    assert pd.read_csv(out / "failures.csv").empty
+    assert len(pd.read_csv(out / "volumes.csv")) == 6
 
-    assert (done.n_predicted, done.n_skipped, done.failures) == (1, 5, ())
-    assert pd.read_csv(tmp_path / "out" / "failures.csv").empty
-    assert len(pd.read_csv(tmp_path / "out" / "volumes.csv")) == 6
-
-
-def test_a_manifest_line_that_was_cut_off_costs_its_case(brats_root: Path, tmp_path: Path) -> None:
-    predict_into(brats_root, tmp_path / "out")
-    manifest = tmp_path / "out" / "manifest.jsonl"
+    manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])
-
-    done, _ = predict_into(brats_root, tmp_path / "out")
-
-    assert (done.n_predicted, done.n_skipped) == (1, 5)
-    assert predict_into(brats_root, tmp_path / "out")[0].n_skipped == 6
+    cut_off, _ = predict_into(brats_root, out)
+    assert (cut_off.n_predicted, cut_off.n_skipped) == (1, 5)
+    assert predict_into(brats_root, out)[0].n_skipped == 6
 
 
 def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
@@ -157,23 +157,36 @@ def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
         check_apart(find_inputs([brats_root]), OutputFolder(brats_root / "BraTS2021_00000"))
 
 
-def test_a_mistake_of_the_program_ends_one_case_only(
-    brats_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_mistake_of_the_program_ends_one_case_and_ctrl_c_leaves_only_whole_files(
+    tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Fails(CaseWork):
         __slots__ = ()
 
         def predict(self, read):
-            return CaseWork.predict(self, read) if read.case_id != "BraTS2021_00003" else [][1]
+            return CaseWork.predict(self, read) if read.case_id != CASES[0] else [][1]
+
+    def interrupt(outcome: CaseOutcome) -> None:
+        if isinstance(outcome.record, Record):
+            raise KeyboardInterrupt
+
+    def finish(on_case: Callable[[CaseOutcome], None]) -> BatchOutcome:
+        with folder.opened():
+            work = Fails(predictor=PREDICTOR, output=folder, earlier={})
+            outcomes = local_outcomes(find_inputs([tiny_scans]), work)
+            return finish_batch(outcomes, folder, 6, on_case=on_case)
 
     folder = OutputFolder(tmp_path / "out")
-    with folder.opened():
-        work = Fails(predictor=PREDICTOR, output=folder, earlier={})
-        done = finish_batch(local_outcomes(find_inputs([brats_root]), work), folder, 6)
+    with pytest.raises(KeyboardInterrupt):
+        finish(interrupt)
+    finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
+    assert 1 <= len(finished) < 6
+    assert sorted(folder.records().keys() - {CASES[0]}) == sorted(finished)
+    assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
 
+    done = finish(lambda outcome: None)
     (failure,) = done.failures
-    assert (failure.case_id, failure.error) == ("BraTS2021_00003", "IndexError")
-    assert done.n_predicted == 5
+    assert (failure.case_id, failure.error, done.n_predicted) == (CASES[0], "IndexError", 5)
     assert "IndexError" in caplog.text
 
 
@@ -205,7 +218,10 @@ def test_a_disk_that_fills_ends_the_batch_and_loses_nothing(
     assert done.n_predicted + done.n_skipped == 6
 
 
-def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     (tmp_path / "previews").mkdir()
     for name in (".123-a.nii.gz", "previews/.123-a.png", ".mine"):
         (tmp_path / name).touch()
@@ -221,33 +237,13 @@ def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(tmp_path: 
     assert {path.name for path in tmp_path.rglob(".*")} == left
 
 
-def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> None:
-    def interrupt(outcome: CaseOutcome) -> None:
-        raise KeyboardInterrupt
-
-    folder = OutputFolder(tmp_path / "out")
-    with folder.opened():
-        work = CaseWork(predictor=PREDICTOR, output=folder, earlier={})
-        outcomes = local_outcomes(find_inputs([brats_root]), work)
-        with pytest.raises(KeyboardInterrupt):
-            finish_batch(outcomes, folder, 6, on_case=interrupt)
-
-    finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
-    assert sorted(folder.records()) == sorted(finished)
-    assert 1 <= len(finished) < 6
-    assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
-
-
 @pytest.mark.slow
 def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_path: Path) -> None:
     """The process is killed after the first, second, ... label map."""
     for number in range(8):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number, shape=(40, 40, 32))
-    model, out, undisturbed = (
-        write_run(tmp_path / "run"),
-        tmp_path / "out",
-        tmp_path / "undisturbed",
-    )
+    model, out, undisturbed = (tmp_path / name for name in ("run", "out", "undisturbed"))
+    write_run(model)
     command = [sys.executable, "-m", "brats_seg", "predict", tmp_path / "scans", "--model", model]
     command += ["--precision", "fp32", "--set", "preview=false", "-o"]
     for n_kill in range(1, 4):
@@ -309,19 +305,11 @@ def check_same_results(brats_root: Path, job: Job, tmp_path: Path) -> None:
     assert not tables[1].exists() or tables[0].read_text() == tables[1].read_text()
 
 
-def killed_once(case: Case, job: Job) -> CaseOutcome:
-    """End the worker at the third case, the first time."""
-    sign = job.output_path / "died"
-    if case.case_id.endswith("2") and not sign.exists():
-        sign.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return run_case(case, job)
-
-
-def killed_always(case: Case, job: Job) -> CaseOutcome:
-    """End the worker at the third case every time, and count."""
-    if case.case_id.endswith("2"):
-        with (job.output_path / "deaths").open("a") as file:
+def dies(case: Case, job: Job, n_deaths: int) -> CaseOutcome:
+    """End the worker at the third case, so many times."""
+    deaths = job.output_path / "deaths"
+    if case.case_id == CASES[2] and (not deaths.exists() or deaths.stat().st_size < n_deaths):
+        with deaths.open("a") as file:
             file.write("x")
         os.kill(os.getpid(), signal.SIGKILL)
     return run_case(case, job)
@@ -347,13 +335,13 @@ def test_a_worker_does_a_case_as_the_batch_does_and_refuses_a_changed_model(
 def test_a_killed_worker_costs_a_retry_and_changes_nothing(
     brats_root: Path, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "run_case", killed_once)
+    monkeypatch.setattr(batch, "run_case", partial(dies, n_deaths=1))
     folder, cases = OutputFolder(job.output_path), find_inputs([brats_root])
 
     with folder.opened():
         done = finish_batch(cluster_outcomes(cases, job, 2), folder, len(cases))
 
-    assert (job.output_path / "died").exists()
+    assert (job.output_path / "deaths").read_text() == "x"
     assert (done.n_predicted, done.failures) == (6, ())
     check_same_results(brats_root, job, tmp_path)
 
@@ -363,7 +351,7 @@ def test_a_killed_worker_costs_a_retry_and_changes_nothing(
 def test_a_case_that_kills_three_workers_is_a_row_in_the_failures(
     brats_root: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "run_case", killed_always)
+    monkeypatch.setattr(batch, "run_case", partial(dies, n_deaths=9))
     (write_case(brats_root, "BraTS2021_00099") / "BraTS2021_00099_t1.nii.gz").unlink()
     folder, cases = OutputFolder(job.output_path), find_inputs([brats_root])
 
@@ -372,7 +360,7 @@ def test_a_case_that_kills_three_workers_is_a_row_in_the_failures(
 
     killed, broken = sorted(done.failures, key=lambda failure: failure.case_id)
     assert (job.output_path / "deaths").read_text() == "xxx"
-    assert (killed.case_id, killed.error) == ("BraTS2021_00002", "KilledWorker")
+    assert (killed.case_id, killed.error) == (CASES[2], "KilledWorker")
     assert (broken.case_id, broken.error) == ("BraTS2021_00099", "CaseError")
     assert done.n_predicted == 5
 

@@ -25,12 +25,16 @@ MAPPING_2020 = (
 )
 
 
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
 def read(root: Path, **tables: str) -> ClinicalTable:
     """Write tables, named without their ending, into folders of their own and read them."""
     for number, (name, text) in enumerate(tables.items()):
-        folder = root / f"part {number}"
-        folder.mkdir(parents=True)
-        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+        write(root / f"part {number}" / f"{name}.csv", text)
     return read_clinical_tables(root)
 
 
@@ -54,42 +58,29 @@ def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
     assert (row.survival_days, row.survival_censored, row.resection) == (289, False, "GTR")
 
 
-def test_a_survivor_is_censored(tmp_path):
-    text = "Brats20ID,Age,Survival_days\nBraTS20_Training_084,63.07,ALIVE (361 days later)\n"
-
-    row = read(tmp_path, survival_info=text).row("BraTS20_Training_084")
-
-    assert (row.survival_days, row.survival_censored) == (361, True)
-
-
 @pytest.mark.parametrize("missing", ["NA", "", "nan", " NA "])
-def test_a_missing_value_is_none(tmp_path, missing):
+def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
     header = "BraTS19ID,Age,Survival,ResectionStatus"
+    rows = f"A,{missing},{missing},{missing}\nB,63.07,ALIVE (361 days later),GTR"
 
-    row = read(tmp_path, survival_data=f"{header}\nA,{missing},{missing},{missing}\n").row("A")
+    table = read(tmp_path, survival_data=f"{header}\n{rows}\n")
 
+    row, survivor = table.row("A"), table.row("B")
     assert (row.age_years, row.survival_days, row.survival_censored) == (None, None, False)
     assert row.resection == ""
+    assert (survivor.survival_days, survivor.survival_censored) == (361, True)
 
 
-@pytest.mark.parametrize(
-    "case_id",
-    [
-        "Brats17_TCIA_606_1",
-        "Brats18_TCIA02_606_1",
-        "BraTS19_TCIA02_606_1",
-        "BraTS20_Training_002",
-        "TCGA-06-5417",
-    ],
-)
-def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path, case_id):
+def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
     """The age stands under the id of 2019, the grade in the mapping."""
     survival = "BraTS19ID,Age,Survival,ResectionStatus\nBraTS19_TCIA02_606_1,45.4,NA,NA\n"
 
-    row = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival).row(case_id)
+    table = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival)
 
-    assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
-    assert row.ids[0] == "Brats17_TCIA_606_1"
+    for case_id in MAPPING_2020.splitlines()[2].split(",")[1:]:
+        row = table.row(case_id)
+        assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
+        assert row.ids[0] == "Brats17_TCIA_606_1"
 
 
 def test_patients_without_older_ids_stay_apart(tmp_path):
@@ -99,17 +90,16 @@ def test_patients_without_older_ids_stay_apart(tmp_path):
     table = read(tmp_path, name_mapping=mapping)
 
     assert (table.row("A").grade, table.row("B").grade) == ("HGG", "LGG")
-    assert table.row("NA") is None
-    assert table.row("BraTS2021_00000") is None
+    assert table.row("NA") is table.row("BraTS2021_00000") is None
 
 
 def test_mappings_of_two_years_are_joined(tmp_path):
     """The age stands under an id that only the older mapping has."""
     older = "Grade,BraTS_2017_subject_ID,BraTS_2019_subject_ID\nHGG,Brats17_AAA_1,BraTS19_AAA_1\n"
     newer = "Grade,BraTS_2019_subject_ID,BraTS_2020_subject_ID\nHGG,BraTS19_AAA_1,BraTS20_A\n"
-    survival = "Brats17ID,Age\nBrats17_AAA_1,33\n"
+    tables = {"name_mapping": older, "name_mapping_new": newer}
 
-    table = read(tmp_path, name_mapping=older, name_mapping_new=newer, survival_data=survival)
+    table = read(tmp_path, **tables, survival_data="Brats17ID,Age\nBrats17_AAA_1,33\n")
 
     assert table.row("BraTS20_A").age_years == 33
 
@@ -121,28 +111,21 @@ def test_mappings_of_two_years_are_joined(tmp_path):
 )
 def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
     (tmp_path / "survival_predictions.csv").write_bytes(content)
-
     assert read_clinical_tables(tmp_path).rows == {}
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     """With a byte order mark, other line ends, blank cells and short rows."""
-    text = "\ufeffBraTS19ID,Age,Survival\r\nA, 60 ,\r\n,,\r\nB\r\n"
-
-    table = read(tmp_path, survival_data=text)
-
+    table = read(tmp_path, survival_data="\ufeffBraTS19ID,Age,Survival\r\nA, 60 ,\r\n,,\r\nB\r\n")
     assert (table.row("A").age_years, table.row("A").survival_days) == (60, None)
     assert table.row("B").age_years is None
 
 
 def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
     folder = tmp_path / "input/set/BraTS2020_TrainingData/MICCAI_BraTS2020_TrainingData"
-    folder.mkdir(parents=True)
-    (folder / "name_mapping.csv").write_text(MAPPING_2020)
-
+    path = write(folder / "name_mapping.csv", MAPPING_2020)
     assert read_clinical_tables(tmp_path).row("BraTS20_Training_001").grade == "HGG"
-    assert mapping_files(tmp_path) == ()
-    assert mapping_files(folder) == (folder / "name_mapping.csv",)
+    assert (mapping_files(tmp_path), mapping_files(folder)) == ((), (path,))
 
 
 @pytest.mark.parametrize(
@@ -151,10 +134,7 @@ def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
         ("sixty,1", r"case A, file part 0/survival_data\.csv: found age 'sixty'; expected years"),
         ("-3,1", "age '-3'"),
         ("inf,1", "age 'inf'"),
-        (
-            "60,alive",
-            r"found survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Correct",
-        ),
+        ("60,alive", r"survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Correct"),
     ],
 )
 def test_an_unreadable_value_is_refused_with_case_file_and_value(tmp_path, cells, match):
@@ -162,58 +142,37 @@ def test_an_unreadable_value_is_refused_with_case_file_and_value(tmp_path, cells
         read(tmp_path, survival_data=f"BraTS19ID,Age,Survival\nA,{cells}\n")
 
 
-def test_cases_get_grade_and_age(tmp_path):
+def test_cases_get_grade_age_and_patient(tmp_path):
+    """A folder with two years of BraTS would leak between folds, were its patients not one."""
     survival = "Brats20ID,Age\nBraTS20_Training_001,60.5\n"
     table = read(tmp_path, name_mapping=MAPPING_2020, survival_info=survival)
-    cases = [make_case(f"BraTS20_Training_00{number}") for number in (3, 1, 9)]
+    known = make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)
+    ids = [*(f"BraTS20_Training_00{n}" for n in (3, 1, 2, 9)), "Brats18_TCIA02_606_1"]
 
-    filled = with_clinical(cases, table)
+    cases = with_clinical([*map(make_case, ids), known], table)
 
-    assert [case.case_id for case in filled] == [case.case_id for case in cases]
-    assert [(case.facts.grade, case.facts.age_years) for case in filled] == [
-        ("HGG", None),
-        ("HGG", 60.5),
-        ("", None),
-    ]
-    assert [case.patient_id for case in filled] == [case.case_id for case in cases]
-
-
-def test_what_a_case_knows_already_stays(tmp_path):
-    table = read(
-        tmp_path, name_mapping=MAPPING_2020, survival_info="Brats20ID,Age\nBraTS19_AAA_1,60\n"
-    )
-
-    [case] = with_clinical([make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)], table)
-
-    assert (case.facts.grade, case.facts.age_years) == ("LGG", 0.0)
-
-
-def test_one_person_under_two_ids_becomes_one_patient(tmp_path):
-    """Otherwise a folder with two years of BraTS would leak between folds."""
-    table = read(tmp_path, name_mapping=MAPPING_2020)
-    ids = ["Brats18_TCIA02_606_1", "BraTS20_Training_002", "BraTS20_Training_001", "other"]
-
-    filled = with_clinical(map(make_case, ids), table)
-
-    assert [case.patient_id for case in filled] == [
-        "BraTS20_Training_002",
-        "BraTS20_Training_002",
-        "BraTS20_Training_001",
-        "other",
+    assert [
+        (case.case_id, case.patient_id, case.facts.grade, case.facts.age_years) for case in cases
+    ] == [
+        (ids[0], ids[0], "HGG", None),
+        (ids[1], ids[1], "HGG", 60.5),
+        (ids[2], ids[2], "LGG", None),
+        (ids[3], ids[3], "", None),
+        (ids[4], ids[2], "LGG", None),
+        # what a case knows already stays
+        ("Brats18_AAA_1", ids[1], "LGG", 0.0),
     ]
 
 
 @pytest.mark.real
 def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
-    table = read_clinical_tables(real_data)
     folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
+    cases = [make_case(path.name) for path in folders]
 
-    grades = {
-        path.name: with_clinical([make_case(path.name)], table)[0].facts.grade for path in folders
-    }
+    filled = with_clinical(cases, read_clinical_tables(real_data))
 
-    assert len(grades) == 9
-    assert grades == {path.name: path.parent.name for path in folders}
+    assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
+    assert len(folders) == 9
 
 
 @pytest.mark.real
@@ -227,12 +186,6 @@ def test_the_official_tables_are_read_whole(real_data):
     assert sum(row.age_years is not None for row in rows) == 240
     assert sorted(row.survival_days for row in rows if row.survival_censored) == [361, 1029]
     assert table.row("Brats17_TCIA_606_1").age_years == 45.40273973
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -256,8 +209,5 @@ def test_named_tables_count_before_those_of_the_folder(tmp_path):
 
     assert (table.row("x").age_years, table.row("y").age_years) == (50, 70)
     assert read_clinical_files([named]).row("x").age_years == 50
-
-
-def test_a_named_table_without_ids_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has no column of ids"):
-        read_clinical_tables(tmp_path, [write(tmp_path / "named.csv", "Age\n50\n")])
+        read_clinical_tables(tmp_path, [write(named, "Age\n50\n")])

@@ -37,15 +37,6 @@ def row(regions: np.ndarray) -> list[str]:
     return ["-" if not n else REGIONS[n - 1] for n in regions.sum(axis=0).ravel()]
 
 
-def test_labels_of_four_kinds_of_voxels():
-    probabilities = fields([0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.1, 0.9])
-
-    labels = decode(probabilities, NESTED, BRATS2017, voxel_mm3=1.0)
-
-    assert labels.ravel().tolist() == [0, 2, 1, 4]
-    assert labels.dtype == np.uint8
-
-
 @pytest.mark.parametrize("convention", CONVENTIONS)
 def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention):
     for seed in range(5):
@@ -107,35 +98,28 @@ def test_voxels_that_share_a_corner_are_one_component():
 
 
 def test_little_enhancing_tumour_in_all_becomes_necrosis():
-    probabilities = fields([0.9] * 3, [0.9] * 3, [0.9, 0.1, 0.9])
+    """Two voxels of ET of five: background, oedema, ET, necrosis, ET."""
+    wt, tc, et = [0.1, 0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.1, 0.9]
+    kept, dropped = (
+        decode(fields(wt, tc, et), Decoding(smallest_et_mm3=smallest), BRATS2017, voxel_mm3=1.0)
+        for smallest in (2, 3)
+    )
 
-    kept = decode(probabilities, Decoding(smallest_et_mm3=2), BRATS2017, 1.0)
-    gone = decode(probabilities, Decoding(smallest_et_mm3=3), BRATS2017, 1.0)
-
-    assert kept.ravel().tolist() == [4, 1, 4]
-    assert gone.ravel().tolist() == [1, 1, 1]
+    assert kept.dtype == np.uint8
+    assert kept.ravel().tolist() == [0, 2, 4, 1, 4]
+    assert dropped.ravel().tolist() == [0, 2, 1, 1, 1]
 
 
 def test_volumes_and_components_by_hand():
     """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
     label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
 
-    found = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
+    parts = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
 
-    assert found == {
-        "wt": (2.0, 2),
-        "tc": (1.5, 1),
-        "et": (1.0, 1),
-        "ed": (0.5, 1),
-        "ncr": (0.5, 1),
-    }
-
-
-@pytest.mark.parametrize("convention", [BRATS2017, BRATS2024_PED])
-def test_a_case_without_tumour_has_nothing(convention):
-    parts = measure(np.zeros((2, 2, 2), dtype=np.uint8), convention, 1.0)
-
-    assert [(part.name, part.ml, part.n_components) for part in parts] == [
+    inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}
+    assert parts == {"wt": (2.0, 2), "tc": (1.5, 1), **inner}
+    empty = measure(np.zeros((2, 2, 2), dtype=np.uint8), BRATS2024_PED, 1.0)
+    assert [(part.name, part.ml, part.n_components) for part in empty] == [
         (name, 0.0, 0) for name in PARTS
     ]
 

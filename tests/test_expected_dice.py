@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from brats_seg.runtime.weights import (
     read_trained,
 )
 from brats_seg.training.state import read_state
+from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
@@ -60,35 +62,22 @@ def test_the_mean_probability_is_that_inside_each_region() -> None:
     np.testing.assert_allclose(found, [0.8, 0.6, np.nan], rtol=1e-6)
 
 
-def test_a_line_is_found_and_its_interval_has_no_width() -> None:
+def test_a_line_is_found_of_each_region_that_enough_cases_have() -> None:
+    """Its interval has no width where all cases lie on it; less sure cases are never better."""
     sure = np.linspace(0.5, 0.9, 12)
-    cases = [np.array([x, x, np.nan]) for x in sure]
-    counts = [counts_of(x, 1.2 * x - 0.2, 0) for x in sure]
+    cases = [np.array([x, x, x if x < 0.6 else np.nan]) for x in sure]
+    counts = [counts_of(x, 1.2 * x - 0.2, x) for x in sure]
 
     wt, tc = fit_predicted_dice(cases, counts)
+    (falling, *_) = fit_predicted_dice(cases, [counts_of(1 - x, x, x) for x in sure])
 
     assert (wt.region, tc.region) == ("wt", "tc")
     assert (wt.slope, tc.slope) == (pytest.approx(1, abs=0.01), pytest.approx(1.2, abs=0.01))
     assert wt.width < 0.01
+    assert wt.worst_fifth == pytest.approx(sure[2], abs=0.03)
     (expected,) = predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
     assert expected.dice == pytest.approx(0.75, abs=0.002)
-
-
-def test_a_region_that_few_cases_have_is_left_out() -> None:
-    cases = [np.array([0.5, 0.5, 0.5])] * (FEWEST_CASES - 1) + [np.array([0.5, np.nan, np.nan])]
-    counts = [counts_of(0.5, 0.5, 0.5)] * FEWEST_CASES
-
-    assert [line.region for line in fit_predicted_dice(cases, counts)] == ["wt"]
-
-
-def test_less_sure_cases_are_never_expected_to_be_better() -> None:
-    cases = [np.full(3, x) for x in np.linspace(0.5, 0.9, 12)]
-    counts = [counts_of(*[1 - x[0]] * 3) for x in cases]
-
-    lines = fit_predicted_dice(cases, counts)
-
-    assert {line.slope for line in lines} == {0.0}
-    assert lines[0].intercept == pytest.approx(0.3, abs=0.01)
+    assert (falling.slope, falling.intercept) == (0.0, pytest.approx(0.3, abs=0.01))
 
 
 def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
@@ -104,15 +93,9 @@ def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
 
 def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
     good = LINE.model_copy(update={"worst_fifth": 0.9})
-    sure = np.linspace(0.5, 0.9, 11)
-
-    (line, *_) = fit_predicted_dice(
-        [np.full(3, x) for x in sure], [counts_of(x, x, x) for x in sure]
-    )
 
     assert [LINE.at(x).is_low for x in (0.72, 0.75)] == [True, False]
     assert [good.at(x).is_low for x in (0.75, 0.81)] == [True, False]
-    assert line.worst_fifth == pytest.approx(sure[2], abs=0.002)
 
 
 @pytest.mark.parametrize("n_cases", [FEWEST_CASES, 12, 40])
@@ -134,16 +117,12 @@ LINES = tuple(
     LINE.model_copy(update={"region": region, "intercept": 0.2, "slope": 0.5, "worst_fifth": 0.1})
     for region in ("wt", "tc", "et")
 )
-NOTES = {
-    "predicted_dice": [line.model_dump() for line in LINES],
-    "profile": phantom_profile().model_dump(mode="json"),
-}
-SUFFIXES = ("t1", "t1ce", "t2", "flair")
 
 
-def write_scan(folder: Path, images: np.ndarray, name: str = "BraTS2021_00001") -> None:
-    for image, suffix in zip(images, SUFFIXES, strict=True):
-        write_nifti(folder / name / f"{name}_{suffix}.nii.gz", image)
+@cache
+def notes_of_model() -> Notes:
+    profile = phantom_profile().model_dump(mode="json")
+    return {"predicted_dice": [line.model_dump() for line in LINES], "profile": profile}
 
 
 def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
@@ -166,22 +145,21 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
 
 def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
     """They describe a model, but do not change it: its fingerprint is that without them."""
-    plain, described = write_run(tmp_path / "plain"), tmp_path / "described"
-    write_run(described, notes=NOTES)
+    plain = write_run(tmp_path / "plain")
+    described = write_run(tmp_path / "described", notes=notes_of_model())
 
     export_model([described], tmp_path / "model")
-    export_model([plain], tmp_path / "plain-model")
 
     (network,) = read_exported(tmp_path / "model").networks
-    assert network.card.notes == NOTES
+    assert network.card.notes == notes_of_model()
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
-    description = json.loads((tmp_path / "plain-model" / "model.json").read_bytes())
-    assert description["members"][0]["card"]["notes"] == {}
 
 
-def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", notes=NOTES)
-    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
+def test_an_ensemble_has_what_all_of_its_networks_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = write_run(tmp_path / "one", notes=notes_of_model())
+    two = write_run(tmp_path / "two", seed=1, notes=notes_of_model())
     plain = write_run(tmp_path / "plain", seed=2)
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
@@ -189,19 +167,10 @@ def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
     assert isinstance(profile_in(both.notes), TrainingProfile)
     assert dice_lines(both.notes) == LINES
     assert (profile_in(mixed.notes), dice_lines(mixed.notes)) == (None, ())
-
-
-def test_a_model_without_a_profile_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = write_run(tmp_path / "old")
-    new = write_run(tmp_path / "new", notes={"profile": phantom_profile().model_dump(mode="json")})
-
     with caplog.at_level(logging.WARNING):
-        Predictor.load([new])
+        Predictor.load([one])
         assert caplog.messages == []
-        Predictor.load([old])
-
+        Predictor.load([plain])
     (said,) = caplog.messages
     assert said.startswith("the model has no profile of its training scans")
 
@@ -209,35 +178,32 @@ def test_a_model_without_a_profile_says_so_once(
 def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     run: Run, tmp_path: Path
 ) -> None:
+    """Of a usual and a swapped scan; a model without a fit has no columns of it."""
     images, _ = phantom(20)
-    write_scan(tmp_path / "usual", images)
-    write_scan(tmp_path / "swapped", images[[2, 1, 0, 3]])
-    fitted, plain = tmp_path / "fitted", tmp_path / "plain"
-    write_run(fitted, notes=NOTES)
-    write_run(plain, notes={"profile": NOTES["profile"]})
+    for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):
+        for image, suffix in zip(scan, ("t1", "t1ce", "t2", "flair"), strict=True):
+            write_nifti(tmp_path / f"scans/{name}/{name}_{suffix}.nii.gz", image)
+    write_run(tmp_path / "fitted", notes=notes_of_model())
+    write_run(tmp_path / "plain", notes={"profile": notes_of_model()["profile"]})
 
-    def predict(scans: str, model: Path) -> tuple[dict, dict, str]:
-        output = f"{scans}-{model.name}"
-        options = ("--model", model, "--set", "preview=false")
-        code, shown, errors = run("predict", scans, "-o", output, *options)
-        assert code == 0, errors
-        (row,) = pd.read_csv(tmp_path / output / "volumes.csv").to_dict("records")
-        return json.loads((tmp_path / output / "manifest.jsonl").read_text()), row, shown
+    options = ("--set", "preview=false", "--window", "whole")
+    code, shown, errors = run("predict", "scans", "-o", "out", "--model", "fitted", *options)
+    plain = run("predict", "scans/usual", "-o", "plain-out", "--model", "plain", *options)
 
-    usual, row, shown = predict("usual", fitted)
-    swapped, _, swapped_shown = predict("swapped", fitted)
-    _, plain_row, plain_shown = predict("usual", plain)
-
-    assert usual["predicted_dice"]
-    for one in usual["predicted_dice"]:
+    assert (code, plain[0]) == (0, 0), errors
+    lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    records = {record["case_id"]: record for record in map(json.loads, lines)}
+    row = pd.read_csv(tmp_path / "out" / "volumes.csv").set_index("case_id").loc["usual"]
+    assert records["usual"]["predicted_dice"]
+    for one in records["usual"]["predicted_dice"]:
         assert one["low"] < one["dice"] < one["high"]
         assert row[f"{one['region']}_predicted_dice"] == one["dice"]
         assert f"{one['region'].upper()} {one['dice']:.2f} (" in shown
-    # a model without a fit has no columns of it
-    assert "predicted Dice" not in plain_shown
-    assert not any("predicted" in name for name in plain_row)
-    unusual = [text for text in swapped["warnings"] if text.startswith("unlike the training scans")]
-    assert unusual
-    assert unusual[0] in swapped_shown
-    assert any("predicted Dice was fitted" in text for text in swapped["warnings"])
-    assert not any("unlike" in text or "was fitted" in text for text in usual["warnings"])
+    assert "predicted Dice" not in plain[1]
+    assert not any("predicted" in name for name in pd.read_csv(tmp_path / "plain-out/volumes.csv"))
+    said = records["swapped"]["warnings"]
+    (unusual, *_) = [text for text in said if text.startswith("unlike the training scans")]
+    assert unusual in shown
+    assert any("predicted Dice was fitted" in text for text in said)
+    usual = " ".join(records["usual"]["warnings"])
+    assert not any(text in usual for text in ("unlike", "was fitted"))

@@ -1,80 +1,181 @@
-"""Test which cases were held out of a run, and the folders that are refused."""
+"""Test which cases were held out of a run, and the loss without some modalities on them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.data.fold import open_split
+from brats_seg.cases.folds import SPLIT_NAME
+from brats_seg.data.store import open_case
 from brats_seg.errors import FoldError, UsageError
-from brats_seg.inference.held_out import open_held_out
-from brats_seg.runtime.weights import Decoding, FittedPrediction
-from tests.inference_builders import IDENTITY, write_run
-from tests.prepared import write_prepared
+from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.inference import held_out as module
+from brats_seg.inference.export import export_model
+from brats_seg.inference.held_out import measure_subsets, open_held_out
+from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.tuning import tune_runs, tuned_card
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
+from brats_seg.progress import untracked
+from brats_seg.runtime.weights import (
+    Decoding,
+    FittedPrediction,
+    TrainedModel,
+    load_trained,
+    store_card,
+)
+from brats_seg.voxels.box import Box
+from tests.builders import BRATS_AFFINE
+from tests.inference_builders import CASES, CPU, IDENTITY, make_model, write_fold
 
-CASES = [f"BraTS2021_{number:05d}" for number in range(4)]
+FEW = (("t1n", "t1c", "t2w"), ("t2f",))
+"""Subsets that are quick to measure; training gives all fourteen."""
+FITTED = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=5.0))
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Path:
-    return write_prepared(tmp_path, n_cases=4)
+def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a network of known output stand for the weights of a run."""
+
+    def build(networks: Sequence[TrainedModel], *_: object) -> Model:
+        return make_model(identity=networks[0].identity)
+
+    monkeypatch.setattr(module, "assemble", build)
 
 
-def write_run_of(path: Path, prepared: Path, held_out: tuple[str, ...]) -> Path:
-    """Write a run that was trained on all cases but some."""
-    train = tuple(case_id for case_id in CASES if case_id not in held_out)
-    split = Split(train=train, validation=held_out)
-    fingerprint = open_split(prepared, split).fingerprint
-    write_run(path, identity=replace(IDENTITY, fingerprint=fingerprint))
-    write_split(split, path / SPLIT_NAME)
-    return path
-
-
-def test_held_out_cases_come_from_the_split_of_the_run(tmp_path: Path, prepared: Path) -> None:
-    run = write_run_of(tmp_path / "run", prepared, (CASES[1], CASES[3]))
-
-    held_out = open_held_out(run, prepared)
-
-    assert held_out.data.split.validation == (CASES[1], CASES[3])
-    assert held_out.data.split.train == (CASES[0], CASES[2])
-
-
-def test_another_split_and_other_prepared_cases_are_refused(tmp_path: Path, prepared: Path) -> None:
+def test_another_split_and_other_prepared_cases_are_refused(
+    tmp_path: Path, tiny_prepared: Path
+) -> None:
     """A case that was trained on must not pass for one that was held out."""
-    run = write_run_of(tmp_path / "run", prepared, (CASES[1],))
+    run = write_fold(tmp_path / "run", tiny_prepared, (CASES[1], CASES[3]))
     path = run / SPLIT_NAME
 
+    split = open_held_out(run, tiny_prepared).data.split
+    assert split.validation == (CASES[1], CASES[3])
+    assert split.train == (CASES[0], CASES[2], *CASES[4:])
     with pytest.raises(UsageError, match=r"found other cases, .* Give --data or --prepared"):
         open_held_out(run, tmp_path / "nowhere")
     path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
     with pytest.raises(UsageError, match="was not trained on the cases prepared in"):
-        open_held_out(run, prepared)
+        open_held_out(run, tiny_prepared)
     path.unlink()
     with pytest.raises(FoldError, match=r"split\.csv does not exist"):
-        open_held_out(run, prepared)
+        open_held_out(run, tiny_prepared)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "exported").mkdir()
-    (tmp_path / "exported" / "model.json").touch()
-
-    with pytest.raises(UsageError, match=r"found an exported model; expected the folder of a run"):
-        open_held_out(tmp_path / "exported", tmp_path)
     with pytest.raises(UsageError, match=r"found no best\.pt; expected the folder of a run"):
+        open_held_out(tmp_path, tmp_path)
+    (tmp_path / "model.json").touch()
+    with pytest.raises(UsageError, match=r"found an exported model; expected the folder of a run"):
         open_held_out(tmp_path, tmp_path)
 
 
 def test_the_key_changes_with_the_weights_and_not_with_what_is_fitted(
-    tmp_path: Path, prepared: Path
+    tmp_path: Path, tiny_prepared: Path
 ) -> None:
-    first = open_held_out(write_run_of(tmp_path / "run", prepared, (CASES[1],)), prepared)
-    decoding = Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=5.0)
-    fitted = FittedPrediction(decoding=decoding)
-    card = first.trained.card.model_copy(update={"fitted": fitted})
-    same = replace(first, trained=replace(first.trained, card=card))
+    first = open_held_out(write_fold(tmp_path / "run", tiny_prepared, CASES[:1]), tiny_prepared)
+    card = first.trained.card.model_copy(update={"fitted": FITTED})
     weights = {name: value + 1 for name, value in first.trained.weights.items()}
-    other = replace(first, trained=replace(first.trained, weights=weights))
 
-    assert same.key == first.key
-    assert other.key != first.key
+    assert replace(first, trained=replace(first.trained, card=card)).key == first.key
+    assert replace(first, trained=replace(first.trained, weights=weights)).key != first.key
+
+
+@pytest.mark.usefixtures("pointwise")
+def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
+    tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scans of a subset, predicted as any others, give the same Dice; few of many suffice."""
+    monkeypatch.setattr(module, "MOST_CASES", 2)
+    run = write_fold(tmp_path / "run", tiny_prepared, CASES[:3], subsets=MODALITY_SUBSETS)
+
+    scores = measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked)
+
+    measured = {score.modalities: score for score in scores}
+    assert tuple(measured) == MODALITY_SUBSETS
+    assert {score.n_cases for score in scores} == {2}
+    monkeypatch.setattr(module, "MOST_CASES", 9)
+    again = measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked)
+    # stored with the weights
+    assert again == scores
+    predictor = Predictor(model=make_model(identity=replace(IDENTITY, subsets=MODALITY_SUBSETS)))
+    rows = {
+        subset: np.stack([dice_of(predictor, tiny_prepared, case, subset) for case in CASES[:3:2]])
+        for subset in (MODALITIES, *FEW)
+    }
+    for subset in FEW:
+        assert measured[subset].mean_dice == pytest.approx(rows[subset].mean(axis=0), abs=1e-3)
+        loss = (rows[MODALITIES] - rows[subset]).mean(axis=0)
+        assert measured[subset].mean_loss == pytest.approx(loss, abs=1e-3)
+    # the network looks at t1c and t2f alone
+    assert measured["t1c", "t2f"].mean_loss == (0, 0, 0)
+    assert measured["t1n", "t2w"].mean_loss[0] > 0.5
+
+
+def dice_of(
+    predictor: Predictor, prepared: Path, case_id: str, subset: tuple[str, ...]
+) -> np.ndarray:
+    """Return the Dice of the prediction of the images themselves."""
+    case = open_case(prepared, case_id)
+    box = Box.at((0, 0, 0), case.shape)
+    images = np.pad(case.read_image(box), ((0, 0), (1, 1), (1, 1), (1, 1))).astype(np.float32)
+    indices = [MODALITIES.index(modality) for modality in subset]
+    result = predictor.predict_arrays(images[indices], BRATS_AFFINE, modalities=subset)
+    assert case.convention is not None
+    reference = regions_of(np.pad(case.read_labels(box), 1), case.convention)
+    return dice(count_regions(regions_of(result.label_map, result.convention), reference, case_id))
+
+
+def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
+    tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_fold(tmp_path / "run", tiny_prepared, CASES[:1], subsets=FEW)
+    before = open_held_out(run, tiny_prepared)
+    first = measure_subsets(before, CPU, untracked)
+
+    stored = open_held_out(run, tiny_prepared)
+    monkeypatch.delattr(module, "assemble")
+
+    assert stored.trained.card.subset_scores == first
+    assert measure_subsets(stored, CPU, untracked) == first
+    # what was predicted for `tune` stays valid
+    assert stored.key == before.key
+    for name, value in before.trained.weights.items():
+        assert value.equal(stored.trained.weights[name])
+    store_card(run / "best.pt", tuned_card(load_trained(run / "best.pt").card, FITTED, {}))
+    assert load_trained(run / "best.pt").card.subset_scores == ()
+
+
+def test_tuning_measures_all_runs_and_an_export_names_it(
+    tmp_path: Path, tiny_prepared: Path
+) -> None:
+    runs = [
+        write_fold(tmp_path / case_id, tiny_prepared, [case_id], subsets=FEW)
+        for case_id in CASES[:2]
+    ]
+    plain = write_fold(tmp_path / "plain", tiny_prepared, CASES[:1])
+    content = (plain / "best.pt").read_bytes()
+
+    for index, run in enumerate((runs[0], plain)):
+        export_model([run], tmp_path / f"untuned{index}")
+    tuning = tune_runs(runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
+    again = tune_runs(runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
+    export_model(runs, tmp_path / "model")
+
+    assert [score.modalities for score in tuning.subset_scores] == list(FEW)
+    assert {score.n_cases for score in tuning.subset_scores} == {2}
+    assert again == tuning
+    names = ("model", "untuned0", "untuned1")
+    tuned, untuned, without = ((tmp_path / name / "README.md").read_text() for name in names)
+    score = tuning.subset_scores[0]
+    assert f"| t1n, t1c, t2w | {' | '.join(score.texts())} | 2 |" in tuned
+    assert "besides all four modalities, 2 subsets of them are accepted" in tuned
+    assert "`brats-seg tune` measures it" in untuned
+    assert "Missing modalities" not in without
+    model = load_model([tmp_path / "model"], CPU)
+    assert (model.subsets, len(model.subset_scores)) == (FEW, 2)
+    assert measure_subsets(open_held_out(plain, tiny_prepared), CPU, untracked) == ()
+    assert (plain / "best.pt").read_bytes() == content

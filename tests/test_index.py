@@ -2,12 +2,12 @@
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -31,6 +31,7 @@ from brats_seg.cases.nifti import read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import (
+    BRATS2017,
     BRATS2023,
     BRATS2024,
     BRATS2024_PED,
@@ -40,7 +41,6 @@ from brats_seg.labels import (
 )
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import (
-    BRATS_AFFINE,
     SHAPE,
     make_case,
     make_label_map,
@@ -51,72 +51,70 @@ from tests.builders import (
 )
 from tests.check_builders import renumbered
 
+CASE_ID = "BraTS2021_00000"
+
 
 def by_id(index: CaseIndex) -> dict[str, Case]:
     assert [case.case_id for case in index.cases] == sorted(case.case_id for case in index.cases)
     return {case.case_id: case for case in index.cases}
 
 
-def count_inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the ids of opened cases are added."""
-    opened: list[str] = []
+@pytest.fixture
+def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A list to which the ids of opened cases are added."""
+    ids: list[str] = []
 
     def inspect_and_note(case: Case) -> Case:
-        opened.append(case.case_id)
+        ids.append(case.case_id)
         return inspect_case(case)
 
     monkeypatch.setattr(index_module, "inspect_case", inspect_and_note)
-    return opened
+    return ids
 
 
-def test_a_folder_of_scans_becomes_a_table_of_cases(brats_root: Path) -> None:
-    index = index_cases(brats_root)
+def test_a_folder_of_scans_becomes_a_table_of_cases(tiny_scans: Path) -> None:
+    index = index_cases(tiny_scans)
 
-    assert index.root == brats_root
-    assert len(index.trainable) == 6
+    assert (index.root, len(index.trainable)) == (tiny_scans, 6)
     first, *_, last = index.cases
     assert (first.release, first.convention) == ("brats2021", "brats2017")
     assert str(first.files["t2f"]) == "BraTS2021_00000/BraTS2021_00000_flair.nii.gz"
-    assert first.label_values == (0, 1, 2, 4)
-    assert last.label_values == (0, 1, 2)
+    assert (first.label_values, last.label_values) == ((0, 1, 2, 4), (0, 1, 2))
     assert first.facts.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
     assert len({case.facts.voxel_hash for case in index.cases}) == 6
 
 
 def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
-    write_case(tmp_path / "HGG", "Brats18_TCIA01_201_1")
-    write_case(tmp_path / "2020", "BraTS20_Training_001", suffix=".nii")
-    write_case(tmp_path / "2023", "BraTS-GLI-00000-000", convention=BRATS2023, seed=1)
-    write_case(tmp_path / "2023", "BraTS-MEN-00000-000", convention=BRATS2023, seed=2)
-    write_case(tmp_path / "2024", "BraTS-GLI-00000-100", convention=BRATS2024, seed=3)
-    write_case(tmp_path / "2024", "BraTS-PED-00000-000", convention=BRATS2024_PED, seed=4)
-    write_case(tmp_path / "val", "BraTS-SSA-00000-000", labelled=False, seed=5)
-
-    found = by_id(index_cases(tmp_path))
-
-    assert {case_id: case.convention for case_id, case in found.items()} == {
-        "Brats18_TCIA01_201_1": "brats2017",
-        "BraTS20_Training_001": "brats2017",
-        "BraTS-GLI-00000-000": "brats2023",
-        "BraTS-MEN-00000-000": "brats2023",
-        "BraTS-GLI-00000-100": "brats2024",
-        "BraTS-PED-00000-000": "brats2024-ped",
-        "BraTS-SSA-00000-000": "",
+    expected = {
+        "HGG/Brats18_TCIA01_201_1": BRATS2017,
+        "2020/BraTS20_Training_001": BRATS2017,
+        "2023/BraTS-GLI-00000-000": BRATS2023,
+        "2023/BraTS-MEN-00000-000": BRATS2023,
+        "2024/BraTS-GLI-00000-100": BRATS2024,
+        "2024/BraTS-PED-00000-000": BRATS2024_PED,
     }
-    assert all(case.usable for case in found.values())
-    assert found["Brats18_TCIA01_201_1"].facts.grade == "HGG"
+    for seed, (path, convention) in enumerate(expected.items()):
+        folder, case_id = path.split("/")
+        write_case(tmp_path / folder, case_id, convention=convention, seed=seed)
+    write_case(tmp_path / "val", "BraTS-SSA-00000-000", labelled=False, seed=9)
+
+    cases = by_id(index_cases(tmp_path))
+
+    found = {f"{case.folder}": case.convention for case in cases.values()}
+    assert found == {path: c.name for path, c in expected.items()} | {"val/BraTS-SSA-00000-000": ""}
+    assert all(case.usable for case in cases.values())
+    assert cases["Brats18_TCIA01_201_1"].facts.grade == "HGG"
 
 
 def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
     write_decathlon_case(tmp_path / "Task01_BrainTumour")
     # the same scan in 3-D files, for comparison
-    write_case(tmp_path, "BraTS2021_00000")
+    write_case(tmp_path, CASE_ID)
 
-    found = by_id(index_cases(tmp_path))
+    case, same = index_cases(tmp_path).cases
 
-    case, same = found["BRATS_001"], found["BraTS2021_00000"]
+    assert (case.case_id, case.release, case.convention) == ("BRATS_001", "msd", "msd")
     assert case.usable
-    assert (case.release, case.convention) == ("msd", "msd")
     assert case.facts.voxel_hash == same.facts.voxel_hash
     assert case.facts.tumour_ml == same.facts.tumour_ml
 
@@ -124,13 +122,14 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
     break_in_ten_ways(brats_root)
 
-    found = by_id(index_cases(brats_root))
+    cases = index_cases(brats_root).cases
 
-    assert {case.case_id for case in found.values() if not case.usable} == set(BAD_CASES)
-    for case_id, what in BAD_CASES.items():
-        [problem] = found[case_id].problems
+    problems = {case.case_id: case.problems for case in cases if not case.usable}
+    assert problems.keys() == BAD_CASES.keys()
+    for case_id, found in BAD_CASES.items():
+        [problem] = problems[case_id]
         assert problem.startswith(f"case {case_id}, file ")
-        assert f"found {what}" in problem
+        assert f"found {found}" in problem
 
 
 def test_an_unknown_convention_is_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -141,29 +140,25 @@ def test_an_unknown_convention_is_refused_before_anything_is_read(tmp_path: Path
 def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
     shutil.copytree(brats_root / "BraTS2021_00001", brats_root / "z" / "BraTS2021_00001")
 
-    found = by_id(index_cases(brats_root))
+    cases = index_cases(brats_root).cases
 
-    assert len(found) == 6
-    assert found["BraTS2021_00001"].remarks == (
-        "the same scan is in z/BraTS2021_00001/, which was ignored",
-    )
+    assert len(cases) == 6
+    ignored = "the same scan is in z/BraTS2021_00001/, which was ignored"
+    assert [case.remarks for case in cases] == [(), (ignored,), *[()] * 4]
 
 
-@pytest.mark.parametrize("n_workers", [1, 3])
-def test_threads_change_nothing_and_progress_counts_cases(tiny_scans: Path, n_workers: int) -> None:
+def test_threads_change_nothing_and_progress_counts_cases(tiny_scans: Path) -> None:
     shown = []
 
     def track(items: Iterable[Case], *, what: str, total: int) -> Iterable[Case]:
         shown.append((what, total))
         return items
 
-    assert index_cases(tiny_scans, n_workers=n_workers, track=track) == index_cases(tiny_scans)
+    assert index_cases(tiny_scans, n_workers=3, track=track) == index_cases(tiny_scans, n_workers=1)
     assert shown == [("index", 6)]
 
 
-def test_an_error_in_a_thread_is_not_lost(
-    tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_a_thread_is_raised(tiny_scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(case: Case) -> Case:
         raise MemoryError(case.case_id)
 
@@ -173,43 +168,32 @@ def test_an_error_in_a_thread_is_not_lost(
         index_cases(tiny_scans, n_workers=2)
 
 
-def test_only_changed_cases_are_opened_again(
-    brats_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_changed_cases_are_reread(
+    brats_root: Path, tmp_path: Path, inspections: list[str]
 ) -> None:
+    (brats_root / "BraTS2021_00002" / "BraTS2021_00002_t2.nii.gz").write_bytes(b"")
     first = index_cases(brats_root)
     write_index(first, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", brats_root)
-    opened = count_inspections(monkeypatch)
+    inspections.clear()
 
     assert index_cases(brats_root, previous=previous) == first
-    assert opened == []
+    assert inspections == ["BraTS2021_00002"]
 
-    write_nifti(
-        brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz", make_label_map(seed=77)
-    )
+    inspections.clear()
+    label_path = brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz"
+    write_nifti(label_path, make_label_map(seed=77))
     write_case(brats_root, "BraTS2021_00009", seed=9)
     later = index_cases(brats_root, previous=previous)
 
-    assert opened == ["BraTS2021_00004", "BraTS2021_00009"]
+    assert inspections == ["BraTS2021_00002", "BraTS2021_00004", "BraTS2021_00009"]
     assert later == index_cases(brats_root)
     shutil.rmtree(brats_root / "BraTS2021_00000")
     assert len(index_cases(brats_root, previous=previous).cases) == 6
 
 
-def test_a_case_with_problems_is_opened_again(
-    brats_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (brats_root / "BraTS2021_00004" / "BraTS2021_00004_t2.nii.gz").write_bytes(b"")
-    previous = index_cases(brats_root)
-    opened = count_inspections(monkeypatch)
-
-    assert index_cases(brats_root, previous=previous) == previous
-    assert opened == ["BraTS2021_00004"]
-
-
 def test_another_convention_reaches_known_cases(tiny_scans: Path) -> None:
     previous = index_cases(tiny_scans, labels="brats2024-ped")
-
     assert {case.convention for case in previous.cases} == {"brats2024-ped"}
     assert index_cases(tiny_scans, previous=previous) == index_cases(tiny_scans)
 
@@ -222,15 +206,14 @@ def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptu
         index = index_cases(brats_root)
 
     assert len(index.cases) == 6
-    assert len(caplog.messages) == 2
-    assert "archives are not read, such as BraTS2021_00495.tar" in caplog.text
-    assert "such as predictions/BraTS2021_00000.nii.gz (1 in all)" in caplog.text
+    archives, ignored = caplog.messages
+    assert "such as BraTS2021_00495.tar" in archives
+    assert "such as predictions/BraTS2021_00000.nii.gz (1 in all)" in ignored
 
 
 def test_names_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
-    root = tmp_path / os.fsdecode(b"M\xfcller")
-    write_case(root / "inside")
-    shutil.move(root, tmp_path / "data" / root.name)
+    write_case(tmp_path / "data")
+    (tmp_path / "data" / CASE_ID).rename(tmp_path / "data" / os.fsdecode(b"M\xfcller"))
 
     index = index_cases(tmp_path / "data")
     write_index(index, tmp_path / "cases.csv")
@@ -239,49 +222,37 @@ def test_names_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_the_whole_of_the_real_data_is_indexed(
-    real_data: Path, caplog: pytest.LogCaptureFixture
+def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
+    real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)
 
-    found = by_id(index)
-    assert len(index.cases) == 15
-    assert len(index.trainable) == 12
+    cases = by_id(index)
+    assert (len(index.cases), len(index.trainable)) == (15, 12)
     assert {case.convention for case in index.trainable} == {"brats2017"}
-    assert sorted(case.case_id for case in index.cases if case.label is None) == [
-        "BraTS-GLI-00001-000",
-        "TCGA-FG-6692_atlas",
-        "TCGA-FG-6692_native",
-    ]
+    atlas, native = "TCGA-FG-6692_atlas", "TCGA-FG-6692_native"
+    unlabelled = [case_id for case_id, case in cases.items() if case.label is None]
+    assert unlabelled == ["BraTS-GLI-00001-000", atlas, native]
     # 224 voxels of enhancing tumour in one, none in the other
-    assert found["BraTS2021_01476"].label_values == (0, 1, 2, 4)
-    assert found["BraTS2021_01480"].label_values == (0, 1, 2)
-    assert [case.case_id for case in index.cases if case.facts.grade == "LGG"] == [
-        "Brats18_TCIA10_637_1",
-        "Brats18_TCIA13_623_1",
-    ]
-    assert found["TCGA-FG-6692_atlas"].usable
-    # predictions and label maps of others are no cases
-    assert len(caplog.messages) == 1
-    assert "(12 in all)" in caplog.text
-
-
-@pytest.mark.real
-def test_the_table_of_the_real_data_is_read_back(real_data: Path, tmp_path: Path) -> None:
-    index = index_cases(real_data, n_workers=2)
-    write_index(index, tmp_path / "cases.csv")
-
-    previous = read_index(tmp_path / "cases.csv", real_data)
-
-    assert previous == index
-    assert index_cases(real_data, previous=previous) == index
-    [problem] = by_id(index)["TCGA-FG-6692_native"].problems
+    assert cases["BraTS2021_01476"].label_values == (0, 1, 2, 4)
+    assert cases["BraTS2021_01480"].label_values == (0, 1, 2)
+    low_grade = [case_id for case_id, case in cases.items() if case.facts.grade == "LGG"]
+    assert low_grade == ["Brats18_TCIA10_637_1", "Brats18_TCIA13_623_1"]
+    assert cases[atlas].usable
+    [problem] = cases[native].problems
     for part in ("224x256x26 voxels", "208x256x26 voxels", "256x224x26 voxels", "Register"):
         assert part in problem
+    # predictions and label maps of others are no cases
+    assert ["(12 in all)" in message for message in caplog.messages] == [True]
+
+    write_index(index, tmp_path / "cases.csv")
+    previous = read_index(tmp_path / "cases.csv", real_data)
+    assert previous == index
+    assert index_cases(real_data, previous=previous) == index
 
 
-def write_phantoms(root: Path, convention: LabelConvention, n_cases: int = 4) -> None:
+def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
     """Write phantoms of 80 ml whose label maps are in another numbering than their names say."""
     write_phantom_cases(root, n_cases=n_cases, seed=0)
     for path in root.glob("*/*_seg.nii.gz"):
@@ -289,29 +260,25 @@ def write_phantoms(root: Path, convention: LabelConvention, n_cases: int = 4) ->
         write_nifti(path, renumbered(label_map, convention))
 
 
-@pytest.mark.parametrize("convention", [MSD, BRATS2024_PED])
+@pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
 def test_label_maps_in_the_numbering_of_another_release_are_problems(
-    tmp_path: Path, convention: LabelConvention
+    tmp_path: Path, convention: LabelConvention, n_cases: int
 ) -> None:
     """Also those that show nothing clear themselves: a release has one numbering."""
-    write_phantoms(tmp_path, convention)
+    write_phantoms(tmp_path, convention, n_cases)
 
-    cases = index_cases(tmp_path).cases
-
-    assert len(cases) == 4
-    for case in cases:
+    for case in (cases := index_cases(tmp_path).cases):
         [problem] = case.problems
         assert f"{convention.name} fits. Name the right one with --labels" in problem
+    assert len(cases) == n_cases
 
-
-def test_a_numbering_that_a_person_named_is_no_problem(tmp_path: Path) -> None:
-    write_phantoms(tmp_path, MSD, n_cases=2)
-
-    right, wrong = (index_cases(tmp_path, labels=name).cases for name in ("msd", "brats2023"))
-
-    assert all(case.usable and case.remarks == () for case in right)
-    assert all(case.usable for case in wrong)
-    assert any("the labels do not look like brats2023" in r for case in wrong for r in case.remarks)
+    # a numbering that a person named is no problem
+    for name in ("msd", "brats2023") if convention is MSD else ("brats2024-ped",):
+        cases = index_cases(tmp_path, labels=name).cases
+        remarks = [remark for case in cases for remark in case.remarks]
+        assert all(case.usable for case in cases)
+        is_doubted = any("the labels do not look like brats2023" in text for text in remarks)
+        assert is_doubted == (name == "brats2023")
 
 
 def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None:
@@ -324,15 +291,13 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
 
     index = index_cases(tmp_path / "data")
 
-    assert [case.remarks for case in index.cases] == [
-        ("modalities may be mixed up: t1n looks like t2f, t2f looks like t1n",)
-    ]
+    [case] = index.cases
+    assert case.remarks == ("modalities may be mixed up: t1n looks like t2f, t2f looks like t1n",)
     write_index(index, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", tmp_path / "data")
     assert index_cases(tmp_path / "data", previous=previous) == index
     assert any("may be mixed up" in line for line in summarise(index))
-    loaded = load_case(index.cases[0])
-    assert loaded.case.remarks == index.cases[0].remarks
+    assert load_case(case).case.remarks == case.remarks
 
 
 def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
@@ -346,92 +311,70 @@ def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
     assert "It would fit if it were mirrored left to right" in second.problems[0]
 
 
-CASE_ID = "BraTS2021_00000"
-SEG = {LABEL: ScanFile(path=Path("seg.nii.gz"))}
-
-
-def only_case(root: Path) -> Case:
-    [case] = find_cases(root).cases
-    return case
-
-
 def inspected(root: Path) -> Case:
-    return inspect_case(only_case(root))
+    [case] = find_cases(root).cases
+    return inspect_case(case)
 
 
-def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic], scale: float = 1.0) -> Path:
+def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic]) -> Path:
     """Write another volume in the place of one of the case."""
-    folder = root / CASE_ID
-    affine = BRATS_AFFINE @ np.diag([scale, scale, scale, 1])
-    return write_nifti(folder / f"{CASE_ID}_{suffix}.nii.gz", array, affine)
+    return write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
 
 
 @pytest.mark.parametrize("label_map", [make_label_map(), np.full(SHAPE, 2, np.uint8)])
 def test_label_values_are_counted(tmp_path: Path, label_map: npt.NDArray[np.uint8]) -> None:
     write_case(tmp_path, CASE_ID)
-    replaced(tmp_path, "seg", label_map)
+    path = replaced(tmp_path, "seg", label_map)
     values, counts = np.unique(label_map, return_counts=True)
 
-    found = inspected(tmp_path)
-
-    assert found.facts.label_voxels == tuple(zip(values.tolist(), counts.tolist(), strict=True))
-    (tmp_path / CASE_ID / f"{CASE_ID}_seg.nii.gz").unlink()
+    expected = tuple(zip(values.tolist(), counts.tolist(), strict=True))
+    assert inspected(tmp_path).facts.label_voxels == expected
+    path.unlink()
     assert inspected(tmp_path).label_values == ()
 
 
 @pytest.mark.parametrize(
-    ("labels", "n_voxels"),
-    # the resection cavity of 2024 is no tumour
-    [("brats2017", 10 + 20 + 4000), ("brats2023", 10 + 20 + 300), ("brats2024", 10 + 20 + 300)],
+    ("labels", "litres"),
+    # the resection cavity of 2024 is no tumour, unlike the fourth tissue of the children's task
+    [("brats2017", 7), ("brats2023", 6), ("brats2024", 6), ("brats2024-ped", 10)],
 )
-def test_the_tumour_volume_is_that_of_the_whole_tumour(labels: str, n_voxels: int) -> None:
-    counts = ((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000))
-    case = make_case(files=SEG, label_voxels=counts, voxel_mm3=2.5)
-
-    [found] = with_conventions([case], labels)
-
-    assert found.facts.tumour_ml == n_voxels * 2.5 / 1000
+def test_the_tumour_volume_is_that_of_the_whole_tumour(labels: str, litres: int) -> None:
+    [case] = with_conventions([listed(values=(0, 1, 2, 3, 4))], labels)
+    assert case.facts.tumour_ml == litres * 1000
+    assert (case.convention, case.label_values) == (labels, (0, 1, 2, 3, 4))
 
 
 def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
-    write_case(tmp_path, CASE_ID)
-    for suffix, array in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        replaced(tmp_path, suffix, array, scale=2)
-    replaced(tmp_path, "seg", make_label_map(), scale=2)
-
+    write_case(tmp_path, CASE_ID, spacing_mm=2)
     found = inspected(tmp_path)
-
-    assert found.problems == ()
-    assert found.facts.voxel_mm3 == pytest.approx(8)
+    assert (found.problems, found.facts.voxel_mm3) == ((), pytest.approx(8))
 
 
-@pytest.mark.parametrize("divisor", [1, 7])
-def test_one_scan_has_one_hash_whatever_it_is_stored_as(tmp_path: Path, divisor: int) -> None:
-    write_case(tmp_path, CASE_ID)
-    array = (make_volumes()[0] / divisor).astype(np.float32)
-    hashes = set()
-    for dtype in ("float32", "float64", *(("int32", ">i2") if divisor == 1 else ())):
-        # negative zeros too
-        zero = -0.0 if dtype == "float64" else 0
-        replaced(tmp_path, "t1", np.where(array == 0, zero, array).astype(dtype))
-        hashes.add(inspected(tmp_path).facts.voxel_hash)
-
-    assert len(hashes) == 1
-
-
-def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
+def test_a_scan_has_one_hash_whatever_it_is_stored_as_and_others_have_another(
+    tmp_path: Path,
+) -> None:
     write_case(tmp_path, CASE_ID)
     array = make_volumes()[0]
+
+    def hash_of(array: npt.NDArray[np.generic]) -> str:
+        replaced(tmp_path, "t1", np.ascontiguousarray(array))
+        return inspected(tmp_path).facts.voxel_hash
+
     changed = array.copy()
     changed[12, 12, 8] += 1
-    hashes = set()
     # the same bytes along other axes
     turned = array.reshape((16, 24, 24), order="F")
-    for one in (array, changed, array * 200.0, array[::-1], turned, array / 7):
-        replaced(tmp_path, "t1", np.ascontiguousarray(one))
-        hashes.add(inspected(tmp_path).facts.voxel_hash)
-
-    assert len(hashes) == 6
+    hashes = {hash_of(one) for one in (changed, array * 200.0, array[::-1], turned)}
+    assert len(hashes) == 4
+    for whole, dtypes in (
+        (array, ("f4", "f8", "i4", ">i2")),
+        (array / np.float32(7), ("f4", "f8")),
+    ):
+        # negative zeros too
+        stored = [np.where(whole == 0, -0.0, whole).astype(dtype) for dtype in dtypes]
+        [same] = {hash_of(one) for one in (whole, *stored)}
+        assert same not in hashes
+        hashes.add(same)
 
 
 def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
@@ -443,163 +386,92 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
 
     found = inspected(tmp_path)
 
-    assert [problem.split(": ")[0].split("_")[-1] for problem in found.problems] == [
-        "t1.nii.gz",
-        "t1ce.nii.gz",
-        "seg.nii.gz",
-        "flair.nii.gz",
-    ]
+    names = [problem.split(".nii")[0].split("_")[-1] for problem in found.problems]
+    assert names == ["t1", "t1ce", "seg", "flair"]
     assert (found.facts.voxel_hash, found.label_values) == ("", ())
 
 
-def opened(
-    case_id: str,
-    values: Sequence[int] = (),
-    *,
-    folder: str = "data",
-    release: str = "",
-    declared: str = "",
+def listed(
+    case_id: str = CASE_ID, values: Sequence[int] = (), folder: str = "data", **known: object
 ) -> Case:
     """Return an inspected case in which each label value takes as many litres as the value."""
-    named, patient_id = parse_case_id(case_id)
-    kinds = (*MODALITIES, LABEL) if values else MODALITIES
-    return make_case(
-        case_id,
-        patient_id=patient_id,
-        release=release or named,
-        convention=declared,
-        files={kind: ScanFile(path=Path(folder, case_id, f"{kind}.nii.gz")) for kind in kinds},
-        label_voxels=tuple((value, value) for value in values),
-        voxel_mm3=1e6,
-    )
+    release, patient_id = parse_case_id(case_id)
+    kinds = (*MODALITIES, LABEL) if values or "tumour_ml" in known else MODALITIES
+    usual = {
+        "patient_id": patient_id,
+        "release": release,
+        "files": {kind: ScanFile(path=Path(folder, f"{kind}.nii.gz")) for kind in kinds},
+        "label_voxels": tuple((value, value) for value in values),
+        "voxel_mm3": 1e6,
+        "voxel_hash": "aaaa",
+    }
+    return make_case(case_id, **usual | known)
 
 
-def explained(*cases: Case) -> dict[str, Case]:
-    return {case.case_id: case for case in with_conventions(cases, "")}
-
-
-@pytest.mark.parametrize(
-    ("case_id", "values", "convention", "litres"),
-    [
-        ("BraTS2021_00000", (0, 1, 2, 4), "brats2017", 7),
-        ("BraTS2021_00000", (0, 2), "brats2017", 2),
-        ("BraTS2021_00000", (0, 1, 2, 3), "brats2023", 6),
-        ("BraTS-GLI-00000-000", (0, 1, 2, 3), "brats2023", 6),
-        ("BraTS-GLI-00000-100", (0, 1, 2, 3, 4), "brats2024", 6),
-        ("BraTS-MET-00000-000", (0, 1, 2, 3, 4), "brats2024", 6),
-        ("BraTS-PED-00000-000", (0, 1, 2, 3, 4), "brats2024-ped", 10),
-    ],
-)
-def test_values_and_release_tell_the_convention(
-    case_id: str, values: tuple[int, ...], convention: str, litres: float
-) -> None:
-    case = explained(opened(case_id, values))[case_id]
-
-    assert case.convention == convention
-    assert case.facts.tumour_ml == litres * 1000
-    assert case.label_values == values
-    assert case.usable
+def explained(*cases: Case) -> tuple[Case, ...]:
+    return tuple(with_conventions(cases, ""))
 
 
 def test_cases_of_a_release_share_their_convention() -> None:
-    found = explained(
-        opened("BraTS-GLI-00000-100", (0, 1, 2)),
-        opened("BraTS-GLI-00001-100", (0, 2, 4)),
-        opened("BraTS-GLI-00002-101", (0, 1, 2, 3)),
+    cases = explained(
+        listed("BraTS-GLI-00000-100", (0, 1, 2)),
+        listed("BraTS-GLI-00001-100", (0, 2, 4)),
+        listed("BraTS-GLI-00002-101", (0, 1, 2, 3)),
         # scans of unknown releases share one with those of their folder
-        opened("smith", (0, 1, 2, 3), folder="one"),
-        opened("jones", (0, 1, 2, 4), folder="two"),
+        listed("smith", (0, 1, 2, 3), "one/smith"),
+        listed("jones", (0, 1, 2, 4), "two/jones"),
     )
 
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
-    assert [case.convention for case in found.values()] == [
-        *["brats2024"] * 3,
-        "brats2023",
-        "brats2017",
-    ]
-    assert found["BraTS-GLI-00001-100"].facts.tumour_ml == 2000
+    expected = [*["brats2024"] * 3, "brats2023", "brats2017"]
+    assert [case.convention for case in cases] == expected
+    assert cases[1].facts.tumour_ml == 2000
 
 
 def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
-    found = explained(
-        opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS2021_00001", (0, 1, 2, 4, 7))
-    )
-
-    assert found["BraTS2021_00000"].usable
-    [problem] = found["BraTS2021_00001"].problems
-    assert problem.startswith("case BraTS2021_00001")
-    assert "label values [7]" in problem
-    assert "name another convention with --labels" in problem
+    good, bad = explained(listed(values=(0, 1, 2, 4)), listed("BraTS2021_00001", (0, 1, 2, 4, 7)))
+    assert good.usable
+    assert re.match("case BraTS2021_00001, .* label values .7.; .* with --labels", bad.problems[0])
 
 
 def test_a_named_convention_goes_before_all_others() -> None:
-    cases = [
-        opened("BraTS2021_00000", (0, 1, 2, 3)),
-        opened("BraTS2021_00001", (0, 1, 2, 4)),
-        opened("BRATS_001", (0, 1, 2, 3), declared="brats2023"),
-    ]
+    declared = listed("BRATS_001", (0, 1, 2, 3), convention="brats2023")
+    cases = [listed(values=(0, 1, 2, 3)), listed("BraTS2021_00001", (0, 1, 2, 4)), declared]
 
-    first, second, third = with_conventions(cases, "msd")
+    named = with_conventions(cases, "msd")
 
-    assert first.convention == second.convention == third.convention == "msd"
-    assert first.usable
-    assert third.usable
-    assert not second.usable
+    assert [case.convention for case in named] == ["msd"] * 3
+    assert [case.usable for case in named] == [True, False, True]
 
 
-def test_a_guess_is_told() -> None:
-    found = explained(
-        opened("smith", (0, 1, 2, 3)),
-        opened("jones"),
-        opened("BraTS-PED-00000-000", (0, 1, 2, 3)),
-        opened("BraTS-MEN-00000-000", (0, 1, 2, 3)),
-        opened("BRATS_001", (0, 1, 2, 3), folder="Task01", declared="msd"),
+def test_a_guess_and_an_empty_label_map_are_told() -> None:
+    values = (0, 1, 2, 3)
+    cases = explained(
+        listed("smith", values),
+        listed("jones"),
+        listed("BraTS-PED-00000-000", values),
+        listed("BraTS-MEN-00000-000", values),
+        listed("BRATS_001", values, "Task01/imagesTr", convention="msd"),
+        listed("BraTS2021_00000", (0,)),
     )
 
-    remark = (
-        "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it: if that is "
-        "wrong, name the convention with --labels",
-    )
-    assert [case.remarks for case in found.values()] == [remark, (), remark, (), ()]
-    assert found["BRATS_001"].convention == "msd"
-
-
-def test_an_empty_label_map_is_told() -> None:
-    case = explained(opened("BraTS2021_00000", (0,)))["BraTS2021_00000"]
-
-    assert case.remarks == ("the label map holds no tumour",)
-    assert case.facts.tumour_ml == 0
-    assert case.usable
-
-
-def lying(
-    folder: str,
-    case_id: str = "BraTS2021_00000",
-    *,
-    voxels: str = "aaaa",
-    tumour_ml: float | None = None,
-    problems: tuple[str, ...] = (),
-) -> Case:
-    kinds = [*MODALITIES, *([LABEL] if tumour_ml is not None else [])]
-    return make_case(
-        case_id,
-        files={kind: ScanFile(path=Path(folder, f"{kind}.nii.gz")) for kind in kinds},
-        tumour_ml=tumour_ml,
-        voxel_hash=voxels,
-        problems=problems,
-    )
+    guess = "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it"
+    remarks = [remark.split(":")[0] for case in cases for remark in case.remarks or ("",)]
+    assert remarks == [guess, "", guess, "", "", "the label map holds no tumour"]
+    assert cases[4].convention == "msd"
+    assert (cases[5].usable, cases[5].facts.tumour_ml) == (True, 0)
 
 
 def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
-    other = lying("d", "other")
-
-    [kept, same] = without_duplicates([lying("c"), other, lying("a"), lying("b")])
-    [labelled] = without_duplicates([lying("a"), lying("b", tumour_ml=1.5)])
-
+    c, other, a, b = (listed(folder=name) for name in "cxab")
     # the same scan under two ids is a matter of folds
+    other = replace(other, case_id="other")
+
+    [kept, same] = without_duplicates([c, other, a, b])
+    [labelled] = without_duplicates([a, listed(folder="b", tumour_ml=1.5)])
+
     assert same == other
-    assert str(kept.files["t1n"]) == "a/t1n.nii.gz"
-    assert kept.usable
+    assert (str(kept.files["t1n"]), kept.usable) == ("a/t1n.nii.gz", True)
     assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
     assert str(labelled.label) == "b/label.nii.gz"
 
@@ -607,31 +479,27 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
 @pytest.mark.parametrize(
     ("first", "second", "what"),
     [
-        ({"voxels": "bbbb"}, {}, "another scan"),
+        ({"voxel_hash": "bbbb"}, {}, "another scan"),
         ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
     ],
 )
 def test_other_files_under_one_id_make_both_unusable(
     first: dict[str, object], second: dict[str, object], what: str
 ) -> None:
-    a, b = without_duplicates([lying("b", **first), lying("a", **second)])
-
-    assert a.problems == (
-        f"case BraTS2021_00000, file a/: found {what} of the same id in b/; expected one folder per "
-        "id. Remove or rename the one that is not wanted.",
-    )
+    a, b = without_duplicates([listed(folder="b", **first), listed(folder="a", **second)])
+    assert f"case {CASE_ID}, file a/: found {what} of the same id in b/; " in a.problems[0]
     assert f"file b/: found {what} of the same id in a/" in b.problems[0]
 
 
 def test_a_broken_copy_stays_listed_beside_a_sound_one() -> None:
-    found = without_duplicates([lying("b"), lying("a", voxels="", problems=("cut off",))])
-
-    assert [case.problems for case in found] == [("cut off",), ()]
+    broken = listed(folder="a", voxel_hash="", problems=("cut off",))
+    cases = without_duplicates([listed(folder="b"), broken])
+    assert [case.problems for case in cases] == [("cut off",), ()]
 
 
 def test_the_order_of_cases_does_not_matter() -> None:
-    cases = [lying("a"), lying("b"), lying("c", "x"), lying("d", "y"), lying("e", "y", voxels="b")]
-
+    cases = [listed(name, folder=folder) for name, folder in zip("xxyz", "abcd", strict=True)]
+    cases.append(listed("z", folder="e", voxel_hash="b"))
     assert without_duplicates(cases) == without_duplicates(cases[::-1])
 
 
@@ -639,17 +507,16 @@ def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> 
     """Read as three tissues, they would teach a network that all of a tumour is its core."""
     for number in range(2):
         folder = write_case(tmp_path, f"smith{number}", seed=number)
-        path = folder / f"smith{number}_seg.nii.gz"
-        write_nifti(path, np.minimum(np.asarray(nib.load(path).dataobj), 1))
+        mask = np.minimum(make_label_map(seed=number), 1)
+        write_nifti(folder / f"smith{number}_seg.nii.gz", mask)
 
     cases = index_cases(tmp_path).cases
     named = index_cases(tmp_path, labels="brats2023").cases
 
-    assert cases[0].problems == (
-        "case smith0, file smith0_seg.nii.gz: found label 1 alone, as in all 2 label maps: a mask of "
-        "the whole tumour; expected labels of oedema, tumour core and enhancing tumour. Give label "
-        "maps of the tissues, or say with --labels which tissue 1 is.",
+    found = (
+        "case smith0, file smith0_seg.nii.gz: found label 1 alone, as in all 2 label maps: a mask"
     )
+    assert cases[0].problems[0].startswith(found)
     assert all(case.usable for case in named)
 
 
@@ -662,7 +529,6 @@ FULL = make_case(
     convention="msd",
     files={
         "t1n": ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=1),
-        "t1c": ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=2),
         "t2w": ScanFile(path=Path("number #3/t2.nii")),
         "t2f": ScanFile(path=Path('"quoted"/flair.nii')),
         LABEL: ScanFile(path=Path("x/seg.nii.gz")),
@@ -685,52 +551,38 @@ FULL = make_case(
 BARE = Case(case_id="007", patient_id="007", release="unknown")
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back_and_can_be_read_by_a_person(tmp_path: Path) -> None:
     cases = tuple(replace(case, root=tmp_path) for case in (FULL, BARE))
     index = CaseIndex(root=tmp_path, cases=cases)
 
     write_index(index, tmp_path / "cases.csv")
 
     assert read_index(tmp_path / "cases.csv", tmp_path) == index
-
-
-AGE = COLUMNS.index("voxel_mm3")
-
-
-def test_a_row_can_be_read_by_a_person(tmp_path: Path) -> None:
-    write_index(CaseIndex(root=tmp_path, cases=(FULL,)), tmp_path / "cases.csv")
-
-    [row] = pd.read_csv(tmp_path / "cases.csv", dtype=str).to_dict("records")
-
+    row = pd.read_csv(tmp_path / "cases.csv", dtype=str).iloc[0]
     assert (row["t1n"], row["label"]) == ("a, b/BRATS_001.nii.gz#1", "x/seg.nii.gz")
     assert row["label_voxels"] == "0:1 3:20"
 
 
+HEADER = ",".join(COLUMNS)
+BAD_ROW = ",".join("old" if name == "voxel_mm3" else "" for name in COLUMNS)
+
+
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("content", "found"),
     [
-        ("case_id,fold\na,1\n", "no column patient_id, release"),
-        ("", "is not a CSV table: No columns"),
-        (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
-        (
-            ",".join(COLUMNS) + "\n" + "," * len(COLUMNS) + "x\n",
-            "is not a CSV table: Length of header",
-        ),
-        (
-            ",".join(COLUMNS) + "\n" + "," * AGE + "old" + "," * (len(COLUMNS) - 1 - AGE) + "\n",
-            "could not convert .*'old'",
-        ),
+        (b"case_id,fold\na,1\n", "no column patient_id, release"),
+        (b"", "is not a CSV table: No columns"),
+        (f"{HEADER}\na,b\n".encode(), "is not a CSV table: line 2 has fewer cells"),
+        (f"{HEADER}\n{',' * len(COLUMNS)}x\n".encode(), "is not a CSV table: Length of header"),
+        (f"{HEADER}\n{BAD_ROW}\n".encode(), "could not convert .*'old'"),
         (b"\xff\xfe\x00binary", "has no column case_id"),
         (None, "does not exist"),
     ],
 )
-def test_another_table_is_refused(tmp_path: Path, text: str | bytes | None, found: str) -> None:
+def test_another_table_is_refused(tmp_path: Path, content: bytes | None, found: str) -> None:
     path = tmp_path / "cases.csv"
-    if text is not None:
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
+    if content is not None:
+        path.write_bytes(content)
 
-    with pytest.raises(
-        UsageError,
-        match=rf"cases\.csv .*{found}.*Expected a case table .*Remove the file, and",
-    ):
+    with pytest.raises(UsageError, match=rf"cases\.csv .*{found}.*Expected a case table .*Remove"):
         read_index(path, tmp_path)

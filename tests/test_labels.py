@@ -50,55 +50,36 @@ def test_modalities_and_regions_keep_their_order():
 )
 def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
     labels = np.array(label_map, dtype=np.uint8).reshape(4, 1, 1)
-
     regions = regions_of(labels, convention)
-
     assert regions.dtype == np.bool_
     assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]
 
 
 @by_convention
-@pytest.mark.parametrize("seed", range(5))
-def test_regions_equal_a_voxel_by_voxel_loop(convention, seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(convention, seed):
     label_map = random_label_map(convention, seed)
-
     expected = np.zeros((3, *label_map.shape), dtype=bool)
     for region, values in enumerate(convention.regions):
         for voxel in np.ndindex(*label_map.shape):
             expected[(region, *voxel)] = label_map[voxel] in values
 
     wt, tc, et = regions = regions_of(label_map, convention)
+
     np.testing.assert_array_equal(regions, expected)
     assert et.any()
     assert not (et & ~tc).any()
     assert not (tc & ~wt).any()
-
-
-@pytest.mark.parametrize("convention", [BRATS2017, BRATS2023, MSD], ids=lambda c: c.name)
-@pytest.mark.parametrize("seed", range(5))
-def test_regions_give_the_label_map_back(convention, seed):
-    label_map = random_label_map(convention, seed)
-
-    np.testing.assert_array_equal(
-        label_map_of(regions_of(label_map, convention), convention), label_map
-    )
-
-
-@by_convention
-@pytest.mark.parametrize("seed", range(5))
-def test_a_label_map_gives_the_regions_back(convention, seed):
-    """The label map has the given regions, even if tissues are merged."""
-    regions = regions_of(random_label_map(convention, seed), convention)
-
     written = label_map_of(regions, convention)
-
     assert written.dtype == np.uint8
+    # the label map has the given regions, even where tissues are merged
     np.testing.assert_array_equal(regions_of(written, convention), regions)
+    if convention in (BRATS2017, BRATS2023, MSD):
+        np.testing.assert_array_equal(written, label_map)
 
 
 def test_a_label_map_without_et_has_none():
     regions = regions_of(make_label_map(with_et=False), BRATS2017)
-
     assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
 
 
@@ -115,6 +96,5 @@ def test_a_convention_is_found_by_its_name_and_has_its_values(convention):
 
 def test_an_unknown_value_is_refused_with_case_value_and_convention():
     match = r"case A, .*: found label values \[3, 9\]; expected .* brats2017, \[0, 1, 2, 4\]"
-
     with pytest.raises(LabelError, match=match):
         check_values({0, 9, 3, 1}, BRATS2017, "A")

@@ -14,45 +14,32 @@ from brats_seg.cases.layouts import (
 
 
 @pytest.mark.parametrize(
-    ("name", "case", "kind"),
+    ("kind", "names"),
     [
-        ("Brats17_2013_2_1_flair.nii.gz", "Brats17_2013_2_1", "t2f"),
-        ("BraTS20_Training_001_t1ce.nii", "BraTS20_Training_001", "t1c"),
-        ("BraTS2021_00000_t1.nii.gz", "BraTS2021_00000", "t1n"),
-        ("BraTS2021_00000_seg.nii.gz", "BraTS2021_00000", "label"),
-        ("BraTS-GLI-00000-000-t1n.nii.gz", "BraTS-GLI-00000-000", "t1n"),
-        ("BraTS-GLI-00000-000-t1c.nii.gz", "BraTS-GLI-00000-000", "t1c"),
-        ("BraTS-GLI-00000-000-t2f.nii", "BraTS-GLI-00000-000", "t2f"),
-        ("BraTS-SSA-00002-000-t2W.nii.gz", "BraTS-SSA-00002-000", "t2w"),
-        ("BraTS2021_00000_T2.NII.GZ", "BraTS2021_00000", "t2w"),
-        ("BraTS-MEN-RT-0002-1_t1c.nii.gz", "BraTS-MEN-RT-0002-1", "t1c"),
-        ("AX_SE_IR_5_tir2d1_21_fla.nii.gz", "AX_SE_IR_5_tir2d1_21", "t2f"),
-        ("AX_T1_POST_GAD_se2d1r_t1c.nii.gz", "AX_T1_POST_GAD_se2d1r", "t1c"),
-        ("MRHR_T2_AX_tse2d1_11_t2.nii.gz", "MRHR_T2_AX_tse2d1_11", "t2w"),
-        ("flair.nii", "", "t2f"),
-        ("_t1.nii", "", "t1n"),
-        ("patient 7 t1gd.nii", "patient 7", "t1c"),
-        ("UPENN-GBM-00001_11_T1GD.nii.gz", "UPENN-GBM-00001_11", "t1c"),
-        ("UPENN-GBM-00001_11_segm.nii.gz", "UPENN-GBM-00001_11", "label"),
-        ("UPENN-GBM-00001_11_automated_approx_segm.nii.gz", "UPENN-GBM-00001_11", "label"),
-        ("UCSF-PDGM-0004_tumor_segmentation.nii.gz", "UCSF-PDGM-0004", "label"),
-        ("segmentation.nii.gz", "", "label"),
-        ("smith_tumour-mask.nii.gz", "smith", "label"),
-        ("smith_ground_truth.nii.gz", "smith", "label"),
-        ("CT1.nii.gz", "", "t1c"),
-        ("smith_T1_post.nii.gz", "smith", "t1c"),
-        ("smith_T2_FLAIR.nii.gz", "smith", "t2f"),
-        ("sub-01_ses-02_T1w.nii.gz", "sub-01_ses-02", "t1n"),
-        ("sub-01_ses-02_ce-gadolinium_T1w.nii.gz", "sub-01_ses-02", "t1c"),
-        ("sub-01_acq-postcontrast_T1w.nii.gz", "sub-01", "t1c"),
-        ("sub-01_FLAIR.nii.gz", "sub-01", "t2f"),
+        ("t1n", "BraTS2021_00000|_t1.nii.gz, BraTS-GLI-00000-000|-t1n.nii.gz, |_t1.nii"),
+        ("t1n", "sub-01_ses-02|_T1w.nii.gz"),
+        ("t1c", "BraTS20_Training_001|_t1ce.nii, BraTS-GLI-00000-000|-t1c.nii.gz, |CT1.nii.gz"),
+        (
+            "t1c",
+            "BraTS-MEN-RT-0002-1|_t1c.nii.gz, AX_T1_POST_GAD_se2d1r|_t1c.nii.gz, patient 7| t1gd.nii",
+        ),
+        ("t1c", "UPENN-GBM-00001_11|_T1GD.nii.gz, smith|_T1_post.nii.gz"),
+        ("t1c", "sub-01_ses-02|_ce-gadolinium_T1w.nii.gz, sub-01|_acq-postcontrast_T1w.nii.gz"),
+        ("t2w", "BraTS-SSA-00002-000|-t2W.nii.gz, BraTS2021_00000|_T2.NII.GZ"),
+        ("t2w", "MRHR_T2_AX_tse2d1_11|_t2.nii.gz"),
+        ("t2f", "Brats17_2013_2_1|_flair.nii.gz, BraTS-GLI-00000-000|-t2f.nii, |flair.nii"),
+        ("t2f", "AX_SE_IR_5_tir2d1_21|_fla.nii.gz, smith|_T2_FLAIR.nii.gz, sub-01|_FLAIR.nii.gz"),
+        ("label", "BraTS2021_00000|_seg.nii.gz, UPENN-GBM-00001_11|_segm.nii.gz"),
+        ("label", "UPENN-GBM-00001_11|_automated_approx_segm.nii.gz, |segmentation.nii.gz"),
+        ("label", "UCSF-PDGM-0004|_tumor_segmentation.nii.gz, smith|_tumour-mask.nii.gz"),
+        ("label", "smith|_ground_truth.nii.gz"),
     ],
 )
-def test_the_modality_is_the_last_word_of_a_name(name: str, case: str, kind: str) -> None:
-    found = parse_file_name(name)
-
-    assert found is not None
-    assert (found.case, found.kind, found.variant) == (case, kind, "")
+def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
+    for case, rest in (name.split("|") for name in names.split(", ")):
+        found = parse_file_name(case + rest)
+        assert found is not None
+        assert (found.case, found.kind, found.variant) == (case, kind, "")
 
 
 @pytest.mark.parametrize(
@@ -75,21 +62,10 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "is_for_labels"),
-    [
-        ("images_segm", True),
-        ("automated_segm", True),
-        ("labels", True),
-        ("Masks", True),
-        ("tumor segmentations", True),
-        ("labels_1_2_3", False),
-        ("predictions", False),
-        ("images_structural", False),
-    ],
-)
-def test_folders_of_label_maps_are_known_by_their_names(name: str, is_for_labels: bool) -> None:
-    assert is_label_folder(name) == is_for_labels
+def test_folders_of_label_maps_are_known_by_their_names() -> None:
+    names = ("images_segm", "automated_segm", "labels", "Masks", "tumor segmentations")
+    others = ("labels_1_2_3", "predictions", "images_structural")
+    assert list(filter(is_label_folder, names + others)) == list(names)
 
 
 @pytest.mark.parametrize("word", ["bet", "BET", "brain", "bias"])
@@ -100,37 +76,22 @@ def test_what_a_program_appends_is_told_apart(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stem",
+    "stems",
     [
-        "Brats18_TCIA01_201_1",
-        "seg-BraTS23_1",
-        "BraTS2021_00006_seg_labels_1_2_3",
-        "BRATS_001",
-        "case_0000",
-        "xt1",
-        "t1_mapping",
-        "BraTS-MEN-RT-0002-1_gtv",
-        "bet",
-        "brain_mask",
-        "t1_bet_mask",
-        "smith_T1w_mask",
-        "UCSF-PDGM-0004_brain_segmentation",
-        "UCSF-PDGM-0004_brain_parenchyma_segmentation",
-        "UPENN-GBM-00001_11_T1_unstripped",
-        "sub-01_desc-brain_mask",
-        "sub-01_label-WM_mask",
-        "sub-01_dwi",
+        "Brats18_TCIA01_201_1 seg-BraTS23_1 BraTS2021_00006_seg_labels_1_2_3 BRATS_001 case_0000",
+        "xt1 t1_mapping BraTS-MEN-RT-0002-1_gtv bet brain_mask t1_bet_mask smith_T1w_mask",
+        "UCSF-PDGM-0004_brain_segmentation UCSF-PDGM-0004_brain_parenchyma_segmentation",
+        "UPENN-GBM-00001_11_T1_unstripped sub-01_desc-brain_mask sub-01_label-WM_mask sub-01_dwi",
     ],
 )
-def test_a_name_without_a_modality_at_its_end_has_none(stem: str) -> None:
-    assert parse_file_name(f"{stem}.nii.gz") == NamedFile(stem=stem)
+def test_a_name_without_a_modality_at_its_end_has_none(stems: str) -> None:
+    for stem in stems.split():
+        assert parse_file_name(f"{stem}.nii.gz") == NamedFile(stem=stem)
 
 
-@pytest.mark.parametrize(
-    "name", ["name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2"]
-)
-def test_other_files_are_no_scans(name: str) -> None:
-    assert parse_file_name(name) is None
+def test_other_files_are_no_scans() -> None:
+    names = ("name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2")
+    assert list(map(parse_file_name, names)) == [None] * len(names)
 
 
 @pytest.mark.parametrize(
@@ -169,21 +130,9 @@ def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id:
     assert parse_case_id(case_id) == (release, patient_id)
 
 
-@pytest.mark.parametrize(
-    ("word", "modality"),
-    [
-        ("FLAIR", "t2f"),
-        ("T1w", "t1n"),
-        ("t1gd", "t1c"),
-        ("T2w", "t2w"),
-        ("T1 post", "t1c"),
-        ("T2-FLAIR", "t2f"),
-        ("seg", None),
-        ("CT", None),
-    ],
-)
-def test_words_of_a_description_are_modalities(word: str, modality: str | None) -> None:
-    assert modality_named(word) == modality
+def test_words_of_a_description_are_modalities() -> None:
+    words = ("FLAIR", "T1w", "t1gd", "T2w", "T1 post", "T2-FLAIR", "seg", "CT")
+    assert [*map(modality_named, words)] == ["t2f", "t1n", "t1c", "t2w", "t1c", "t2f", None, None]
 
 
 def test_the_grade_is_a_folder_above() -> None:

@@ -16,7 +16,7 @@ from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome, check_apart
-from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
@@ -24,16 +24,14 @@ from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import (
-    CPU,
     IDENTITY,
+    NAMES,
     PLAIN_SETTINGS,
     make_model,
     predict_into,
-    write_run,
 )
 
 CASE_ID = "BraTS2021_00000"
-NAMES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
 SCORES = SubsetScores.of_cases(("t1c", "t2f"), np.full((4, 3), 0.7), np.full((4, 3), 0.8))
 FOR_ALL = replace(IDENTITY, subsets=MODALITY_SUBSETS)
 PLAIN = make_model()
@@ -61,32 +59,27 @@ def predict(
     return outcome
 
 
-def label_map_in(output: Path) -> np.ndarray:
-    return np.asarray(nib.load(output / f"{CASE_ID}.nii.gz").dataobj)
-
-
 @pytest.mark.parametrize(
-    ("model", "kept", "found", "expected"),
+    ("model", "kept", "missing", "expected"),
     [
-        (PLAIN, ("t1n", "t2w", "t2f"), "no t1c", "t1n, t1c, t2w, t2f, as the model was trained"),
-        (PLAIN, ("t1n",), "no t1c, t2w, t2f", "t1n, t1c, t2w, t2f, as the model was trained"),
-        (FOR_TWO, ("t1c",), "no t1n, t2w, t2f", "one of the sets that .*: t1c, t2f; t2f"),
+        (PLAIN, ("t1n", "t2w", "t2f"), "t1c", "t1n, t1c, t2w, t2f, as the model was trained"),
+        (FOR_TWO, ("t1c",), "t1n, t2w, t2f", "one of the sets that .*: t1c, t2f; t2f"),
     ],
 )
 def test_a_model_refuses_by_name_what_it_was_not_trained_for(
-    tmp_path: Path, model: Model, kept: Sequence[str], found: str, expected: str
+    tmp_path: Path, model: Model, kept: Sequence[str], missing: str, expected: str
 ) -> None:
     folder = write_subset(tmp_path / "scans", kept)
 
     record = predict(tmp_path / "scans", tmp_path / "out", model).record
 
     assert isinstance(record, Failure)
-    assert record.message.startswith(f"case {CASE_ID}, file {CASE_ID}/: found {found}; expected ")
+    assert record.message.startswith(f"case {CASE_ID}, file {CASE_ID}/: found no {missing}; expect")
     assert record.message.endswith("use a model trained with training.modality_dropout.")
     assert not list((tmp_path / "out").glob("*.nii.gz"))
     # nor does a prepared scan reach its networks
     scan = Predictor(model=DROPOUT).prepare(Predictor(model=DROPOUT).read(find_inputs([folder])[0]))
-    with pytest.raises(CaseError, match=f"found {found}; expected .*{expected}"):
+    with pytest.raises(CaseError, match=f"found no {missing}; expected .*{expected}"):
         predict_scan(model, scan)
 
 
@@ -114,32 +107,25 @@ def test_the_channels_of_missing_modalities_are_zero_and_the_others_in_their_pla
     tmp_path: Path,
 ) -> None:
     """The network looks at t1c and t2f alone, so that their absence shows."""
+    outcomes = {}
     for kept in (MODALITIES, ("t1c", "t2f"), ("t1n", "t2w")):
-        write_subset(tmp_path / "".join(kept), kept)
-        predict(tmp_path / "".join(kept), tmp_path / f"out-{''.join(kept)}")
+        name = " ".join(kept)
+        write_subset(tmp_path / name, kept)
+        outcomes[kept] = predict(tmp_path / name, tmp_path / "out" / name)
+    plain = predict(tmp_path / " ".join(MODALITIES), tmp_path / "plain", PLAIN)
 
-    expected = label_map_in(tmp_path / "out-t1nt1ct2wt2f")
-    assert {*np.unique(expected)} == {0, 1, 2, 4}
-    np.testing.assert_array_equal(label_map_in(tmp_path / "out-t1ct2f"), expected)
-    assert not label_map_in(tmp_path / "out-t1nt2w").any()
-
-
-def test_a_whole_case_is_predicted_as_ever(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans", CASE_ID, labelled=False)
-
-    record = predict(tmp_path / "scans", tmp_path / "out").record
-
+    whole, both, neither = (
+        np.asarray(nib.load(tmp_path / "out" / " ".join(kept) / f"{CASE_ID}.nii.gz").dataobj)
+        for kept in outcomes
+    )
+    assert {*np.unique(whole)} == {0, 1, 2, 4}
+    np.testing.assert_array_equal(both, whole)
+    assert not neither.any()
+    # a whole case is predicted as by any model
+    record = outcomes[MODALITIES].record
     assert (record.modalities, record.expected_loss) == (MODALITIES, None)
-    assert record.key == predict(tmp_path / "scans", tmp_path / "plain", PLAIN).record.key
+    assert record.key == plain.record.key
     assert not any("predicted from" in warning for warning in record.warnings)
-
-
-def test_an_ensemble_takes_what_all_its_networks_were_trained_for(tmp_path: Path) -> None:
-    plain = write_run(tmp_path / "plain")
-    dropout = write_run(tmp_path / "dropout", identity=FOR_ALL)
-
-    assert load_model([dropout], CPU).subsets == MODALITY_SUBSETS
-    assert load_model([dropout, plain], CPU).subsets == ()
 
 
 def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
@@ -173,8 +159,7 @@ def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
 def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> None:
     folder = write_subset(tmp_path / "scans", ("t2w",))
 
-    first = predict(tmp_path / "scans", tmp_path / "out")
-    again = predict(tmp_path / "scans", tmp_path / "out")
+    first, again = (predict(tmp_path / "scans", tmp_path / "out") for _ in range(2))
     (folder / f"{CASE_ID}_t2.nii.gz").rename(folder / f"{CASE_ID}_flair.nii.gz")
     other = predict(tmp_path / "scans", tmp_path / "out")
 
@@ -182,7 +167,9 @@ def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> N
     assert other.record.modalities == ("t2f",)
 
 
-def test_files_and_arrays_of_a_subset_are_predicted(tmp_path: Path) -> None:
+def test_files_and_arrays_of_a_subset_are_predicted_and_no_other_command_takes_it(
+    tmp_path: Path,
+) -> None:
     folder = write_subset(tmp_path / "scans", ("t1c", "t2f"))
     predictor = Predictor(model=DROPOUT)
     files = {name: folder / f"{CASE_ID}_{name}.nii.gz" for name in ("t1ce", "flair")}
@@ -199,36 +186,29 @@ def test_files_and_arrays_of_a_subset_are_predicted(tmp_path: Path) -> None:
         predictor.predict_arrays(images, np.eye(4), modalities=("t2f", "t1c"))
     with pytest.raises(CaseError, match="as the model was trained with all four"):
         Predictor(model=PLAIN).predict_files(files)
-
-
-def test_every_other_command_needs_four_modalities(tmp_path: Path) -> None:
-    folder = write_subset(tmp_path / "scans", ("t1c", "t2f"))
     cases = find_inputs([folder])
-
     with pytest.raises(CaseError, match="found no t1n, t2w; expected t1n, t1c, t2w, t2f"):
         load_case(cases[0])
     with pytest.raises(UsageError, match="holds scans"):
         check_apart(cases, OutputFolder(folder))
 
 
-@pytest.mark.parametrize("kept", [("t1n", "t1c"), ("t2w", "t2f")])
-def test_picture_and_page_show_the_modalities_that_are_there(
-    tmp_path: Path, kept: tuple[str, ...]
-) -> None:
+def test_picture_and_page_show_the_modalities_that_are_there(tmp_path: Path) -> None:
+    kept = ("t1n", "t2w")
     write_subset(tmp_path / "scans", kept)
     out = tmp_path / "out"
 
     predict(tmp_path / "scans", out, settings=PredictionSettings(uncertainty=True))
     (page,) = write_report([out], PageOptions(case_ids=(CASE_ID,))).results
-    at_once = page.read_text()
+    html = page.read_text()
     by_scans = PageOptions(prediction=out, output=tmp_path / "pages")
     (page,) = write_report([tmp_path / "scans"], by_scans).results
 
     height, width = plt.imread(out / "previews" / f"{CASE_ID}.png").shape[:2]
     # one row of three planes: a missing modality would be a black row
     assert width > 2 * height
-    assert page.read_text() == at_once
+    assert page.read_text() == html
     for modality in MODALITIES:
-        assert (f'data-scan="{modality}"' in at_once) == (modality in kept)
-        assert (f"File of {modality}" in at_once) == (modality in kept)
-    assert f"predicted from {kept[0]} and {kept[1]} alone" in at_once
+        assert (f'data-scan="{modality}"' in html) == (modality in kept)
+        assert (f"File of {modality}" in html) == (modality in kept)
+    assert "predicted from t1n and t2w alone" in html

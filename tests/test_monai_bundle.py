@@ -14,31 +14,26 @@ from monai.networks.nets import SegResNet
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import Prediction, Predictor
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
-from tests.foreign_builders import write_bundle
+from tests.foreign_builders import part, write_bundle
 
 FP32 = {"device": "cpu", "precision": "fp32"}
-SPATIAL: tuple[dict[str, Any], ...] = (
-    {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": None},
-    {
-        "_target_": "Spacingd",
-        "keys": ["image", "label"],
-        "pixdim": [1.5, 1.5, 1.25],
-        "mode": ["bilinear", "nearest"],
-    },
+SPATIAL = (
+    part("Orientationd", keys="image", axcodes="RAS", labels=None),
+    part(
+        "Spacingd",
+        keys=["image", "label"],
+        pixdim=[1.5, 1.5, 1.25],
+        mode=["bilinear", "nearest"],
+    ),
 )
 
 
 @pytest.fixture
 def case(tmp_path: Path) -> Path:
     return write_case(tmp_path / "scans")
-
-
-def predicted(model: Path, case: Path) -> Prediction:
-    predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
-    return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
@@ -49,18 +44,12 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
         in_channels=4, out_channels=3, init_filters=8, blocks_down=[1, 1], blocks_up=[1]
     ).eval()
     network.load_state_dict(torch.load(model / "models" / "model.pt"))
-    spatial = (
-        transforms.Orientationd("image", axcodes="RAS", labels=None),
-        transforms.Spacingd("image", pixdim=[1.5, 1.5, 1.25], mode="bilinear"),
-    )
-    pipeline = transforms.Compose(
-        [
-            transforms.LoadImaged("image"),
-            transforms.EnsureChannelFirstd("image"),
-            *(spatial if is_spatial else ()),
-            transforms.NormalizeIntensityd("image", nonzero=True, channel_wise=True),
-        ]
-    )
+    steps = [transforms.LoadImaged("image"), transforms.EnsureChannelFirstd("image")]
+    if is_spatial:
+        steps.append(transforms.Orientationd("image", axcodes="RAS", labels=None))
+        steps.append(transforms.Spacingd("image", pixdim=[1.5, 1.5, 1.25], mode="bilinear"))
+    steps.append(transforms.NormalizeIntensityd("image", nonzero=True, channel_wise=True))
+    pipeline = transforms.Compose(steps)
     files = [next(case.glob(f"*_{name}.nii.gz")) for name in ("t1ce", "t1", "t2", "flair")]
     data = pipeline({"image": files})
     with torch.no_grad():
@@ -68,8 +57,9 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
         data["pred"] = inferer(data["image"][None], network)[0].sigmoid()
     data = transforms.Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
     tc, wt, et = data["pred"].numpy()
+    predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
 
-    result = predicted(model, case)
+    result = predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 
     assert result.probabilities is not None
     assert min(region.std() for region in (wt, tc, et)) > 0.01
@@ -80,8 +70,7 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
 
 
 REGIONS = ("tumor core", "whole tumor", "enhancing tumor")
-NETWORK = {"_target_": "SegResNet", "in_channels": 4, "out_channels": 3, "init_filters": 8}
-INFERER = {"_target_": "SlidingWindowInferer", "roi_size": [16, 16, 8]}
+NETWORK = part("SegResNet", in_channels=4, out_channels=3, init_filters=8)
 
 
 def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str, Any]:
@@ -96,7 +85,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (metadata_of("CT"), r"metadata.json: the model takes the channels CT; expected T1"),
+        (metadata_of("CT"), "metadata.json: the model takes the channels CT; expected T1"),
         (
             metadata_of("T1c", "T1", "T2", "FLAIR", regions=("bg", "liver")),
             "the bundle returns bg, liver; expected the regions whole",
@@ -106,12 +95,9 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
             {"network_def": {**NETWORK, "act": "$os.system('true')"}},
             r"code or another object for .\$os.system",
         ),
+        ({"network_def": part("os.system")}, "network is os.system; expected one of AttentionUnet"),
         (
-            {"network_def": {"_target_": "os.system"}},
-            "its network is os.system; expected one of AttentionUnet",
-        ),
-        (
-            {"network_def": {"_target_": "monai.networks.nets.EfficientNetBN", "pretrained": True}},
+            {"network_def": part("monai.networks.nets.EfficientNetBN", pretrained=True)},
             "its network is monai.networks.nets.EfficientNetBN; expected one of .*SegResNet",
         ),
         ({"network_def": {**NETWORK, "act": "@act"}, "act": ["@act"]}, "code or another object"),
@@ -119,37 +105,31 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ({"network_def": {**NETWORK, "init_filters": 16}}, "the weights are not those of the"),
         ({"network_def": {**NETWORK, "sizes": 3}}, "inference.json cannot .*unexpected keyword"),
         (
-            {"preprocessing": {"transforms": [{"_target_": "scripts.Mine"}]}},
+            {"preprocessing": {"transforms": [part("scripts.Mine")]}},
             "its transform is scripts.Mine; .* Run this bundle with `python -m monai.bundle run`",
         ),
         (
-            {"preprocessing": {"_target_": "ScaleIntensityd", "keys": ["label"]}},
+            {"preprocessing": part("ScaleIntensityd", keys=["label"])},
             r"ScaleIntensityd is applied to \['label'\]; expected 'image'",
         ),
-        ({"inferer": {"_target_": "SimpleInferer"}}, "its inferer is SimpleInferer"),
+        ({"inferer": part("SimpleInferer")}, "its inferer is SimpleInferer"),
+        ({"inferer": part("SlidingWindowInferer", roi_size=[96, 96])}, "be used: roi_size.2"),
         (
-            {"inferer": {**INFERER, "roi_size": [96, 96]}},
-            "inference.json cannot be used: roi_size.2",
-        ),
-        (
-            {"postprocessing": {"transforms": [{"_target_": "Activationsd", "softmax": True}]}},
+            {"postprocessing": {"transforms": [part("Activationsd", softmax=True)]}},
             "its outputs are no sigmoids",
         ),
+        ("models/model.pt", "model.pt .*: No such file"),
+        ("configs/inference.json", "inference.json .*: No such file"),
     ],
 )
 def test_a_bundle_of_something_else_or_with_code_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    tmp_path: Path, changes: dict[str, Any] | str, message: str
 ) -> None:
-    model = write_bundle(tmp_path / "model", **changes)
+    """The changes are sections of its configuration, or the file that it lacks."""
+    is_lacking = isinstance(changes, str)
+    model = write_bundle(tmp_path / "model", **({} if is_lacking else changes))
+    if is_lacking:
+        (model / changes).unlink()
 
     with pytest.raises(UsageError, match=message):
-        Predictor.load([model], PredictionSettings(**FP32))
-
-
-@pytest.mark.parametrize("name", ["models/model.pt", "configs/inference.json"])
-def test_a_bundle_with_missing_files_is_refused(tmp_path: Path, name: str) -> None:
-    model = write_bundle(tmp_path / "model")
-    (model / name).unlink()
-
-    with pytest.raises(UsageError, match=f"{Path(name).name} .*: No such file"):
         Predictor.load([model], PredictionSettings(**FP32))

@@ -14,13 +14,14 @@ from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import check_covers, make_folds
 from brats_seg.cases.index import index_cases, summarise
-from brats_seg.cases.nifti import Geometry, Volume, read_volume
+from brats_seg.cases.nifti import Volume, read_volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import BRATS_AFFINE, make_case, write_nifti
+from tests.check_builders import geometry
 
 Array = npt.NDArray[np.generic]
 SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
@@ -34,8 +35,7 @@ def phantom_arrays(seed: int) -> tuple[Array, ...]:
 
 
 def volume_of(array: Array, affine: npt.NDArray[np.float64] = BRATS_AFFINE) -> Volume:
-    geometry = Geometry(shape=array.shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
-    return Volume(array=array, geometry=geometry, file="t1.nii.gz")
+    return Volume(array=array, geometry=geometry(array.shape, affine), file="t1.nii.gz")
 
 
 def case_of(case_id: str, array: Array, *, patient_id: str | None = None) -> Case:

@@ -1,6 +1,7 @@
 """Reading and writing NIfTI files, whole and damaged ones."""
 
 import gzip
+import itertools
 import os
 import socket
 import tracemalloc
@@ -32,19 +33,17 @@ OBLIQUE = np.array(
         [0.0, 0.0, 0.0, 1.0],
     ]
 )
+CONTENT = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE).to_bytes()
+"""A NIfTI file of 18,784 bytes."""
+PACKED = gzip.compress(CONTENT, mtime=0)
 TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 
 
 def geometry(
     affine: npt.NDArray[np.float64] = BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1
 ) -> Geometry:
-    return Geometry(
-        shape=SHAPE,
-        affine=affine,
-        qform=affine,
-        qform_code=qform_code,
-        sform_code=sform_code,
-    )
+    codes = {"qform_code": qform_code, "sform_code": sform_code}
+    return Geometry(shape=SHAPE, affine=affine, qform=affine, **codes)
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:
@@ -57,13 +56,10 @@ def oracle(path: Path) -> npt.NDArray[np.generic]:
 
 def broken_header(path: Path, **fields: object) -> Path:
     """Write a volume whose header has been changed by hand."""
-    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
-    content = bytearray(image.to_bytes())
-    header = nib.Nifti1Header(bytes(content[:348]), check=False)
+    header = nib.Nifti1Header(CONTENT[:348], check=False)
     for field, value in fields.items():
         header[field] = value
-    content[:348] = header.binaryblock
-    path.write_bytes(content)
+    path.write_bytes(header.binaryblock + CONTENT[348:])
     return path
 
 
@@ -83,41 +79,34 @@ def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) 
 
 
 @pytest.mark.parametrize(("slope", "intercept"), [(2.0, 0.0), (0.5, -3.0), (1.0, 7.0)])
-def test_scaled_voxels_are_what_nibabel_reads(
-    tmp_path: Path, slope: float, intercept: float
-) -> None:
-    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
-    image.header.set_slope_inter(slope, intercept)
-    nib.save(image, tmp_path / "scan.nii.gz")
-    assert nib.load(tmp_path / "scan.nii.gz").dataobj.slope == slope
-
-    np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), oracle(tmp_path / "scan.nii.gz"))
+def test_scaled_voxels_are_those_of_nibabel(tmp_path: Path, slope: float, intercept: float) -> None:
+    path = broken_header(tmp_path / "scan.nii", scl_slope=slope, scl_inter=intercept)
+    assert (nib.load(path).dataobj.slope, nib.load(path).dataobj.inter) == (slope, intercept)
+    np.testing.assert_array_equal(read(path), oracle(path))
 
 
 def test_nifti_2_is_read(tmp_path: Path) -> None:
-    nib.save(nib.Nifti2Image(make_volumes()[2], OBLIQUE), tmp_path / "scan.nii.gz")
+    path = tmp_path / "scan.nii.gz"
+    nib.save(nib.Nifti2Image(make_volumes()[2], OBLIQUE), path)
 
-    volume = read_volume(tmp_path / "scan.nii.gz", case_id="case_1")
+    volume = read_volume(path, case_id="case_1")
 
     np.testing.assert_array_equal(volume.array, make_volumes()[2])
     np.testing.assert_array_equal(volume.geometry.affine, OBLIQUE)
-    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "long.nii")
+    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), path)
     with pytest.raises(CaseError, match="axes of 1 to 32767 voxels"):
-        read(tmp_path / "long.nii")
+        read(path)
 
 
 def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
     image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
     image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 1000))
     nib.save(image, tmp_path / "scan.nii.gz")
-
     np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
-    assert read_geometry(tmp_path / "scan.nii.gz", case_id="case_1").shape == SHAPE
 
 
 def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "label.nii.gz", make_label_map())
-
     for volume in (read_volume(path, case_id="c"), read_label_map(path, case_id="c")):
         with pytest.raises(ValueError, match="read-only"):
             volume.array[0, 0, 0] = 1
@@ -156,28 +145,28 @@ def test_a_label_map_lies_where_the_scan_lies(
     if codes[0]:
         np.testing.assert_allclose(after.get_qform(), before.get_qform(), atol=1e-5)
     np.testing.assert_allclose(after.header.get_zooms(), before.header.get_zooms(), rtol=1e-6)
-    assert after.header["qform_code"] == before.header["qform_code"]
-    assert after.header["sform_code"] == before.header["sform_code"]
+    assert (after.header["qform_code"], after.header["sform_code"]) == codes
     assert nib.aff2axcodes(after.affine) == nib.aff2axcodes(before.affine)
-    assert after.header.get_xyzt_units()[0] == "mm"
-    assert after.get_data_dtype() == np.uint8
-    found = read_label_map(path, case_id="case_1")
-    np.testing.assert_array_equal(found.array, make_label_map())
-    assert (found.geometry, found.array.dtype, found.file) == (grid, np.uint8, path.name)
+    assert (after.header.get_xyzt_units()[0], after.get_data_dtype()) == ("mm", np.uint8)
+    label = read_label_map(path, case_id="case_1")
+    np.testing.assert_array_equal(label.array, make_label_map())
+    assert (label.geometry, label.array.dtype, label.file) == (grid, np.uint8, path.name)
 
 
-def test_qform_and_sform_that_differ_are_both_kept(tmp_path: Path) -> None:
+def test_other_qforms_are_kept_and_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
     scan = nib.Nifti1Image(make_volumes()[0], None)
-    scan.header.set_qform(np.diag([1.0, 1, 1, 1]), code=1)
+    scan.header.set_qform(np.eye(4), code=1)
     scan.header.set_sform(BRATS_AFFINE, code=4)
     nib.save(scan, tmp_path / "scan.nii.gz")
 
     grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
-    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+    for name in ("a.nii.gz", "b.nii.gz"):
+        write_volume(tmp_path / name, make_label_map(), grid)
 
     np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
     np.testing.assert_array_equal(grid.qform, np.eye(4))
-    assert read_geometry(tmp_path / "label.nii.gz", case_id="case_1") == grid
+    assert read_geometry(tmp_path / "a.nii.gz", case_id="case_1") == grid
+    assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
 
 
 def test_geometries_are_equal_when_all_their_parts_are() -> None:
@@ -186,13 +175,6 @@ def test_geometries_are_equal_when_all_their_parts_are() -> None:
         assert geometry() != other
     # edges of voxels along the axes of the array
     np.testing.assert_allclose(geometry(OBLIQUE).spacing_mm, (0.8985, 0.8985, 5.4999), atol=1e-4)
-
-
-def test_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
-    for name in ("a.nii.gz", "b.nii.gz"):
-        write_volume(tmp_path / name, make_label_map(), geometry())
-
-    assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
 
 
 def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
@@ -210,11 +192,9 @@ def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
     [
         (b"", "an empty file"),
         (b"not a scan at all\n" * 100, r"no NIfTI header \(the file begins with b'not a scan at"),
-        (b"<!DOCTYPE html>", "no NIfTI header .*DOCTYPE html"),
         (gzip.compress(b"text " * 500, mtime=0), "no NIfTI header .*text text"),
         (b"n+1", "no NIfTI header"),
     ],
-    ids=["empty", "text", "web page", "packed text", "too short"],
 )
 def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "BraTS2021_00001_t1.nii.gz"
@@ -225,18 +205,10 @@ def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found
             reader(path, case_id="c")
 
 
-CONTENT = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE).to_bytes()
-"""A NIfTI file of 18,784 bytes."""
-PACKED = gzip.compress(CONTENT, mtime=0)
-
-
 def members(*ends: int) -> bytes:
     """Return the content as a gzip file of members that end at these bytes, and one for the rest."""
-    starts, stops = (0, *ends), (*ends, len(CONTENT))
-    return b"".join(
-        gzip.compress(CONTENT[start:stop], mtime=0)
-        for start, stop in zip(starts, stops, strict=True)
-    )
+    bounds = itertools.pairwise((0, *ends, len(CONTENT)))
+    return b"".join(gzip.compress(CONTENT[start:stop], mtime=0) for start, stop in bounds)
 
 
 @pytest.mark.parametrize(
@@ -246,30 +218,26 @@ def members(*ends: int) -> bytes:
 )
 def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "scan.nii.gz").write_bytes(content)
-
     np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
 
 
-def flipped() -> bytes:
-    content = bytearray(PACKED)
-    content[len(content) // 2] ^= 1
-    return bytes(content)
+MIDDLE = len(PACKED) // 2
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        *((PACKED[:n], "cut off or damaged") for n in (3, 15, 500, len(PACKED) // 2, -9, -1)),
-        (flipped(), "cut off or damaged"),
+        *((PACKED[:n], "cut off or damaged") for n in (3, 15, 500, MIDDLE, -9, -1)),
+        (
+            PACKED[:MIDDLE] + bytes([PACKED[MIDDLE] ^ 1]) + PACKED[MIDDLE + 1 :],
+            "cut off or damaged",
+        ),
         # the last four bytes state 4 GB
         (PACKED[:-4] + b"\xff" * 4, "cut off or damaged"),
         # flag 8: a name follows, up to a NUL, of which there is none
         (b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 3_000_000, "cut off or damaged"),
         (CONTENT[:9392], "9392 bytes; expected the 18784 that its header states"),
-        (
-            gzip.compress(CONTENT[:700], mtime=0),
-            "700 bytes; expected the 18784 that its header states",
-        ),
+        (gzip.compress(CONTENT[:700], mtime=0), "700 bytes; expected the 18784 that its header"),
         (CONTENT + bytes(SPARE_BYTES + 1), "more than 1067360 bytes; expected the 18784"),
     ],
     ids=range(12),
@@ -283,31 +251,29 @@ def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, found: str) -
             reader(path, case_id="c")
 
 
-@pytest.mark.parametrize("states", ["its length", "a likely length"])
-def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path, states: str) -> None:
+def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
     packed = gzip.compress(CONTENT + bytes(100 * SPARE_BYTES), 1)
-    if states == "a likely length":
-        packed = packed[:-4] + len(CONTENT).to_bytes(4, "little")
-    (tmp_path / "bomb.nii.gz").write_bytes(packed)
+    # the last four bytes state the length, or a likely one
+    for content in (packed, packed[:-4] + len(CONTENT).to_bytes(4, "little")):
+        (tmp_path / "bomb.nii.gz").write_bytes(content)
 
-    tracemalloc.start()
-    with pytest.raises(CaseError, match=rf"more than \d+ bytes; expected the {len(CONTENT)}"):
-        read(tmp_path / "bomb.nii.gz")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+        tracemalloc.start()
+        with pytest.raises(CaseError, match=rf"more than \d+ bytes; expected the {len(CONTENT)}"):
+            read(tmp_path / "bomb.nii.gz")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
 
-    assert peak < 5 * SPARE_BYTES
+        assert peak < 5 * SPARE_BYTES
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "scan.nii", make_volumes()[0])
     os.truncate(path, 1 << 40)
-
     with pytest.raises(CaseError, match="found more than"):
         read(path)
 
 
-def socket_file(path: Path) -> None:
+def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.fspath(path))
 
@@ -316,8 +282,8 @@ def socket_file(path: Path) -> None:
     ("make", "found"),
     [
         (lambda path: None, "No such file"),
-        (lambda path: os.mkfifo(path), "it is a named pipe"),
-        (socket_file, "it is a socket"),
+        (os.mkfifo, "it is a named pipe"),
+        (make_socket, "it is a socket"),
         (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
         (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
         (Path.mkdir, "it is a folder"),
@@ -355,7 +321,6 @@ def test_axes_other_than_asked_for_are_refused(
     tmp_path: Path, shape: tuple[int, ...], volume: int | None, message: str
 ) -> None:
     path = write_nifti(tmp_path / "scan.nii.gz", np.zeros(shape, dtype=np.int16))
-
     for reader in (read_volume, read_geometry):
         with pytest.raises(CaseError, match=message):
             reader(path, case_id="case_1", volume=volume)
@@ -365,20 +330,17 @@ def test_axes_other_than_asked_for_are_refused(
     ("fields", "found"),
     [
         ({"magic": b"ni1"}, "no NIfTI header"),
-        ({"datatype": 77}, "voxels of datatype 77"),
-        ({"datatype": 128}, "voxels of datatype 128"),
-        ({"datatype": 32}, "voxels of datatype 32"),
+        *(({"datatype": code}, f"voxels of datatype {code}") for code in (32, 77, 128)),
         ({"scl_slope": 2.0, "scl_inter": np.inf}, "an invalid header"),
         ({"sform_code": 1, "srow_x": np.nan}, "an affine that is singular or not finite"),
         ({"sform_code": 1, "srow_x": 0.0}, "an affine that is singular or not finite"),
         ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x 0"),
         ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x -1"),
         ({"sform_code": 0, "qform_code": 1, "quatern_b": 5.0}, "an invalid header"),
-        ({"vox_offset": np.nan}, "voxels that begin at byte nan"),
-        ({"vox_offset": np.inf}, "voxels that begin at byte inf"),
-        ({"vox_offset": -352}, "voxels that begin at byte -352"),
-        ({"vox_offset": 352.5}, "voxels that begin at byte 352.5"),
-        ({"vox_offset": 3e9}, r"voxels that begin at byte 3000000000.0; expected .* from 352 to"),
+        *(
+            ({"vox_offset": byte}, f"voxels that begin at byte {byte}.*; expected .* from 352 to")
+            for byte in (np.nan, np.inf, -352, 352.5, 3_000_000_000)
+        ),
         ({"sform_code": 6}, "the sform_code 6, where the standard has 0 to 5"),
         ({"qform_code": -1}, "the qform_code -1, where the standard has 0 to 5"),
         ({"xyzt_units": 1}, "lengths in metres; expected a position in millimetres"),
@@ -392,40 +354,14 @@ def test_axes_other_than_asked_for_are_refused(
         ({"dim": [4, 24, 24, 16, 999, 1, 1, 1]}, ".* in at most 16 volumes"),
     ],
 )
-def test_an_invalid_header_is_refused(
-    tmp_path: Path, fields: dict[str, object], found: str
-) -> None:
+def test_a_wrong_header_is_refused(tmp_path: Path, fields: dict[str, object], found: str) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
-
     for reader in (read_volume, read_geometry):
         with pytest.raises(CaseError, match=f"found {found}"):
             reader(path, case_id="case_1")
 
 
-def test_a_qfac_of_zero_is_read_as_one(tmp_path: Path) -> None:
-    path = broken_header(
-        tmp_path / "scan.nii", sform_code=0, qform_code=1, pixdim=[0, 1, 1, 1, 1, 1, 1, 1]
-    )
-
-    np.testing.assert_array_equal(read_geometry(path, case_id="c").affine, BRATS_AFFINE)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [{"quatern_b": np.nan}, {"quatern_c": 7.0}, {"qoffset_x": np.inf}, {"pixdim": [-1] * 8}],
-    ids=str,
-)
-def test_a_qform_that_is_invalid_is_omitted_beside_a_good_sform(
-    tmp_path: Path, broken: dict[str, object]
-) -> None:
-    path = broken_header(tmp_path / "scan.nii", qform_code=1, sform_code=2, **broken)
-
-    grid = read_geometry(path, case_id="c")
-    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
-
-    assert (grid.qform_code, grid.sform_code) == (0, 2)
-    np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
-    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == grid
+BAD_QFORM = {"qform_code": 1, "sform_code": 2}
 
 
 @pytest.mark.parametrize(
@@ -434,6 +370,13 @@ def test_a_qform_that_is_invalid_is_omitted_beside_a_good_sform(
         *({"sform_code": 5}, {"xyzt_units": 0}, {"bitpix": 7}),
         # without codes the position is the spacing, whose signs say nothing
         {"sform_code": 0, "qform_code": 0, "pixdim": [1, 2, -2, -3, 1, 1, 1, 1]},
+        # a qfac of zero is read as one
+        {"sform_code": 0, "qform_code": 1, "pixdim": [0, 1, 1, 1, 1, 1, 1, 1]},
+        # a qform that is invalid is omitted beside a good sform
+        BAD_QFORM | {"quatern_b": np.nan},
+        BAD_QFORM | {"quatern_c": 7.0},
+        BAD_QFORM | {"qoffset_x": np.inf},
+        BAD_QFORM | {"pixdim": [-1] * 8},
     ],
     ids=str,
 )
@@ -445,6 +388,9 @@ def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str,
 
     np.testing.assert_array_equal(volume.array, make_volumes()[0])
     assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
+    if "qform_code" in fields and any(fields[code] for code in ("qform_code", "sform_code")):
+        np.testing.assert_array_equal(volume.geometry.affine, BRATS_AFFINE)
+        assert volume.geometry.qform_code == (fields["sform_code"] == 0)
 
 
 def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
@@ -480,18 +426,15 @@ def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -
         (np.inf, "float32", "found the value inf"),
         (-1.0, "float32", "found values from -1.0 to 4.0; expected label values"),
         (256, "int16", "found values from 0 to 256"),
-        (-1, "int16", "found values from -1 to 4"),
     ],
 )
-def test_what_is_no_label_map_is_refused(
-    tmp_path: Path, value: float, dtype: str, message: str
-) -> None:
+def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, message: str) -> None:
     array = make_label_map().astype(dtype)
     array[1, 2, 3] = value
-    path = write_nifti(tmp_path / "BraTS2021_00001_seg.nii.gz", array)
+    path = write_nifti(tmp_path / "c_seg.nii.gz", array)
 
-    with pytest.raises(CaseError, match=rf"BraTS2021_00001_seg\.nii\.gz: {message}.*not an image"):
-        read_label_map(path, case_id="BraTS2021_00001")
+    with pytest.raises(CaseError, match=rf"c_seg\.nii\.gz: {message}.*not an image"):
+        read_label_map(path, case_id="c")
 
 
 @pytest.mark.real

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.find import OUTPUT_MARKER
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.pairs import find_pairs, label_maps_in
 from tests.builders import touch, write_case
@@ -101,7 +101,7 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_p
     ("one", "other", "error", "words"),
     [
         ("two", "nowhere", UsageError, "nowhere does not exist"),
-        ("two", "a.nii.gz", UsageError, "two label maps or two folders, not one of each"),
+        ("two", "a.nii.gz", UsageError, "expected two label maps, or two folders; found"),
         ("notes.txt", "a.nii.gz", UsageError, "notes.txt is not a NIfTI file by its name"),
         ("none", "six", LayoutError, r"holds no label map; expected <case>\.nii\.gz"),
         ("two", "six", UsageError, r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"),

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from scipy.ndimage import binary_erosion, shift
 
-from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.preprocess import WEIGHTS, check_tools, prepare, unready_words
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.voxels.grids import Affine
 from tests.builders import make_volumes
+from tests.check_builders import geometry
 
 HD_BET = f"""#!{sys.executable}
 # stands for HD-BET: the brain is what is darker than the scalp
@@ -51,38 +52,34 @@ def head(edge_mm: tuple[float, float, float] = (1, 1, 1), moved_mm: float = 0.0)
     shape = tuple(int(124 / edge) for edge in edge_mm)
     affine: Affine = np.diag([*edge_mm, 1.0])
     affine[:3, 3] = -62
-    places = np.indices(shape) * np.reshape(edge_mm, (3, 1, 1, 1)) - 62
-    x, y, z = places[0] - moved_mm, places[1], places[2]
+    x, y, z = np.indices(shape) * np.reshape(edge_mm, (3, 1, 1, 1)) - 62
+    x = x - moved_mm
     scalp = (x / 44) ** 2 + (y / 50) ** 2 + (z / 42) ** 2 < 1
     inside = (x / 35) ** 2 + (y / 42) ** 2 + (z / 33) ** 2 < 1
     blob = (x - 15) ** 2 + (y + 10) ** 2 + (z - 5) ** 2 < 100
     other = (x + 12) ** 2 + (y - 20) ** 2 + z**2 < 60
     array = np.where(inside, 600, 1200) * scalp + 200 * blob - 150 * other
-    grid = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
-    return Volume(array=array.astype(np.int16), geometry=grid, file="scan.nii")
+    return Volume(array=array.astype(np.int16), geometry=geometry(shape, affine), file="scan.nii")
 
 
 @pytest.mark.parametrize(
-    ("volumes", "reasons"),
+    ("edges_mm", "n_slices", "reasons"),
     [
-        (([1, 1, 1, 1], 16), []),
-        (([1.03, 1.03, 1.03, 1.03], 16), []),
-        (([2, 2, 2, 2], 16), ["the voxels measure 2.00x2.00x2.00 mm, not 1 mm"]),
-        (([9, 9, 9, 9], 16), ["the skull does not seem", "the voxels measure 9.00"]),
-        (([1, 1, 1, 1], 17), ["are not on one grid"]),
-        (([9, 1, 1, 1], 16), ["are not on one grid", "the skull", "the voxels measure 9.00"]),
+        ([1, 1, 1, 1], 16, []),
+        ([1.03, 1.03, 1.03, 1.03], 16, []),
+        ([2, 2, 2, 2], 16, ["the voxels measure 2.00x2.00x2.00 mm, not 1 mm"]),
+        ([9, 9, 9, 9], 16, ["the skull does not seem", "the voxels measure 9.00"]),
+        ([1, 1, 1, 1], 17, ["are not on one grid"]),
+        ([9, 1, 1, 1], 16, ["are not on one grid", "the skull", "the voxels measure 9.00"]),
     ],
 )
-def test_what_scans_lack_is_said(volumes: tuple[list[float], int], reasons: list[str]) -> None:
+def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: list[str]) -> None:
     """The volumes are given by their edges in mm and the slices of the last one."""
-    edges_mm, n_slices = volumes
     scans = []
-    for index, (edge_mm, n) in enumerate(zip(edges_mm, (16, 16, 16, n_slices), strict=True)):
-        affine = np.diag([-edge_mm, -edge_mm, edge_mm, 1.0])
-        shape = (24, 24, n)
-        grid = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
-        array = make_volumes(shape)[index]
-        scans.append(Volume(array=array, geometry=grid, file="scan.nii.gz"))
+    for index, edge_mm in enumerate(edges_mm):
+        shape = (24, 24, n_slices if index == 3 else 16)
+        grid = geometry(shape, np.diag([-edge_mm, -edge_mm, edge_mm, 1.0]))
+        scans.append(Volume(array=make_volumes(shape)[index], geometry=grid, file="scan.nii.gz"))
 
     found = unready_words(scans)
 

@@ -46,7 +46,9 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
 
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
-    done = torchrun("-m", "tests.ranks_program", str(tmp_path / "rows.json"), cwd=ROOT)
+    program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
+
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rows.json").read_text())

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.find import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Scan
@@ -33,8 +32,7 @@ def write_autoencoder(
 
 @pytest.fixture
 def scan(tmp_path: Path) -> Scan:
-    (case,) = find_inputs([write_case(tmp_path / "scans")])
-    return read_scan(case)
+    return read_scan(write_case(tmp_path / "scans"))
 
 
 class Scaled(nn.Module):

@@ -50,7 +50,7 @@ ABOVE_BUDGET = {
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 23_086, 141
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
-LONGEST_MODULE = 794
+LONGEST_MODULE = 600
 _NO_CODE = {
     *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.COMMENT),

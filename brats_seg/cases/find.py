@@ -4,7 +4,7 @@ Files belong together if the same text precedes the modality in their names: it 
 If it is the id of no release, a folder with one file of each modality is one case with the name of the
 folder; folders of one name are named after those above. A label map lies beside its scans, in a folder
 called `labels`, `masks` or alike, or in the derivatives of a BIDS data set, and its name begins with the
-id of the case. Results of this package, which a file `brats_seg.json` marks, and hidden files are no scans.
+id of the case.
 """
 
 import hashlib
@@ -29,6 +29,7 @@ from brats_seg.cases.described import (
     read_path_table,
     with_name_checked,
 )
+from brats_seg.cases.folders import LONGEST_ID, Folder, has_dicom, holds_dicom, walk_folders
 from brats_seg.cases.layouts import (
     BIDS,
     DERIVATIVES,
@@ -42,24 +43,16 @@ from brats_seg.cases.layouts import (
     parse_file_name,
 )
 from brats_seg.errors import LayoutError, UsageError, counted, printable, some_of
-from brats_seg.files import check_regular
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
 
-LONGEST_ID = 200
-"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
-OUTPUT_MARKER = "brats_seg.json"
-"""Name of the file that marks a folder of results."""
 EXPECTED_LABELS = (
     "CASE_seg, -seg, _segm, _segmentation, _dseg, _label, _gt or _mask beside the scans, and CASE "
     "or such a name in a folder called labels, masks, segmentations or alike"
 )
 """Names that label maps are looked for by, as words for a message."""
 
-_MAC_FOLDER = "__MACOSX"
-_DICOM = (".dcm", ".ima", "dicomdir")
-_DICOM_MAGIC, _DICOM_MAGIC_START = b"DICM", 128
 # kind of file, suffixes, what to do
 _UNREAD = (
     (
@@ -74,10 +67,7 @@ _UNREAD = (
         "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)",
     ),
 )
-_CONVERT = (
-    "convert them (brats-seg convert FOLDER -o SCANS) and give the folder SCANS; predict takes them "
-    "as they are"
-)
+_CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes them as they are"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = re.compile(
     r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
@@ -98,19 +88,6 @@ class Discovery:
     """Cases in the order of their ids; no file has been opened."""
     notices: tuple[str, ...]
     """Files that were ignored although they may be scans."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Folder:
-    """One folder, without its subfolders."""
-
-    path: Path
-    """Path relative to the data folder."""
-    scans: tuple[NamedFile, ...] = ()
-    others: tuple[str, ...] = ()
-    """Names of the files that are not NIfTI."""
-    refused: str = ""
-    """Reason why the folder cannot be listed; empty if it can."""
 
 
 def find_cases(
@@ -221,38 +198,6 @@ def find_data(places: Iterable[Path]) -> Path | None:
     return None
 
 
-def walk_folders(root: Path) -> Iterator[Folder]:
-    """Yield the folders below `root` in alphabetical order, each once; links are followed."""
-    seen: set[tuple[int, int]] = set()
-    pending = [Path()]
-    while pending:
-        path = pending.pop()
-        try:
-            status = (root / path).stat()
-            entries = sorted(os.scandir(root / path), key=lambda entry: entry.name)
-        except OSError as error:
-            yield Folder(path=path, refused=error.strerror or "")
-            continue
-        identity = (status.st_dev, status.st_ino)
-        # the data folder itself is read in any case: the user has named it
-        is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
-        if identity not in seen and not is_output:
-            seen.add(identity)
-            folder, below = _sorted_out(path, entries)
-            yield folder
-            pending += reversed(below)
-
-
-def holds_dicom(root: Path) -> bool:
-    """Return whether DICOM files are below a folder, and no NIfTI file is."""
-    has_dicom = False
-    for folder in walk_folders(root):
-        if folder.scans:
-            return False
-        has_dicom = has_dicom or _has_dicom(root, folder)
-    return has_dicom
-
-
 def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
@@ -298,75 +243,12 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     n_cases = by_release.pop(release)
     if by_release:
         ignored = ", ".join(f"{n} of {name}" for name, n in by_release.items())
-        log.warning(
-            "%s holds %s of %s; ignored: %s", place, counted(n_cases, "case"), release, ignored
-        )
+        log.warning("%s holds %d cases of %s; ignored: %s", place, n_cases, release, ignored)
     chosen = [case for case in cases if case.release == release]
     folders = {place / scan.path.parent for case in chosen for scan in case.images}
     # the tables of a release are beside its case folders, not in them
     above = folders if len(folders) < n_cases else {folder.parent for folder in folders}
     return Path(os.path.commonpath(above))
-
-
-def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
-    """Separate scans, other files and the folders to visit."""
-    scans, others, below = [], [], []
-    for entry in entries:
-        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
-        if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
-            continue
-        file = parse_file_name(entry.name, path / entry.name)
-        if not _is_folder(entry):
-            if file:
-                scans.append(file)
-            else:
-                others.append(entry.name)
-        elif file and (inner := _only_file(Path(entry.path))):
-            # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
-            scans.append(replace(file, path=file.path / inner))
-        else:
-            below.append(path / entry.name)
-    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        # a link that leads to itself: reading the file reports it
-        return False
-
-
-def _only_file(folder: Path) -> str:
-    """Return the name of the only entry of a folder if it is a file, else nothing."""
-    try:
-        inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-        if len(inside) == 1:
-            check_regular(inside[0])
-            return inside[0].name
-    except OSError:
-        pass
-    return ""
-
-
-def _has_dicom(root: Path, folder: Folder) -> bool:
-    """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
-    if any(name.lower().endswith(_DICOM) for name in folder.others):
-        return True
-    suffixes = {name: Path(name).suffix[1:] for name in folder.others}
-    bare = [name for name, suffix in suffixes.items() if not suffix or suffix.isdecimal()]
-    # one file is read for all of the folder, as there may be thousands
-    return bool(bare) and _is_dicom(root / folder.path / bare[0])
-
-
-def _is_dicom(path: Path) -> bool:
-    try:
-        check_regular(path)
-        with path.open("rb") as stream:
-            stream.seek(_DICOM_MAGIC_START)
-            return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC
-    except OSError:
-        return False
 
 
 def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> Iterator[str]:
@@ -376,7 +258,7 @@ def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> I
         (what, [path for path in names if path.name.lower().endswith(suffixes)], next_step)
         for what, suffixes, next_step in _UNREAD
     ]
-    dicom = [folder.path for folder in folders if _has_dicom(root, folder)]
+    dicom = [folder.path for folder in folders if has_dicom(root, folder)]
     kinds.append(("folders of DICOM files are not read", dicom, _CONVERT))
     kinds.append(("NIfTI files were ignored", list(unused), _WHY_IGNORED))
     for what, paths, next_step in kinds:
@@ -475,8 +357,7 @@ def _find_below(
         msg = (
             f"no case below {root} has a label map called {label_files!r}; the files that are no "
             f"scan are {others}. Expected a pattern of names, such as '*_tumour.nii.gz', or of paths "
-            "below the folder, such as 'masks/*'; the names begin with the id of the case, or its "
-            "folder holds them."
+            "below the folder, such as 'masks/*'. Each name begins with the id of its case."
         )
         raise LayoutError(msg)
     return cases, notices

@@ -10,7 +10,8 @@ from typing import Self
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.described import is_path_table
-from brats_seg.cases.find import OUTPUT_MARKER, find_cases, walk_folders
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.folders import OUTPUT_MARKER, walk_folders
 from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
@@ -68,9 +69,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
             raise UsageError(msg)
     is_pair = reference.is_file() and not is_path_table(reference)
     if is_pair != prediction.is_file():
-        msg = (
-            f"{reference} and {prediction}: expected two label maps or two folders, not one of each"
-        )
+        msg = f"expected two label maps, or two folders; found {reference} and {prediction}"
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)

@@ -6,10 +6,7 @@ written on its grid, which then lies where the scan lies.
 """
 
 import gzip
-import sys
-from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import nibabel as nib
 import numpy as np
@@ -30,7 +27,6 @@ from brats_seg.voxels.grids import turn_of, turned_back
 from tests.builders import make_case
 
 SHAPE = (9, 8, 7)
-N_MUTATIONS = 10_000
 AFFINES = (
     np.diag([-1.0, -1.0, 1.0, 1.0]),
     np.array([[-0.9, 0, 0.3, 90], [0, 0.86, 0, -71], [0.3, 0, 0.9, -98], [0, 0, 0, 1.0]]),
@@ -96,22 +92,6 @@ def outcome_of(path: Path) -> str:
         codes = again.geometry.qform_code, again.geometry.sform_code
         assert codes == (geometry.qform_code, geometry.sform_code)
     return outcome
-
-
-def campaign(numbers: range) -> Counter[str]:
-    """Return how many mutated files were refused, and written back; print each that failed."""
-    outcomes: Counter[str] = Counter()
-    with TemporaryDirectory() as folder:
-        for number in numbers:
-            name, content = mutated_file(number)
-            path = Path(folder, name)
-            path.write_bytes(content)
-            try:
-                outcomes[outcome_of(path)] += 1
-            except Exception as error:  # noqa: BLE001 - any error but CaseError is a fault
-                outcomes["failed"] += 1
-                print(f"{number}: {type(error).__name__}: {error}")  # noqa: T201 - a report
-    return outcomes
 
 
 def _loaded(path: Path) -> LoadedCase:
@@ -215,8 +195,3 @@ def _splice(content: bytearray, rng: np.random.Generator) -> None:
 
 _CHANGES = (*(_change_field,) * 6, _change_byte, _flip_bit, _cut_off, _append, _splice)
 _PACKED_CHANGES = (_flip_bit, _change_byte, _cut_off, _append, _splice)
-
-
-if __name__ == "__main__":
-    start, stop = map(int, sys.argv[1:] or (0, N_MUTATIONS))
-    print(campaign(range(start, stop)))  # noqa: T201 - a report

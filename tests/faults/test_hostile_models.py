@@ -5,6 +5,7 @@ import shutil
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,31 +13,24 @@ import pytest
 import torch
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.hostile import (
-    OWNED,
-    Break,
-    attack,
-    harmless,
-    make_device,
-    make_fifo,
-    make_loop,
-)
+from tests.faults.hostile import OWNED, Break, attack, harmless, make_device, make_fifo, make_loop
 from tests.faults.programs import run
 from tests.faults.stages import COMMANDS, TRAIN, Stages
 
 
-def _member(**changes: Any) -> Break:
-    """Return what changes entries of the first network in `model.json`, by dotted name."""
+def _change(content: Any, name: str, value: Any) -> None:
+    """Change the entry of a dotted name."""
+    *above, last = name.split(".")
+    reduce(lambda entry, part: entry.setdefault(part, {}), above, content)[last] = value
+
+
+def _network(name: str, value: Any) -> Break:
+    """Return what changes an entry of the first network in `model.json`."""
 
     def change(model: Path) -> None:
         path = model / "model.json"
         content = json.loads(path.read_text())
-        for name, value in changes.items():
-            *above, last = name.split("__")
-            entry = content["members"][0]
-            for part in above:
-                entry = entry.setdefault(part, {})
-            entry[last] = value
+        _change(content["members"][0], name, value)
         path.write_text(json.dumps(content))
 
     return change
@@ -46,7 +40,7 @@ def _description(text: str) -> Break:
     return lambda model: (model / "model.json").write_text(text)
 
 
-def _many_members(model: Path) -> None:
+def _many_networks(model: Path) -> None:
     path = model / "model.json"
     content = json.loads(path.read_text())
     content["members"] *= 10_000
@@ -57,66 +51,48 @@ def _weights(content: bytes) -> Break:
     return lambda model: (model / "member0.safetensors").write_bytes(content)
 
 
-def _other(name: str, make: Break) -> Break:
-    """Return what replaces a file of the model."""
+def _replaced(make: Break, name: str = ".") -> Break:
+    """Return what replaces a file, or one in the folder of the model."""
 
-    def change(model: Path) -> None:
-        (model / name).unlink()
-        make(model / name)
+    def change(path: Path) -> None:
+        (path / name).unlink()
+        make(path / name)
 
     return change
 
 
 HUGE = 10**9
+NAN = float("nan")
 MODELS: Mapping[str, Break] = {
-    "a threshold of NaN": _member(card__fitted__decoding__thresholds=[float("nan")] * 3),
-    "a negative threshold": _member(card__fitted__decoding__thresholds=[-1, 0.5, 0.5]),
-    "a threshold of 2": _member(card__fitted__decoding__thresholds=[2, 0.5, 0.5]),
-    "two thresholds": _member(card__fitted__decoding__thresholds=[0.5, 0.5]),
-    "a negative volume": _member(card__fitted__decoding__smallest_mm3=[-1, 0, 0]),
-    "an infinite volume": _member(card__fitted__decoding__smallest_et_mm3=float("inf")),
-    "a spacing of 0": _member(card__identity__spacing_mm=[0, 0, 0]),
-    "a spacing of NaN": _member(card__identity__spacing_mm=[float("nan")] * 3),
-    "a spacing of 10^9": _member(card__identity__spacing_mm=[HUGE] * 3),
-    "a spacing of 10^-9": _member(card__identity__spacing_mm=[1e-9] * 3),
-    "a negative spacing": _member(card__identity__spacing_mm=[-1, 1, 1]),
-    "a patch of 10^9": _member(card__identity__patch=[HUGE] * 3),
-    "a patch of 0": _member(card__identity__patch=[0, 0, 0]),
-    "another order of modalities": _member(card__identity__modalities=["t1n", "t1n", "t1n", "t1n"]),
-    "no modalities": _member(card__identity__modalities=[]),
-    "no regions": _member(card__identity__regions=[]),
-    "another normalisation": _member(card__identity__normalisation="none"),
-    "an unknown convention": _member(card__identity__conventions=["mine"]),
-    "no convention": _member(card__identity__conventions=[]),
-    "channels of 10^9": _member(card__config__model__widths=[HUGE, HUGE]),
-    "no channels": _member(card__config__model__widths=[]),
-    "a function of the system as network": _member(
-        card__config__model__name="os.system",
-        card__config__model__arguments={"command": f"touch {OWNED}"},
+    "a threshold of NaN": _network("card.fitted.decoding.thresholds", [NAN] * 3),
+    "an infinite volume": _network("card.fitted.decoding.smallest_et_mm3", float("inf")),
+    "a spacing of 10^-9": _network("card.identity.spacing_mm", [1e-9] * 3),
+    "a patch of 10^9": _network("card.identity.patch", [HUGE] * 3),
+    "no modalities": _network("card.identity.modalities", []),
+    "no convention": _network("card.identity.conventions", []),
+    "channels of 10^9": _network("card.config.model.widths", [HUGE, HUGE]),
+    "a function of the system as network": _network(
+        "card.config.model", {"name": "os.system", "arguments": {"command": f"touch {OWNED}"}}
     ),
-    "weights elsewhere": _member(weights="../../runs/fold0/best.pt"),
-    "weights of an absolute name": _member(weights="/etc/passwd"),
-    "weights of no name": _member(weights=""),
-    "another check sum": _member(sha256="0" * 64),
-    "10,000 members": _many_members,
-    "no members": _description('{"format_version": 2, "members": []}'),
+    "weights elsewhere": _network("weights", "../../runs/fold0/best.pt"),
+    "weights of an absolute name": _network("weights", "/etc/passwd"),
+    "10,000 networks": _many_networks,
     "no JSON": _description("this is not JSON"),
     "empty": _description(""),
-    "100,000 brackets": _description("[" * 100_000),
     "100,000 braces": _description('{"a":' * 100_000),
     "a list": _description("[1, 2]"),
-    "a number of 5000 digits": _description('{"format_version": ' + "9" * 5000 + "}"),
     "a version of NaN": _description('{"format_version": NaN, "members": 7}'),
     "empty weights": _weights(b""),
     "weights with a header of 2^60 bytes": _weights(struct.pack("<Q", 1 << 60) + b"{}"),
     "weights of brackets": _weights(struct.pack("<Q", 50_000) + b"[" * 50_000),
     "weights that are a pickle": _weights(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR."),
-    "weights that are a FIFO": _other("member0.safetensors", make_fifo),
-    "weights that are a folder": _other("member0.safetensors", Path.mkdir),
-    "weights that are a link to themselves": _other("member0.safetensors", make_loop),
-    "a description that is a FIFO": _other("model.json", make_fifo),
-    "a description that is a folder": _other("model.json", Path.mkdir),
+    "weights that are a FIFO": _replaced(make_fifo, "member0.safetensors"),
+    "weights that are a folder": _replaced(Path.mkdir, "member0.safetensors"),
+    "weights that are a link to themselves": _replaced(make_loop, "member0.safetensors"),
+    "a description that is a FIFO": _replaced(make_fifo, "model.json"),
+    "a description that is a folder": _replaced(Path.mkdir, "model.json"),
 }
+"""Further values of single entries are in `test_export.py`."""
 
 
 @pytest.fixture
@@ -128,14 +104,13 @@ def exported(stages: Stages, place: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_no_exported_model_breaks_predict(
     part: int, exported: Path, place: Path, campaign: NewCampaign
 ) -> None:
-
     with campaign("hostile models: named error, no code run") as tries:
         for number, (what, change) in enumerate(MODELS.items()):
-            if number % 4 != part:
+            if number % 2 != part:
                 continue
             folder = place / f"model{number}"
             shutil.copytree(exported, folder)
@@ -151,26 +126,13 @@ class Owned:
         return Path.touch, (Path(OWNED),)
 
 
-def _saved(**changes: Any) -> Break:
-    """Return what changes entries of a checkpoint, by dotted name."""
+def _saved(name: str, value: Any) -> Break:
+    """Return what changes an entry of a checkpoint."""
 
     def change(path: Path) -> None:
         content = torch.load(path, weights_only=True)
-        for name, value in changes.items():
-            *above, last = name.split("__")
-            entry = content
-            for part in above:
-                entry = entry[part]
-            entry[last] = value
+        _change(content, name, value)
         torch.save(content, path)
-
-    return change
-
-
-def _replaced(make: Break) -> Break:
-    def change(path: Path) -> None:
-        path.unlink()
-        make(path)
 
     return change
 
@@ -186,6 +148,13 @@ def _flipped(path: Path) -> None:
         entry = max(archive.infolist(), key=lambda one: one.file_size)
     content[content.index(b"PK", entry.header_offset + 4) - entry.file_size // 2] ^= 16
     path.write_bytes(content)
+
+
+def _nan_weights(path: Path) -> None:
+    content = torch.load(path, weights_only=True)
+    weights = content["model"].items()
+    content["model"] = {name: torch.full_like(value, NAN) for name, value in weights}
+    torch.save(content, path)
 
 
 CHECKPOINTS: Mapping[str, Break] = {
@@ -205,33 +174,23 @@ CHECKPOINTS: Mapping[str, Break] = {
     "a link to itself": _replaced(make_loop),
     "a list": lambda path: torch.save([1, 2], path),
     "without entries": lambda path: torch.save({"schema_version": 3}, path),
-    "without a model": _saved(model={}),
-    "with weights of another shape": _saved(model={"weight": torch.zeros(3)}),
-    "with a model that is a number": _saved(model=7),
-    "with an identity that is a number": _saved(card__identity=7),
-    "with an unknown identity": _saved(card__identity={"a": 1}),
-    "with settings that are a number": _saved(card__config=7),
-    "with unknown settings": _saved(card__config={"a": {"b": 1}}),
-    "with 10^9 channels": _saved(card__config__model__widths=[HUGE, HUGE]),
-    "with a network to import": _saved(card__config__model__name="antigravity.x"),
-    "with a spacing of NaN": _saved(card__identity__spacing_mm=(float("nan"),) * 3),
-    "with NaN as weights": lambda path: _nan_weights(path),
-    "with a position that is a text": _saved(progress__epoch="x"),
+    "without a model": _saved("model", {}),
+    "with weights of another shape": _saved("model", {"weight": torch.zeros(3)}),
+    "with a model that is a number": _saved("model", 7),
+    "with an identity that is a number": _saved("card.identity", 7),
+    "with unknown settings": _saved("card.config", {"a": {"b": 1}}),
+    "with 10^9 channels": _saved("card.config.model.widths", [HUGE, HUGE]),
+    "with a network to import": _saved("card.config.model.name", "antigravity.x"),
+    "with a spacing of NaN": _saved("card.identity.spacing_mm", (NAN,) * 3),
+    "with NaN as weights": _nan_weights,
+    "with a position that is a text": _saved("progress.epoch", "x"),
     "with a position beyond the end": _saved(
-        progress={"epoch": -3, "n_batches": 10**9, "n_steps": 0}
+        "progress", {"epoch": -3, "n_batches": 10**9, "n_steps": 0}
     ),
-    "with an optimizer that is a list": _saved(optimizer=[1]),
-    "with sums that are a text": _saved(progress__sums="x"),
-    "with a history of texts": _saved(progress__history=("x",)),
+    "with an optimizer that is a list": _saved("optimizer", [1]),
+    "with sums that are a text": _saved("progress.sums", "x"),
+    "with a history of texts": _saved("progress.history", ("x",)),
 }
-
-
-def _nan_weights(path: Path) -> None:
-    content = torch.load(path, weights_only=True)
-    content["model"] = {
-        name: torch.full_like(value, float("nan")) for name, value in content["model"].items()
-    }
-    torch.save(content, path)
 
 
 USES: Mapping[str, tuple[str, str]] = {
