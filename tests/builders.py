@@ -3,23 +3,61 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
+from io import StringIO
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
+from unittest.mock import patch
 
 import jsonschema
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from brats_seg.cases.case import Case, CaseFacts
+from brats_seg.cli import main
 from brats_seg.labels import BRATS2017, MODALITIES, MSD, LabelConvention, label_map_of
 
-Run = Callable[..., tuple[int, str, str]]
-"""Runs the program with arguments: exit code, output, errors."""
 
+class Done(NamedTuple):
+    """How a command ended, and what it showed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+"""Runs the program with arguments."""
+
+
+def call(folder: Path, *arguments: str | Path) -> Done:
+    """Run the program in this process and in a folder."""
+    out, err = StringIO(), StringIO()
+    argv = patch.object(sys, "argv", ["brats-seg", *map(str, arguments)])
+    ended = pytest.raises(SystemExit)
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err), argv, ended as end:
+        main()
+    return Done(code=int(end.value.code or 0), out=out.getvalue(), err=err.getvalue())
+
+
+def run_make(*arguments: str) -> list[str]:
+    """Run make as from a shell, also when make itself runs the tests, and return what it shows."""
+    alone = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    done = subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+ROOT = Path(__file__).parent.parent
 SHAPE = (24, 24, 16)
 """Voxels of a small case."""
 

@@ -2,17 +2,16 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
 
-from brats_seg.cli import main
 from tests.browser import CHROMIUM, Page, opened_browser
-from tests.builders import Run, write_case
+from tests.builders import Run, call, write_case
 
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
@@ -83,18 +82,10 @@ def five_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return exit code, output and errors of the program, run in this process."""
-
-    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run_here
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the program in the folder of the test, which becomes the current one."""
+    monkeypatch.chdir(tmp_path)
+    return partial(call, tmp_path)
 
 
 @pytest.fixture(scope="session")

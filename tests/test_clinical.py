@@ -111,14 +111,12 @@ def test_mappings_of_two_years_are_joined(tmp_path):
 )
 def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
     (tmp_path / "survival_predictions.csv").write_bytes(content)
-
     assert read_clinical_tables(tmp_path).rows == {}
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     """With a byte order mark, other line ends, blank cells and short rows."""
     table = read(tmp_path, survival_data="\ufeffBraTS19ID,Age,Survival\r\nA, 60 ,\r\n,,\r\nB\r\n")
-
     assert (table.row("A").age_years, table.row("A").survival_days) == (60, None)
     assert table.row("B").age_years is None
 
@@ -126,7 +124,6 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
 def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
     folder = tmp_path / "input/set/BraTS2020_TrainingData/MICCAI_BraTS2020_TrainingData"
     path = write(folder / "name_mapping.csv", MAPPING_2020)
-
     assert read_clinical_tables(tmp_path).row("BraTS20_Training_001").grade == "HGG"
     assert (mapping_files(tmp_path), mapping_files(folder)) == ((), (path,))
 

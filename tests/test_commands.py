@@ -9,12 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import jsonschema
 import nibabel as nib
@@ -24,14 +21,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from brats_seg.cli import COMMANDS, READ_SETTINGS, app, main
+from brats_seg.cli import COMMANDS, READ_SETTINGS, app
 from brats_seg.cli.json_output import OUTPUTS, json_text
 from brats_seg.cli.options import ABOUT
 from brats_seg.figures.draw import FIGURES
 from brats_seg.labels import BRATS2023, MODALITY_SUBSETS
 from brats_seg.presets import KINDS, SHORT
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
+from tests.builders import Done, Run, call, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import IDENTITY, write_run
 
 TINY = (
@@ -41,21 +38,8 @@ TINY = (
 GROUP: Any = typer.main.get_command(app)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    code: int
-    out: str
-    err: str
-
-
-def call(folder: Path, line: str) -> Done:
-    """Run a line of the program in this process and in a folder."""
-    out, err = StringIO(), StringIO()
-    arguments = patch.object(sys, "argv", ["brats-seg", *shlex.split(line)])
-    ended = pytest.raises(SystemExit)
-    with chdir(folder), redirect_stdout(out), redirect_stderr(err), arguments, ended as end:
-        main()
-    return Done(code=int(end.value.code or 0), out=out.getvalue(), err=err.getvalue())
+def type_line(folder: Path, line: str) -> Done:
+    return call(folder, *shlex.split(line))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +129,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
 @pytest.fixture(scope="module")
 def flow(work: Path) -> dict[int, Done]:
     """What each step of the flow did, and the folder afterwards."""
-    return {number: call(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
+    return {number: type_line(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
 
 
 @pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])
@@ -170,7 +154,7 @@ def test_every_command_is_run_by_tests_and_has_a_schema() -> None:
 
 
 def test_what_is_printed_without_json(work: Path, flow: dict[int, Done]) -> None:
-    done = call(work, "evaluate data out --protocol lesionwise2023 -o lesions.csv")
+    done = type_line(work, "evaluate data out --protocol lesionwise2023 -o lesions.csv")
 
     assert (done.code, done.err) == (0, "")
     assert "lesion-wise HD95 (mm)" in done.out
@@ -187,12 +171,14 @@ def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[in
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x55")
 
-    found = call(work, "prepare data --prepared damaged --verify")
+    found = type_line(work, "prepare data --prepared damaged --verify")
 
     assert found.code == 1
     assert "case BraTS2021_00001" in found.out
     assert "6 prepared cases in damaged, 1 damaged" in found.out
-    assert call(work, "prepare data --prepared damaged --set folds.n_folds=2 --repair").code == 0
+    assert (
+        type_line(work, "prepare data --prepared damaged --set folds.n_folds=2 --repair").code == 0
+    )
     assert path.read_bytes() == content
 
 
@@ -200,11 +186,11 @@ def test_flags_win_over_set_and_a_written_configuration_can_be_given_again(
     work: Path, flow: dict[int, Done]
 ) -> None:
     train = "train --data data --prepared ready --session-hours 0"
-    call(work, f"{train} {TINY} --run runs/seed --seed 7 --set training.seed=8")
+    type_line(work, f"{train} {TINY} --run runs/seed --seed 7 --set training.seed=8")
     config = work / "runs" / "seed" / "config.yaml"
 
     assert "seed: 7" in config.read_text()
-    assert call(work, f"{train} --run runs/again --config {config}").code == 0
+    assert type_line(work, f"{train} --run runs/again --config {config}").code == 0
     assert (work / "runs" / "again" / "config.yaml").read_text() == config.read_text()
 
 
@@ -278,7 +264,7 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
 
-    done = call(work, f"{line} --json" if command == "doctor" else line)
+    done = type_line(work, f"{line} --json" if command == "doctor" else line)
 
     assert done.code == code, done.err
     assert message in done.err
@@ -304,20 +290,18 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
 
 
 def test_scans_that_cannot_be_trained_on_are_refused(run: Run, tmp_path: Path) -> None:
-    train = ("train", "--data", "scans", *shlex.split(TINY))
-    (tmp_path / "scans").mkdir()
-    none = run(*train)
-    write_case(tmp_path / "scans", "BraTS2021_00000")
-    one = run(*train)
-    shutil.rmtree(tmp_path / "scans")
-    for number in range(2):
-        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", labelled=False, seed=number)
-    unlabelled = run(*train)
-
-    assert (none[0], one[0], unlabelled[0]) == (2, 2, 2)
-    assert "no c" in none[2]
-    assert "1 patient cannot fill 2 folds" in one[2]
-    assert "no usable label map" in unlabelled[2]
+    for n_cases, labelled, message in (
+        (0, True, "no c"),
+        (1, True, "1 patient cannot fill 2 folds"),
+        (2, False, "no usable label map"),
+    ):
+        scans = tmp_path / f"{n_cases}"
+        scans.mkdir()
+        for seed in range(n_cases):
+            write_case(scans, f"BraTS2021_{seed:05d}", labelled=labelled, seed=seed)
+        done = run("train", "--data", scans, *shlex.split(TINY))
+        assert done.code == 2
+        assert message in done.err
 
 
 def test_cases_that_vanish_or_come_are_missed_in_the_fold_table(run: Run, brats_root: Path) -> None:
@@ -327,11 +311,10 @@ def test_cases_that_vanish_or_come_are_missed_in_the_fold_table(run: Run, brats_
     vanished = run(*train)
     shutil.move(brats_root.parent / "elsewhere", brats_root / "BraTS2021_00004")
     write_case(brats_root, "BraTS2021_00099", seed=99)
-    new = run(*train)
 
-    assert (vanished[0], new[0]) == (2, 2)
-    assert "BraTS2021_00004" in vanished[2]
-    assert "BraTS2021_00099" in new[2]
+    for done, case_id in ((vanished, "BraTS2021_00004"), (run(*train), "BraTS2021_00099")):
+        assert done.code == 2
+        assert case_id in done.err
 
 
 def test_two_label_conventions_are_trained_on_together(run: Run, brats_root: Path) -> None:
@@ -368,12 +351,10 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     assert (code, only[0], broken[0], n_scores) == (1, 0, 1, 2 * 3)
     assert "made: 2 of 6 references with a prediction, labels brats2023, against brats2017" in shown
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in shown
-    assert "mean [95 % interval] over 6 references, with the worst scores for 4" in shown
     assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", shown)
     assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", shown)
     assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only[1]
     assert "not scored: case BraTS2021_00001, file" in broken[1]
-    assert "no case could be scored\nwrote" in broken[1]
 
 
 def test_evaluate_compares_two_sets(run: Run, tiny_scans: Path, tmp_path: Path) -> None:
@@ -424,11 +405,11 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     line = f"crossval --data data --prepared ready {TINY}"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
 
-    done = call(work, f"{line} --json")
-    tuned = call(
+    done = type_line(work, f"{line} --json")
+    tuned = type_line(
         work, "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     )
-    again = call(work, line)
+    again = type_line(work, line)
 
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
@@ -448,7 +429,7 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     path.write_bytes(content)
     # the scan is damaged, and the prepared case is not
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    failed = call(work, line)
+    failed = type_line(work, line)
     assert failed.code == 1
     assert "FAILED  case BraTS2021_00003" in failed.out
     assert "BraTS2021_00003: no prediction, given the worst scores" in failed.out
@@ -499,16 +480,12 @@ def test_options_are_few_and_mean_the_same_everywhere() -> None:
     assert tuple(FIGURES) == KINDS
 
 
-def test_help_has_no_words_in_brackets_and_every_option_is_used() -> None:
+def test_help_shows_every_option_without_types_or_markup_and_examples_that_work() -> None:
     """Words in square or angle brackets are taken for markup, and left out."""
     params = [param for command in GROUP.commands.values() for param in command.params]
     texts = [param.help for param in params if getattr(param, "help", None)]
-
     assert ABOUT.keys() <= {param.name for param in params}
     assert not [text for text in texts if "[" in text or "<" in text or "{values}" in text]
-
-
-def test_help_shows_no_type_beside_flags_and_examples_whose_options_exist() -> None:
     for name, command in GROUP.commands.items():
         shown = CliRunner().invoke(app, [name, "--help"]).output
         _, *examples = command.epilog.split("\n\n")

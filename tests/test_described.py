@@ -57,9 +57,7 @@ def test_a_table_is_prepared_and_keeps_patients_together(brats_root: Path, tmp_p
     assert set(held_out) in ({"scan0", "scan2", "scan4"}, {"scan1", "scan3", "scan5"})
 
 
-def test_an_index_of_a_table_is_up_to_date_the_second_time(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_an_index_of_a_table_is_written_once(brats_root: Path, tmp_path: Path) -> None:
     table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path))
     index_path = tmp_path / "out" / "index.csv"
     first = open_index(table, index_path, load_config())
@@ -83,9 +81,7 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["cases.csv", "cases.json"])
-def test_a_row_without_scans_or_with_missing_files_is_a_problem_of_its_case(
-    brats_root: Path, tmp_path: Path, name: str
-) -> None:
+def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path, name: str) -> None:
     rows = rows_of(brats_root, tmp_path)[:5]
     rows[1] |= dict.fromkeys(HEADINGS, "")
     rows[2]["FLAIR"] = "nowhere.nii.gz"
@@ -104,6 +100,5 @@ def test_a_row_without_scans_or_with_missing_files_is_a_problem_of_its_case(
 def test_two_columns_of_one_modality_are_refused(brats_root: Path, tmp_path: Path) -> None:
     rows = [{**row, "t1gd": row["T1 post"]} for row in rows_of(brats_root, tmp_path)]
     table = write_rows(tmp_path / "cases.csv", rows)
-
     with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
         find_cases(table)

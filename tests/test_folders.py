@@ -22,9 +22,7 @@ def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
     assert (below.path, [str(scan.path) for scan in below.scans]) == (Path("b"), ["b/x.nii"])
 
 
-def test_a_folder_that_cannot_be_listed_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "smith_t1.nii", "locked/x")
     scandir = os.scandir
 

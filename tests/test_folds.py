@@ -42,7 +42,6 @@ NOTEBOOK = FoldConfig(scheme="notebook")
 def test_a_split_holds_one_fold_out(fold, train, validation):
     """A case without a fold is neither trained on nor validated."""
     split = TABLE.split(fold)
-
     assert (split.train, split.validation) == (train, validation)
 
 
@@ -62,7 +61,6 @@ def test_a_fold_that_cannot_be_held_out_a_leak_and_a_repeated_case_are_refused(r
 
 def test_a_patient_with_a_case_left_out_does_not_leak():
     table = make_table(("A1", "a", 0), ("A2", "a", None), ("B", "b", 1))
-
     assert table.split(0).validation == ("A1",)
 
 
@@ -139,7 +137,6 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     """With a byte order mark, other line ends, columns moved and one added."""
     path = tmp_path / "folds.csv"
     path.write_bytes(b"\xef\xbb\xbffold,case_id,x,patient_id\r\n0,A,,a\r\n1,B,x,b\r\n,C,,c\r\n")
-
     assert read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
 
 
@@ -158,7 +155,6 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
 def test_a_table_must_cover_its_cases_without_a_leak(case_ids, values, match):
     # a table may hold more cases
     check_covers(TABLE, [make_case(case_id) for case_id in ("A1", "B", "D")])
-
     with pytest.raises(FoldError, match=match):
         check_covers(TABLE, [make_case(case_id, **values) for case_id in case_ids])
 
@@ -234,9 +230,7 @@ def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed
 def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_fold():
     often = [make_case(f"A-{scan:02d}", patient_id="A", grade="HGG") for scan in range(30)]
     cases = numbered_cases(10, grade="LGG")
-
     fold = fold_of(make_folds([*often, *cases], FoldConfig()))
-
     assert Counter(fold[case.case_id] for case in cases) == dict.fromkeys(range(5), 2)
 
 
@@ -265,7 +259,6 @@ def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
 )
 def test_few_patients_fill_every_fold(n_folds, cases):
     counts = Counter(row.fold for row in make_folds(cases, FoldConfig(n_folds=n_folds)).rows)
-
     assert counts.keys() == set(range(n_folds))
     assert max(counts.values()) - min(counts.values()) <= 1
 
@@ -273,9 +266,7 @@ def test_few_patients_fill_every_fold(n_folds, cases):
 def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patients():
     hashes = {"X1": "same", "X2": "x2", "Y1": "y1", "Y2": "same"}
     double = [make_case(name, patient_id=name[0], voxel_hash=hashes[name]) for name in hashes]
-
     fold = fold_of(make_folds([*numbered_cases(20), *double], FoldConfig()))
-
     assert len({fold[case_id] for case_id in hashes}) == 1
 
 

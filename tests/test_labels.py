@@ -50,9 +50,7 @@ def test_modalities_and_regions_keep_their_order():
 )
 def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
     labels = np.array(label_map, dtype=np.uint8).reshape(4, 1, 1)
-
     regions = regions_of(labels, convention)
-
     assert regions.dtype == np.bool_
     assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]
 
@@ -82,7 +80,6 @@ def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(convent
 
 def test_a_label_map_without_et_has_none():
     regions = regions_of(make_label_map(with_et=False), BRATS2017)
-
     assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
 
 
@@ -99,6 +96,5 @@ def test_a_convention_is_found_by_its_name_and_has_its_values(convention):
 
 def test_an_unknown_value_is_refused_with_case_value_and_convention():
     match = r"case A, .*: found label values \[3, 9\]; expected .* brats2017, \[0, 1, 2, 4\]"
-
     with pytest.raises(LabelError, match=match):
         check_values({0, 9, 3, 1}, BRATS2017, "A")

@@ -38,7 +38,6 @@ from brats_seg.cases.layouts import (
 def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     for case, rest in (name.split("|") for name in names.split(", ")):
         found = parse_file_name(case + rest)
-
         assert found is not None
         assert (found.case, found.kind, found.variant) == (case, kind, "")
 
@@ -66,7 +65,6 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
 def test_folders_of_label_maps_are_known_by_their_names() -> None:
     names = ("images_segm", "automated_segm", "labels", "Masks", "tumor segmentations")
     others = ("labels_1_2_3", "predictions", "images_structural")
-
     assert list(filter(is_label_folder, names + others)) == list(names)
 
 
@@ -93,7 +91,6 @@ def test_a_name_without_a_modality_at_its_end_has_none(stems: str) -> None:
 
 def test_other_files_are_no_scans() -> None:
     names = ("name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2")
-
     assert list(map(parse_file_name, names)) == [None] * len(names)
 
 
@@ -135,7 +132,6 @@ def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id:
 
 def test_words_of_a_description_are_modalities() -> None:
     words = ("FLAIR", "T1w", "t1gd", "T2w", "T1 post", "T2-FLAIR", "seg", "CT")
-
     assert [*map(modality_named, words)] == ["t2f", "t1n", "t1c", "t2w", "t1c", "t2f", None, None]
 
 

@@ -8,18 +8,21 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import venv
 from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from zipfile import ZipFile
 
 import pytest
 
 from brats_seg.cases.phantom import write_phantom_cases
+from tests.builders import ROOT, run_make
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = ROOT / "notebooks"
 NAMES = ("brats_segmentation", "gradient_accumulation")
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
@@ -271,17 +274,11 @@ def command_that_installs(
 
 @pytest.mark.parametrize("data", ["", "scans"])
 def test_make_notebook_keeps_the_work_that_there_is(data: str) -> None:
-    root = NOTEBOOKS.parent
-    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "--always-make", "-n", "notebook", f"DATA={data}"]
-
-    shown = subprocess.run(
-        command, cwd=root, env=alone, capture_output=True, text=True, check=True
-    ).stdout
+    shown = "\n".join(run_make("--always-make", "-n", "notebook", f"DATA={data}"))
 
     assert "rm " not in shown
-    assert shown.count(f'BRATS_WORK="{root}/runs/notebook"') == len(NAMES)
-    assert shown.count(f'BRATS_DATA="{root}/scans"') == (len(NAMES) if data else 0)
+    assert shown.count(f'BRATS_WORK="{ROOT}/runs/notebook"') == len(NAMES)
+    assert shown.count(f'BRATS_DATA="{ROOT}/scans"') == (len(NAMES) if data else 0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -347,14 +344,8 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
 def load_make_pages() -> Any:
     """Load the program that makes the pages."""
     pytest.importorskip("nbclient")
-    place = importlib.util.spec_from_file_location(
-        "make_pages", NOTEBOOKS / "pages" / "make_pages.py"
-    )
-    assert place is not None
-    assert place.loader is not None
-    module = importlib.util.module_from_spec(place)
-    place.loader.exec_module(module)
-    return module
+    with patch.object(sys, "path", [str(NOTEBOOKS / "pages"), *sys.path]):
+        return importlib.import_module("make_pages")
 
 
 @pytest.mark.slow

@@ -126,13 +126,6 @@ def test_tumours_differ_in_size_and_place():
     assert (np.ptp(centres, axis=0) > 12).all()
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
-    (tmp_path / "file").touch()
-
-    with pytest.raises(EnvironmentalError, match="file cannot be written"):
-        write_phantom_cases(tmp_path / "file", n_cases=1, seed=0, shape=SHAPE)
-
-
 def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there(tmp_path):
     write_phantom_survival(tmp_path / "survival.csv", n_cases=12, seed=0)
 
@@ -146,3 +139,9 @@ def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there
         write_phantom_survival(tmp_path / name, n_cases=5, seed=seed)
     a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentalError, match="file cannot be written"):
+        write_phantom_cases(tmp_path / "file", n_cases=1, seed=0, shape=SHAPE)

@@ -20,17 +20,18 @@ import pytest
 
 from brats_seg import find_cases
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.cli import main
 from tests.builders import (
+    ROOT,
     SHAPE,
+    call,
     make_label_map,
     make_volumes,
+    run_make,
     variables_of_installation,
     write_nifti,
 )
 from tests.foreign_builders import write_bundle, write_nnunet
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 SCANS = "docs/scans.md"
 SEVERAL = "docs/several-devices.md"
@@ -62,17 +63,6 @@ ELSEWHERE = ("torchrun", "srun", "dask")
 """Beginnings of the lines that the tests of several processes run."""
 
 
-def run_make(*arguments: str) -> list[str]:
-    """Run make as from a shell, also when make itself runs the tests, and return what it shows."""
-    alone = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
-    done = subprocess.run(
-        ["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
-
-
 def blocks(page: Path, language: str) -> list[str]:
     """Return the fenced blocks of a language, or with none, of a page."""
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
@@ -100,7 +90,7 @@ def workplace(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: six tiny cases in `scans` (and `data`), and phantoms are as small."""
     monkeypatch.chdir(brats_root.parent)
     monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", SHAPE)
-    monkeypatch.setattr("brats_seg.cli.options.DEMO_CASES", 6)
+    monkeypatch.setattr("brats_seg.cli.options.DEMO_CASES", 3)
     return brats_root.parent
 
 
@@ -110,23 +100,18 @@ def test_a_line_that_no_test_runs_is_not_shown() -> None:
             assert line.startswith((*INSTALLING, *ELSEWHERE)) or arguments_of(line) is not None
 
 
-def run_commands(commands: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def run_commands(commands: list[list[str]]) -> None:
     """Run commands in this process, made quick; each must end with 0."""
     for arguments in commands:
-        argv = ["brats-seg", *arguments, *QUICK.get(arguments[0], [])]
-        monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code, arguments
+        done = call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
+        assert done.code == 0, (arguments, done.err)
 
 
 def commands_of(page: Path) -> list[list[str]]:
     return [arguments for line in lines(page) if (arguments := arguments_of(line))]
 
 
-def test_the_commands_of_the_readme_run_in_their_order(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
     """From an empty folder, as a reader types them; the scans of the reader come later."""
     (workplace / "data").rename("scans")
     for path in sorted(Path("scans").iterdir())[2:]:
@@ -136,7 +121,7 @@ def test_the_commands_of_the_readme_run_in_their_order(
 
     assert commands[0][0] == "train"
     assert len(commands) > 8
-    run_commands(commands, monkeypatch)
+    run_commands(commands)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +132,7 @@ def test_the_commands_of_the_readme_run_in_their_order(
         if name != "README.md"
     ],
 )
-def test_the_commands_of_a_page_run(
-    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_a_page_run(name: str, workplace: Path) -> None:
     commands = commands_of(PAGES[name])
     Path("scans").symlink_to("data")
     write_table_of_paths(workplace)
@@ -165,7 +148,7 @@ def test_the_commands_of_a_page_run(
         commands.insert(0, ["train"])
 
     # the slow test of the cluster has a scheduler, and time for workers
-    run_commands([command for command in commands if "--workers" not in command], monkeypatch)
+    run_commands([command for command in commands if "--workers" not in command])
 
 
 @pytest.mark.parametrize(

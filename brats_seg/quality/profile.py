@@ -65,7 +65,6 @@ _SINGLE_CAUSE = ("uptake", "size")
 """Kinds that are reported first: few faults change them, and most faults change the others."""
 _MOST_SENTENCES = 3
 
-
 _PAIRS = [f"{MODALITIES[first]} and {MODALITIES[second]}" for first, second in MODALITY_PAIRS]
 _CONTRASTS = ("correlation", "asymmetry of the difference", "correlation of the edges")
 _SHARPNESS = (
@@ -233,22 +232,13 @@ def profile_of(values: npt.NDArray[np.float64], grids: Collection[Triple] = ()) 
         values: (cases, measures), rows from `measure_crop`.
         grids: Voxels of the grids of their files.
     """
-    spread = [
-        values.mean(axis=0),
-        values.std(axis=0, ddof=1),
-        values.min(axis=0),
-        values.max(axis=0),
+    ends = values.min(axis=0), values.max(axis=0)
+    spread = np.stack([values.mean(axis=0), values.std(axis=0, ddof=1), *ends], axis=1)
+    ranges = [
+        MeasureRange(name=name, mean=mean, sd=sd, low=low, high=high)
+        for name, (mean, sd, low, high) in zip(MEASURES, spread.tolist(), strict=True)
     ]
-    return TrainingProfile(
-        n_cases=len(values),
-        ranges=tuple(
-            MeasureRange(name=name, mean=mean, sd=sd, low=low, high=high)
-            for name, (mean, sd, low, high) in zip(
-                MEASURES, np.transpose(spread).tolist(), strict=True
-            )
-        ),
-        grids=tuple(sorted(grids)),
-    )
+    return TrainingProfile(n_cases=len(values), ranges=tuple(ranges), grids=tuple(sorted(grids)))
 
 
 def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile:
@@ -288,20 +278,18 @@ def deviations(
         profile: Profile of the training set; measures that it lacks are not compared.
         values: Measures (n,) of a scan, from `measure_crop`.
     """
-    known = {one.name: one for one in profile.ranges}
-    compared = {
-        name: value for name, value in zip(MEASURES, values.tolist(), strict=True) if name in known
-    }
-    limit = profile.limit(FALSE_ALARMS / max(1, len(compared)))
+    known = [one for one in profile.ranges if one.name in MEASURES]
+    measured = dict(zip(MEASURES, values.tolist(), strict=True))
+    limit = profile.limit(FALSE_ALARMS / max(1, len(known)))
     deviating = []
-    for name, value in compared.items():
-        kind, typical = MEASURES[name], known[name]
+    for typical in known:
+        kind, value = MEASURES[typical.name], measured[typical.name]
         # as a multiple of the largest likely deviation
         excess = abs(value - typical.mean) / (limit * max(typical.sd, _LEAST_SD[kind]))
         if excess > 1:
             numbers = np.array([value, typical.low, typical.high])
             shown, low, high = np.exp(numbers) if kind in _LOGARITHMIC else numbers
-            text = f"{name} is {shown:.3g}, in training {low:.3g} to {high:.3g}"
+            text = f"{typical.name} is {shown:.3g}, in training {low:.3g} to {high:.3g}"
             deviating.append((excess, kind, text))
     return tuple((kind, text) for _, kind, text in sorted(deviating, key=lambda one: -one[0]))
 
