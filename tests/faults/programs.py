@@ -155,12 +155,7 @@ def _count(path: Path, folder: Path) -> None:
     at_each_moment(folder, lambda number, event: os.write(descriptor, b"."))
 
 
-def _command(
-    words: list[str],
-    folder: Path,
-    shown: Connection,
-    fault: Fault | None,
-) -> None:
+def _command(words: list[str], folder: Path, shown: Connection, fault: Fault | None) -> None:
     """Run a command in this process, which was made for it."""
     from brats_seg.cli import main
 
