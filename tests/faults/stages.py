@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, Command] = {
         stage="trained",
     ),
     "export": Command(words="export runs/fold0 runs/fold1 -o model", stage="trained"),
-    "certify": Command(words="certify --run runs/fold0 --prepared prepared", stage="trained"),
+    "certify": Command(words="certify --run runs/fold0", stage="trained"),
     "evaluate": Command(words="evaluate scans out -o scores/scores.csv", stage="predicted"),
     "figure sample": Command(words="figure sample scans -o sample.png", stage="scans"),
     "figure history": Command(words="figure history runs/fold0 -o curves.png", stage="trained"),
