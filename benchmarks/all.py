@@ -77,7 +77,6 @@ PROGRAMS = (
 )
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
-    "exchanged_transforms": "exchanges single transforms of a patch for those of MONAI",
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "scan_check": "needs real cases, and compares with no other program",

@@ -89,11 +89,6 @@ def flips(prob: float = 0.5) -> list[Callable]:
     return [mt.RandFlipd(BOTH, prob=prob, spatial_axis=axis) for axis in range(3)]
 
 
-def certain_flips() -> Callable:
-    """Mirror all three axes."""
-    return mt.Compose(flips(prob=1))
-
-
 def affine(prob: float) -> Callable:
     """Rotate."""
     angles = (math.radians(30),) * 3

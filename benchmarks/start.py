@@ -91,11 +91,7 @@ def _ways(data: Path, folder: Path) -> dict[str, Callable[[], float]]:
         "brats-seg --help": (*module, "--help"),
         "brats-seg train --help": (*module, "train", "--help"),
         "brats-seg settings --preset demo --json": (
-            *module,
-            "settings",
-            "--preset",
-            "demo",
-            "--json",
+            *(*module, "settings", "--preset", "demo", "--json"),
         ),
         "brats-seg index --json, all cases known": (*module, *index),
         "torch and MONAI alone": ("-c", _LIBRARIES),

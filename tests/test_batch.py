@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -235,33 +233,6 @@ def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(
 
     assert left == {".mine", ".predicting.lock"}
     assert {path.name for path in tmp_path.rglob(".*")} == left
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_path: Path) -> None:
-    """The process is killed after the first, second, ... label map."""
-    for number in range(8):
-        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number, shape=(40, 40, 32))
-    model, out, undisturbed = (tmp_path / name for name in ("run", "out", "undisturbed"))
-    write_run(model)
-    command = [sys.executable, "-m", "brats_seg", "predict", tmp_path / "scans", "--model", model]
-    command += ["--precision", "fp32", "--set", "preview=false", "-o"]
-    for n_kill in range(1, 4):
-        process = subprocess.Popen([*map(str, command), str(out)], stdout=subprocess.PIPE)
-        while len(list(out.glob("*.nii.gz"))) < 2 * n_kill and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        finished = OutputFolder(out).records().keys()
-        assert len(finished) < 8
-        assert all((out / f"{case_id}.nii.gz").exists() for case_id in finished)
-    for folder in (out, undisturbed):
-        subprocess.run([*map(str, command), str(folder)], check=True, capture_output=True)
-
-    assert len((out / "manifest.jsonl").read_text().splitlines()) == 8
-    assert not [path for path in out.glob(".*") if path.name != ".predicting.lock"]
-    for path in [*undisturbed.glob("*.nii.gz"), *undisturbed.glob("*.csv")]:
-        assert path.read_bytes() == (out / path.name).read_bytes()
 
 
 def test_each_bad_name_is_one_row_of_the_failures(tmp_path: Path) -> None:

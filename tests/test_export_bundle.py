@@ -18,7 +18,7 @@ from brats_seg.inference.model import load_model
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import write_case
-from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
 
 DEEPER = CONFIG.model_copy(
     update={
@@ -90,8 +90,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, case: Path) -> Path:
 
 
 def files_of(case: Path) -> list[str]:
-    names = ("t1", "t1ce", "t2", "flair")
-    return [str(case / f"{case.name}_{name}.nii.gz") for name in names]
+    return [str(case / f"{case.name}_{name}.nii.gz") for name in NAMES.values()]
 
 
 def assert_same(predicted: Path, case: Path, model: Path, output: Path, **settings: Any) -> None:

@@ -1,7 +1,6 @@
 """Near copies: one scan under two ids, with other intensities or in another position."""
 
 from collections.abc import Callable
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -15,23 +14,21 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import check_covers, make_folds
 from brats_seg.cases.index import index_cases, summarise
 from brats_seg.cases.nifti import Volume, read_volume
-from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import BRATS_AFFINE, make_case, write_nifti
-from tests.check_builders import geometry
+from tests.check_builders import geometry, phantom
 
 Array = npt.NDArray[np.generic]
 SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 
 
-@cache
 def phantom_arrays(seed: int) -> tuple[Array, ...]:
     """Return four modalities and the label map of a phantom."""
-    phantom = make_phantom(np.random.default_rng(seed), with_et=True)
-    return (*phantom.images, phantom.label_map)
+    images, label_map = phantom(seed)
+    return (*images, label_map)
 
 
 def volume_of(array: Array, affine: npt.NDArray[np.float64] = BRATS_AFFINE) -> Volume:
@@ -90,15 +87,10 @@ def test_a_reoriented_copy_has_nearly_the_same_fingerprint() -> None:
     array = phantom_arrays(0)[0]
     affine = np.array([[0, 0, 1.0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
     stored = np.linalg.inv(affine[:3, :3]) @ BRATS_AFFINE[:3, :3]
-    axes = np.abs(stored).argmax(axis=1)
-    volume = volume_of(array.transpose(axes), affine)
-    back = turned(volume.array, turn_of(affine))
-    assert back.shape == array.shape
+    volume = volume_of(array.transpose(np.abs(stored).argmax(axis=1)), affine)
+    assert turned(volume.array, turn_of(affine)).shape == array.shape
 
-    cases = [
-        case_of("a", array),
-        make_case("b", fingerprint=fingerprint_of(volume)),
-    ]
+    cases = [case_of("a", array), make_case("b", fingerprint=fingerprint_of(volume))]
 
     assert near_copies(cases) == ((0, 1),)
 
@@ -170,12 +162,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> CaseIndex:
 def test_the_index_names_both_of_a_pair(copied: CaseIndex) -> None:
     remarks = {case.case_id: " ".join(case.remarks) for case in copied.cases}
 
+    one, other = "BraTS2021_00001", "BraTS2021_00007"
     assert remarks["BraTS2021_00000"] == remarks["BraTS2021_00002"] == ""
-    assert remarks["BraTS2021_00001"].startswith("nearly the same scan as BraTS2021_00007")
-    assert remarks["BraTS2021_00007"].startswith("nearly the same scan as BraTS2021_00001")
-    assert "BraTS2021_00007: nearly the same scan as BraTS2021_00001" in "\n".join(
-        summarise(copied)
-    )
+    assert remarks[one].startswith(f"nearly the same scan as {other}")
+    assert remarks[other].startswith(f"nearly the same scan as {one}")
+    assert f"{other}: nearly the same scan as {one}" in "\n".join(summarise(copied))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -187,12 +178,10 @@ def test_near_copies_are_in_one_fold(copied: CaseIndex, seed: int) -> None:
     assert len(set(fold.values())) == 3
 
 
-def test_near_copies_are_kept_together_by_a_case_that_is_left_out(copied: CaseIndex) -> None:
+def test_near_copies_are_kept_together_by_a_case_that_is_left_out() -> None:
     """The copies of an unlabelled scan are copies of each other."""
-    cases = [
-        make_case(name, near_copies=copies)
-        for name, copies in (("a", ("x",)), ("b", ("x",)), ("c", ()))
-    ]
+    copies = {"a": ("x",), "b": ("x",), "c": ()}
+    cases = [make_case(name, near_copies=names) for name, names in copies.items()]
 
     table = make_folds(cases, FoldConfig(n_folds=2))
 
@@ -208,10 +197,8 @@ def test_a_fold_table_that_parts_near_copies_leaks(copied: CaseIndex) -> None:
     ]
     table = make_folds(unaware, FoldConfig(n_folds=4))
 
-    with pytest.raises(
-        FoldError,
-        match=r"BraTS2021_00001, BraTS2021_00007 are .* near copies of one, but lie in folds",
-    ):
+    leak = "BraTS2021_00001, BraTS2021_00007 are .* near copies of one, but lie in folds"
+    with pytest.raises(FoldError, match=leak):
         check_covers(table, copied.cases)
 
 

@@ -83,26 +83,19 @@ def test_version_is_printed() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"brats-seg {brats_seg.__version__}\n"
 
 
-def test_the_module_runs_as_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "brats_seg", "--help"], capture_output=True, text=True, check=True
-    )
-
-    assert all(command in done.stdout for command in COMMANDS)
-
-
 def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
     """Start of Python included; the best of three, because the first fills the disk's cache."""
     times_s = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(
-            [sys.executable, "-m", "brats_seg", "--help"], capture_output=True, check=True
-        )
+        shown = subprocess.check_output([sys.executable, "-m", "brats_seg", "--help"], text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if times_s[-1] < 0.5:
+            break
 
     assert min(times_s) < 0.5
+    assert all(command in shown for command in COMMANDS)
 
 
 def test_the_tree_of_folders_in_contributing_is_true() -> None:

@@ -10,7 +10,6 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.figures.draw import draw
 from brats_seg.inference.batch import predict_folder
@@ -25,8 +24,8 @@ from brats_seg.inference.results import (
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
-from tests.builders import Run, make_volumes, write_case, write_nifti
-from tests.inference_builders import make_model, read_scan, write_run
+from tests.builders import Run, make_volumes, write_case
+from tests.inference_builders import make_model, read_scan, write_run, write_scan
 
 
 def test_other_programs_get_each_value_with_its_colour() -> None:
@@ -66,16 +65,12 @@ def test_all_values_of_a_convention_are_described_in_different_colours(conventio
     assert {len(row) for row in rows} == {6}
 
 
-def test_the_name_of_a_case_in_bids() -> None:
+def test_names_in_bids_are_safe_and_refused_if_two_cases_would_share_one() -> None:
     assert bids_name("sub-01_ses-pre") == "sub-01_ses-pre"
     assert bids_name("BraTS2021_00000") == "sub-BraTS202100000"
     assert bids_name("sub-01_ses-") == "sub-sub01ses"
     assert bids_name("../up") == "sub-up"
-
-
-def test_cases_that_would_have_one_name_in_bids_are_refused() -> None:
     check_names("plain", ["a-1", "a_1"])
-
     with pytest.raises(UsageError, match="the cases a-1, a_1 would be called sub-a1 in BIDS"):
         check_names("bids", ["a-1", "b", "a_1"])
 
@@ -141,8 +136,8 @@ def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 1
 
 
-def preview_of(folder: Path, path: Path, decoding: Decoding | None = None) -> np.ndarray:
-    scan = read_scan(find_inputs([folder])[0])
+def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
+    scan, path = read_scan(folder), folder.with_suffix(".png")
     write_preview(scan, predict_scan(make_model(decoding=decoding or Decoding()), scan), path)
     return matplotlib.image.imread(path)
 
@@ -152,27 +147,22 @@ def n_coloured(picture: np.ndarray) -> int:
     return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
 
 
-def test_a_tumour_is_outlined(tmp_path: Path) -> None:
+def test_a_tumour_is_outlined_on_scans_of_any_grid(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
-    with_tumour = preview_of(folder, tmp_path / "a.png")
-    without = preview_of(folder, tmp_path / "b.png", Decoding(thresholds=(1 - 1e-9,) * 3))
+    with_tumour = preview_of(folder)
+    without = preview_of(folder, Decoding(thresholds=(1 - 1e-9,) * 3))
 
     assert with_tumour.shape == (990, 1350, 4)
     # the legend is coloured in both
     assert n_coloured(with_tumour) > n_coloured(without) + 500
-
-
-@pytest.mark.parametrize("affine", [np.diag([1.0, 1.0, 3.0, 1.0]), np.eye(4)[[2, 0, 1, 3]]])
-def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None:
-    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
-
-    assert n_coloured(preview_of(tmp_path / "scan", tmp_path / "a.png")) > 0
+    for index, affine in enumerate((np.diag([1.0, 1.0, 3.0, 1.0]), np.eye(4)[[2, 0, 1, 3]])):
+        scan = write_scan(tmp_path / f"scan{index}", make_volumes(), affine)
+        assert n_coloured(preview_of(scan)) > n_coloured(without)
 
 
 def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:
-    scan = read_scan(find_inputs([write_case(tmp_path / "scans")])[0])
+    scan = read_scan(write_case(tmp_path / "scans"))
     settings, output = PredictionSettings(uncertainty=True), OutputFolder(tmp_path / "p")
     result = predict_scan(make_model(settings=settings), scan)
     with output.opened():

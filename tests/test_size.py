@@ -41,7 +41,7 @@ ABOVE_BUDGET = {
     "top level": 1620,
     "data": 1444,
     "evaluation": 1214,
-    "quality": 1064,
+    "quality": 1052,
     "figures": 1046,
     "dicom": 881,
     "survival": 958,

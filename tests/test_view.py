@@ -15,12 +15,11 @@ from brats_seg.figures.view import (
     with_prediction,
     with_uncertainty,
 )
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
+from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import (
     SHAPE,
     make_label_map,
     make_volumes,
-    write_case,
     write_nifti,
 )
 
@@ -75,17 +74,6 @@ def test_what_cannot_be_read_is_said(brats_root: Path, draw, error, words: str) 
 
     with pytest.raises(error, match=words):
         draw(brats_root)
-
-
-def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: Path) -> None:
-    """4 is the resection cavity there, though the name is one of 2023."""
-    write_case(tmp_path, "BraTS-GLI-00001-000", shape=(182, 218, 182), suffix=".nii")
-
-    view = open_view(tmp_path)
-
-    assert view.reference is not None
-    assert view.reference.convention == BRATS2024
-    assert not view.reference.regions[2].any()
 
 
 def test_the_background_is_0_whatever_the_files_have_there(tmp_path: Path) -> None:

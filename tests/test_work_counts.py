@@ -49,24 +49,15 @@ SHAPE = (80, 80, 64)
 def check(counts: Mapping[str, float], limits: Mapping[str, float]) -> None:
     """Fail with the counts that are above their limits, or so low that twice as much would pass."""
     assert counts.keys() == limits.keys(), "expected a limit for each count that is not 0"
-    grown = [
-        f"{name}: {count:g}, at most {limits[name]:g} before"
-        for name, count in counts.items()
-        if count > limits[name]
-    ]
-    assert not grown, f"more work than before. {'; '.join(grown)}"
-    loose = [
-        f"{name}: {count:g}, limit {limits[name]:g}"
-        for name, count in counts.items()
-        if 2 * count <= limits[name]
-    ]
-    assert not loose, f"twice the work would pass: lower the limits. {'; '.join(loose)}"
+    for name, count in counts.items():
+        assert count <= limits[name], f"more work than before: {name}"
+        assert 2 * count > limits[name], f"twice the work would pass: lower the limit of {name}"
 
 
 def test_more_work_and_limits_that_would_let_it_pass_are_named() -> None:
-    with pytest.raises(AssertionError, match=r"more work than before\. kernels: 12, at most 11"):
+    with pytest.raises(AssertionError, match="more work than before: kernels"):
         check({"kernels": 12, "files": 4}, {"kernels": 11, "files": 4})
-    with pytest.raises(AssertionError, match=r"lower the limits\. files: 4, limit 8"):
+    with pytest.raises(AssertionError, match="lower the limit of files"):
         check({"kernels": 10, "files": 4}, {"kernels": 11, "files": 8})
 
 
@@ -222,12 +213,6 @@ def bytes_read() -> int:
     return int(IO.read_text().split()[1])
 
 
-def scans(root: Path, *names: str) -> Path:
-    for seed, name in enumerate(names):
-        write_case(root, name, seed=seed, shape=SHAPE)
-    return root
-
-
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
@@ -266,7 +251,9 @@ def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
 
 
 def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
-    root = scans(tmp_path / "scans", "BraTS2021_00000", "BraTS2021_00001")
+    root = tmp_path / "scans"
+    for number in range(2):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=SHAPE)
     cases = index_cases(root).cases
     prepare_cases(cases[:1], tmp_path / "prepared", StoreConfig(), n_workers=0)
     before = bytes_read()
@@ -287,7 +274,8 @@ def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
 
 def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
     first, second = (
-        scans(tmp_path / name, name) for name in ("BraTS2021_00000", "BraTS2021_00001")
+        write_case(tmp_path / name, name, shape=SHAPE).parent
+        for name in ("BraTS2021_00000", "BraTS2021_00001")
     )
     settings = PredictionSettings(window="whole", preview=False)
     models, output = [write_run(tmp_path / "run")], tmp_path / "out"
@@ -344,14 +332,9 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
 
 def test_help_imports_few_modules() -> None:
     program = (
-        "import sys\n"
-        "from brats_seg.cli import main\n"
-        "sys.argv = ['brats-seg', '--help']\n"
-        "try:\n    main()\n"
-        "finally:\n    print(len(sys.modules))\n"
+        "import sys; from brats_seg.cli import app; app(['--help'], standalone_mode=False); "
+        "print(len(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    shown = subprocess.check_output([sys.executable, "-c", program], text=True)
 
-    check({"modules": int(done.stdout.split()[-1])}, {"modules": 400})
+    check({"modules": int(shown.split()[-1])}, {"modules": 400})

@@ -3,7 +3,7 @@
 Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is
 reset to 0 after every change, because it is 0 in every case that a network predicts. Means and
 standard deviations are those of the brain in the patch. Each change stands here because MONAI's is
-slower or changes something else; `benchmarks/exchanged_transforms.py` measures both.
+slower or changes something else; `benchmarks/NOTES.md` has the figures.
 
 Images are (C, X, Y, Z) and changed in place in float32: allocating one takes longer than most changes.
 """

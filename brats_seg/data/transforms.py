@@ -4,7 +4,7 @@ A dictionary has a `case_id` at first. Reading adds `image`, a tensor (4, X, Y, 
 around the brain; `label`, a label map (1, X, Y, Z) in uint8; and `convention`, the name of the
 label convention. Each transform also works in other pipelines: it takes numpy arrays, tensors and
 MetaTensors. Those of this package replace MONAI's for flips, rotation and intensities where they
-behave differently or are faster (`benchmarks/exchanged_transforms.py`, `benchmarks/patches.py`).
+behave differently or are faster (`benchmarks/patches.py`, `benchmarks/NOTES.md`).
 Probabilities and ranges are those of nnU-Net v2, without its elastic deformation.
 """
 

@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,33 +89,14 @@ class Ended:
 class Running:
     """A command that has been started."""
 
-    def __init__(
-        self,
-        words: str,
-        folder: Path,
-        fault: Fault | None = None,
-        *,
-        together: Barrier | None = None,
-    ) -> None:
+    def __init__(self, words: str, folder: Path, fault: Fault | None = None) -> None:
         # a pipe: limits on the size of files do not apply to it
         self._shown, shown = _context.Pipe(duplex=False)
         fcntl.fcntl(self._shown.fileno(), fcntl.F_SETPIPE_SZ, _SHOWN_BYTES)
-        arguments = (words.split(), folder, shown, fault, together)
+        arguments = (words.split(), folder, shown, fault)
         self._process: ForkServerProcess = _context.Process(target=_command, args=arguments)
         self._process.start()
         shown.close()
-
-    @property
-    def pid(self) -> int:
-        """Id of the process, and of the group of its workers."""
-        if self._process.pid is None:
-            raise ProcessLookupError
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it has ended."""
-        return self._process.exitcode is not None
 
     def wait_until_ended(self, timeout_s: float) -> None:
         """Wait for the end, but no longer than that."""
@@ -125,7 +106,7 @@ class Running:
         """Wait for the end; a command that takes longer has hung, and is killed."""
         self._process.join(timeout_s)
         hung = self._process.exitcode is None
-        self.kill()
+        self.signal(signal.SIGKILL)
         self._process.join()
         code = -signal.SIGALRM if hung else self._process.exitcode or 0
         with self._shown:
@@ -135,25 +116,21 @@ class Running:
                 shown = os.read(self._shown.fileno(), _SHOWN_BYTES)
         return Ended(code=code, shown=shown.decode(errors="replace"))
 
-    def kill(self) -> None:
-        """Kill it with its workers, if they are there."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def wait_until_paused(self, timeout_s: float = PATIENCE_S) -> bool:
+    def wait_until_paused(self) -> bool:
         """Wait until `pause` has stopped it; return whether it did before it ended."""
-        until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s and not self.has_ended:
+        until_s = time.monotonic() + PATIENCE_S
+        status = Path(f"/proc/{self._process.pid}/stat")
+        while time.monotonic() < until_s and self._process.exitcode is None:
             with suppress(OSError):
-                if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                if status.read_text().rpartition(")")[2].split()[0] == "T":
                     return True
             time.sleep(0.005)
         return False
 
-    def go_on(self) -> None:
-        """Let a paused command go on."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGCONT)
+    def signal(self, number: int) -> None:
+        """Send a signal to it and its workers, if they are there; SIGCONT ends a pause."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid or 0, number)
 
 
 def run(
@@ -166,19 +143,19 @@ def run(
 def n_moments(words: str, folder: Path) -> int:
     """Run a command, and return the number of its moments."""
     counted = folder.with_name(f"{folder.name}-moments")
-    ended = run(words, folder, Counting(counted))
+    ended = run(words, folder, partial(_count, counted))
     if ended.code:
         raise RuntimeError(ended.shown)
     return len(counted.read_bytes())
 
 
-def _command(
-    words: list[str],
-    folder: Path,
-    shown: Connection,
-    fault: Fault | None,
-    together: Barrier | None,
-) -> None:
+def _count(path: Path, folder: Path) -> None:
+    """Write a byte to a file at every moment."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+    at_each_moment(folder, lambda number, event: os.write(descriptor, b"."))
+
+
+def _command(words: list[str], folder: Path, shown: Connection, fault: Fault | None) -> None:
     """Run a command in this process, which was made for it."""
     from brats_seg.cli import main
 
@@ -195,8 +172,6 @@ def _command(
     logging.lastResort = None
     if fault is not None:
         fault(folder)
-    if together is not None:
-        together.wait()
     try:
         main()
     except Exception:  # noqa: BLE001 - as the interpreter does
@@ -244,18 +219,6 @@ def _is_inside(path: object, folder: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Counting:
-    """Nothing happens; a byte is written to a file for every moment."""
-
-    path: Path
-
-    def __call__(self, folder: Path) -> None:
-        """Count the moments."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
-        at_each_moment(folder, lambda number, event: os.write(descriptor, b"."))
-
-
-@dataclass(frozen=True, slots=True)
 class At:
     """Something happens to the command at one moment."""
 
@@ -264,13 +227,7 @@ class At:
     """Called with the folder of the command."""
 
     def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
-
-        def act(number: int, event: str) -> None:
-            if number == self.n:
-                self.happen(folder)
-
-        at_each_moment(folder, act)
+        at_each_moment(folder, lambda n, event: self.happen(folder) if n == self.n else None)
 
 
 def kill_all(folder: Path) -> None:
@@ -301,7 +258,6 @@ class KilledWriting:
     n: int
 
     def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         At(self.n, limit_files)(folder)
 
@@ -313,7 +269,6 @@ class KilledAfter:
     seconds: float
 
     def __call__(self, folder: Path) -> None:
-        """Start the clock."""
         timer = threading.Timer(self.seconds, os.killpg, (0, signal.SIGKILL))
         timer.daemon = True
         timer.start()
@@ -328,8 +283,6 @@ class RefusedFrom:
     """Number of the error: a full disk refuses new files and `fsync`, any other every change."""
 
     def __call__(self, folder: Path) -> None:
-        """Wait for the moment."""
-
         def act(number: int, event: str) -> None:
             if number >= self.n and (self.error != errno.ENOSPC or event in _TAKES_SPACE):
                 raise OSError(self.error, os.strerror(self.error))
@@ -342,21 +295,17 @@ def away_from(path: Path) -> Path:
     return path.with_name(f"{path.name}-gone")
 
 
-@dataclass(frozen=True, slots=True)
-class NoNetwork:
-    """Every attempt to reach the network is refused, and shown."""
+def without_network(folder: Path) -> None:
+    """Refuse every attempt to reach the network, and show it."""
 
-    def __call__(self, folder: Path) -> None:
-        """Refuse from now on."""
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "socket.__new__" and arguments[1] == socket.AF_UNIX:
+            return  # processes of one machine
+        if event in _NETWORK:
+            os.write(1, f"{NETWORK_USED}: {event}\n".encode())
+            raise PermissionError(errno.EPERM, NETWORK_USED)
 
-        def audit(event: str, arguments: tuple[Any, ...]) -> None:
-            if event == "socket.__new__" and arguments[1] == socket.AF_UNIX:
-                return  # processes of one machine
-            if event in _NETWORK:
-                os.write(1, f"{NETWORK_USED}: {event}\n".encode())
-                raise PermissionError(errno.EPERM, NETWORK_USED)
-
-        sys.addaudithook(audit)
+    sys.addaudithook(audit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +315,6 @@ class LimitedMemory:
     n_bytes: int
 
     def __call__(self, folder: Path) -> None:
-        """Set the limit."""
         held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         limit = held + self.n_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

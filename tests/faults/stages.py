@@ -9,10 +9,11 @@ import io
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,21 +77,39 @@ _STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Stage before each, and the commands that lead from there."""
 
 
+class Undisturbed(NamedTuple):
+    """A command that nothing happened to."""
+
+    n_changes: int
+    seconds: float
+    results: Mapping[str, str | bytes]
+
+    def moment(self, share: float) -> int:
+        """Return the moment at a share of the changes."""
+        return 1 + int(share * self.n_changes)
+
+
 class Stages:
     """Folders that commands start from, each made when it is first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "stages"
+        self._undisturbed: dict[str, Undisturbed] = {}
 
     def start(self, stage: str, folder: Path) -> Path:
         """Make a folder that is at a stage, and return it."""
         shutil.copytree(self._at(stage), folder)
         return folder
 
-    def undisturbed(self, command: Command, folder: Path) -> tuple[int, dict[str, str | bytes]]:
-        """Run a command in a new folder, and return the number of its moments and its results."""
-        n_changes = n_moments(command.words, self.start(command.stage, folder))
-        return n_changes, results(folder)
+    def undisturbed(self, words: str, stage: str, folder: Path) -> Undisturbed:
+        """Run a command once in a new folder, and return what it did."""
+        if words not in self._undisturbed:
+            self.start(stage, folder)
+            started_s = time.monotonic()
+            n_changes = n_moments(words, folder)
+            seconds = time.monotonic() - started_s
+            self._undisturbed[words] = Undisturbed(n_changes, seconds, results(folder))
+        return self._undisturbed[words]
 
     def _at(self, stage: str) -> Path:
         path = self._folder / stage

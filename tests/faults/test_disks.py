@@ -49,25 +49,25 @@ def disk_campaign(
     name: str, disk: str, shares: tuple[float, ...], stages: Stages, place: Path, new: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    n_changes, expected = stages.undisturbed(command, place / "undisturbed")
+    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
     with new(PROMISE.format(disk)) as tries:
         for share in shares:
             folder = stages.start(command.stage, place / f"at{share}")
             given = results(folder)
-            fault: Fault = DISKS[disk](1 + int(share * n_changes))
+            fault: Fault = DISKS[disk](alone.moment(share))
             hit = run(command.words, folder, fault)
             kept = "" if name == CHANGED_BY_TUNE else lost(results(folder), given)
             # what is refused after the last result, such as the removal of a lock, changes nothing
-            done = results(folder) == expected
+            done = results(folder) == alone.results
             ended = run(command.words, folder)
-            found = differences(results(folder), expected)
+            other = differences(results(folder), alone.results)
             again = (0, 2) if done and name == REFUSES_TO_REPLACE else (0,)
             tries.note(
                 f"{name}, {fault}",
                 hit.expect(0, 1, 3) if done else hit.expect(1, 3),
                 kept,
                 ended.expect(*again),
-                found,
+                other,
             )
 
 
@@ -98,19 +98,20 @@ def test_a_folder_that_vanishes_ends_without_a_traceback(
     name: str, which: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    n_changes, expected = stages.undisturbed(command, place / "undisturbed")
+    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
     vanishing = OUTPUTS[name] if which == "output" else "scans"
     with campaign(GONE.format(which)) as tries:
         for share in (0.1, 0.5, 0.9):
             folder = stages.start(command.stage, place / f"at{share}")
-            fault = At(1 + int(share * n_changes), partial(unplug, vanishing))
+            fault = At(alone.moment(share), partial(unplug, vanishing))
             hit = run(command.words, folder, fault)
             away = away_from(folder / vanishing)
             if which == "input" and away.exists():
                 away.rename(folder / vanishing)
             shutil.rmtree(away, ignore_errors=True)
             ended = run(command.words, folder)
-            tries.note(f"{name}, {fault}", hit.expect(0, 1, 2, 3), *ending(ended, folder, expected))
+            problems = ending(ended, folder, alone.results)
+            tries.note(f"{name}, {fault}", hit.expect(0, 1, 2, 3), *problems)
 
 
 @contextmanager
@@ -147,7 +148,7 @@ def test_a_disk_that_is_truly_full_or_read_only(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    _, expected = stages.undisturbed(command, place / "undisturbed")
+    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
     for options in SMALL_DISKS[name]:
         folder = stages.start(command.stage, place / options)
         with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL) as tries:
@@ -155,4 +156,5 @@ def test_a_disk_that_is_truly_full_or_read_only(
             hit = run(command.words, folder)
             remount("rw,size=16m")
             ended = run(command.words, folder)
-            tries.note(f"{name}, {options}", hit.expect(1, 3), *ending(ended, folder, expected))
+            problems = ending(ended, folder, alone.results)
+            tries.note(f"{name}, {options}", hit.expect(1, 3), *problems)

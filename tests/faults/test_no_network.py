@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.programs import NETWORK_USED, NoNetwork, run
+from tests.faults.programs import NETWORK_USED, run, without_network
 from tests.faults.stages import COMMANDS, Stages
 
 PROMISE = "no command uses the network"
@@ -19,7 +19,7 @@ def test_no_command_opens_a_socket(
     command = COMMANDS[name]
     folder = stages.start(command.stage, place / "here")
     with campaign(PROMISE) as tries:
-        ended = run(command.words, folder, NoNetwork())
+        ended = run(command.words, folder, without_network)
         tries.note(name, ended.expect(0), NETWORK_USED if NETWORK_USED in ended.shown else "")
 
 
@@ -29,6 +29,6 @@ def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -
     folder = stages.start("trained", place / "here")
 
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
-    ended = run(words, folder, NoNetwork())
+    ended = run(words, folder, without_network)
 
     assert NETWORK_USED in ended.shown

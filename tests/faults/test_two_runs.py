@@ -3,12 +3,13 @@
 The first is stopped at a moment of its work while the second starts; then both go on.
 """
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.programs import At, Running, n_moments, pause, run
+from tests.faults.programs import At, Running, pause
 from tests.faults.stages import COMMANDS, TRAIN, Stages, differences, results
 
 PROMISE = "two runs on one folder: one waits or is refused, results as of one"
@@ -35,7 +36,7 @@ def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) 
     stopped = first.wait_until_paused()
     second = Running(second_words, folder)
     second.wait_until_ended(ALONE_S)
-    first.go_on()
+    first.signal(signal.SIGCONT)
     ends = first.wait(), second.wait()
     refused = [ended for ended in ends if ended.code == 2]
     return (
@@ -52,12 +53,12 @@ def test_the_results_are_those_of_one(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    n_changes, expected = stages.undisturbed(command, place / "alone")
+    alone = stages.undisturbed(command.words, command.stage, place / "alone")
     with campaign(PROMISE) as tries:
         for share in SHARES:
             folder = stages.start(command.stage, place / f"at{share}")
-            problems = two_at_once(command.words, command.words, folder, 1 + int(share * n_changes))
-            tries.note(f"{name} at {share}", *problems, differences(results(folder), expected))
+            problems = two_at_once(command.words, command.words, folder, alone.moment(share))
+            tries.note(f"{name} at {share}", *problems, differences(results(folder), alone.results))
 
 
 @pytest.mark.slow
@@ -66,17 +67,17 @@ def test_other_settings_do_not_mix(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     first, second, stage = PAIRS[name]
-    alone = stages.start(stage, place / "alone")
-    n_changes = n_moments(first, alone)
-    other = stages.start(stage, place / "other")
-    assert run(second, other).code == 0
-    either = results(alone), results(other)
+    alone, other = (
+        stages.undisturbed(words, stage, place / f"alone{n}")
+        for n, words in enumerate((first, second))
+    )
     with campaign(OTHERS) as tries:
         for share in SHARES:
             folder = stages.start(stage, place / f"at{share}")
-            problems = two_at_once(first, second, folder, 1 + int(share * n_changes))
-            found = results(folder)
-            mixed = "" if found in either else differences(found, either[0])
+            problems = two_at_once(first, second, folder, alone.moment(share))
+            files = results(folder)
+            is_either = files in (alone.results, other.results)
+            mixed = "" if is_either else differences(files, alone.results)
             tries.note(f"{name} at {share}", *problems, mixed)
 
 
