@@ -32,7 +32,7 @@ def test_features_of_a_folder_and_of_a_bad_case(run: Run, brats_root: Path, tmp_
     for text in (
         "5 cases with 320 features; label maps: 4 reference, 1 predicted",
         "has no split.csv: whether it was trained on a case is unknown",
-        "note: 1 label maps by networks without a record of the patients",
+        "note: 1 label map by networks without a record of the patients",
         "FAILED  case BraTS2021_00003",
         "Research use only.",
     ):

@@ -245,14 +245,14 @@ def _print_features(rows: "Sequence[Row]", n_features: int) -> None:
     n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
     label_maps = f"label maps: {n_reference} reference, {len(rows) - n_reference} predicted"
     print(f"{counted(len(rows), 'case')} with {n_features} features; {label_maps}")
-    for what, column in (("label maps", LABELS_SEEN), ("latent vectors", LATENT_SEEN)):
+    for what, column in (("label map", LABELS_SEEN), ("latent vector", LATENT_SEEN)):
         for answer, by in (
             ("yes", "by networks that were trained on the patient"),
             ("unknown", "by networks without a record of the patients they were trained on"),
         ):
             n_such = sum(row.get(column) == answer for row in rows)
             if n_such:
-                print(f"note: {n_such} {what} {by}")
+                print(f"note: {counted(n_such, what)} {by}")
 
 
 def survival(

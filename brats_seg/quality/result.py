@@ -53,7 +53,7 @@ LIMITS: tuple[tuple[str, float, str], ...] = (
     (
         "surface",
         5,
-        "the whole tumour is scattered: its surface is {surface:.0f} times that of a ball of its "
+        "the whole tumour is scattered: its surface is {surface:.1f} times that of a ball of its "
         "volume; expected at most {limit:.0f}",
     ),
     # outside the largest part: at most 0.01 in the references and 0.03 in the predictions; in those
