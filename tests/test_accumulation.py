@@ -8,14 +8,21 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import cache
+from threading import Barrier, get_ident
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
-from brats_seg.models.interface import TrainingOutput
+from brats_seg.models.build import build_model
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    TrainingOutput,
+    set_activation_checkpointing,
+)
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
@@ -764,3 +771,65 @@ def test_classes_as_targets_can_be_run_twice() -> None:
 
     expected, _ = whole_gradient(network, weighted, batch)
     assert relative_error(found, expected) <= 1e-12
+
+
+def test_micro_batches_in_threads_change_no_bit() -> None:
+    """Two are in the network at the same time, after the first batch; measurements keep their order."""
+    networks = [unet_for_threads() for _ in range(2)]
+    accumulators = [
+        Accumulator(network, DiceBce(), torch.optim.SGD(network.parameters(), lr=0.1), n_at_once=n)
+        for n, network in enumerate(networks, 1)
+    ]
+    meeting = Barrier(2)
+
+    def meet(*_: object) -> None:
+        meeting.wait(timeout=60)
+
+    for step in range(3):
+        batch = cut(unet_patches(seed=step), (1, 1, 1, 1))
+        alone, together = (one.step(batch, count_voxels) for one in accumulators)
+
+        assert (alone.loss, alone.gradient_norm) == (together.loss, together.gradient_norm)
+        assert torch.equal(alone.measured, together.measured)
+        assert all(map(torch.equal, *(list(network.parameters()) for network in networks)))
+        if step == 0:
+            # a lone thread would wait in vain
+            networks[1].register_forward_pre_hook(meet)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_an_error_in_a_thread_leaves_everything_as_it_was(checkpointing: bool) -> None:
+    """With activation checkpointing, which memory that ran out calls for, there is one at a time."""
+    network = unet_for_threads()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    accumulator = Accumulator(network, DiceBce(), optimizer, n_at_once=2)
+    accumulator.step(cut(unet_patches(), (2, 2)))
+    before, calls = deepcopy(network.state_dict()), []
+    if checkpointing:
+        set_activation_checkpointing(network, ActivationCheckpointing.ALL)
+
+    def fail(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        calls.append(get_ident())
+        if torch.equal(inputs[0], marked.image):
+            raise torch.OutOfMemoryError("no memory")
+
+    parts = cut(unet_patches(seed=1), (1, 1, 2))
+    marked = parts[1]
+    network.register_forward_pre_hook(fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        accumulator.step(parts)
+
+    assert (get_ident() in calls) == checkpointing
+    assert all(torch.equal(network.state_dict()[name], before[name]) for name in before)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def unet_for_threads() -> nn.Module:
+    torch.manual_seed(3)
+    return build_model(ModelConfig(widths=(4, 8)), (8, 8, 8))
+
+
+def unet_patches(seed: int = 0) -> MicroBatch:
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(4, 4, 8, 8, 8, generator=generator)
+    return MicroBatch(image, (image[:, :3] > 0.5).float())

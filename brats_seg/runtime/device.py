@@ -142,6 +142,12 @@ def choose_device(name: str, precision: str) -> Device:
     return Device(torch_device=device, autocast_dtype=_DTYPES[precision])
 
 
+def has_own_thread(device: torch.device, patch: Sequence[int]) -> bool:
+    """Return whether one CPU thread computes a patch of that size, see `threads_for`."""
+    is_chosen = any(map(chosen_by_user, NUMBERS)) or torch.get_num_threads() != available_cpus()
+    return device.type == "cpu" and not is_chosen and prod(patch) <= SMALL_PATCH
+
+
 @contextmanager
 def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
     """Compute small patches with one CPU thread, unless the number of threads was set by the user.
@@ -154,8 +160,7 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
         patch: Voxels along X, Y and Z.
     """
     before = torch.get_num_threads()
-    is_chosen = any(map(chosen_by_user, NUMBERS)) or before != available_cpus()
-    if device.type != "cpu" or is_chosen or prod(patch) > SMALL_PATCH:
+    if not has_own_thread(device, patch):
         yield
         return
     torch.set_num_threads(1)

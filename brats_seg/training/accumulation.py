@@ -74,6 +74,7 @@ class Accumulator:
         device: Device | None = None,
         clip_norm: float | None = None,
         ranks: Ranks | None = None,
+        n_at_once: int = 1,
     ) -> None:
         """Set up the step.
 
@@ -84,6 +85,9 @@ class Accumulator:
             device: Device and precision; by default those of the network, in float32.
             clip_norm: Largest norm of the gradient of an effective batch.
             ranks: The processes that share each batch.
+            n_at_once: Micro-batches that are computed at the same time, each in a thread, where the loss
+                is a mean over patches. The update is the same, for a network and a loss that change
+                nothing when they compute and draw no random numbers.
         """
         self.network = network
         self.criterion = criterion
@@ -99,6 +103,7 @@ class Accumulator:
             ranks=self.ranks,
             leaves=self._leaves,
             independence=PatchIndependence(network),
+            n_at_once=n_at_once,
         )
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler

@@ -9,14 +9,21 @@ N patches, C channels, R regions, X Y Z voxels.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.interface import output_from, structure_of, tensors_of
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    output_from,
+    structure_of,
+    tensors_of,
+)
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.training.independence import PassState, PatchIndependence, check_replay
@@ -177,6 +184,8 @@ class BatchGradient:
     """The tensors that the gradient belongs to."""
     independence: PatchIndependence
     """Probes the network whether a batch may be cut."""
+    n_at_once: int = 1
+    """Micro-batches that a mean over patches computes at the same time, each in a thread."""
 
     def make(
         self, micro_batches: Iterable[MicroBatch], measure: Measure, scale: Scale
@@ -194,19 +203,60 @@ class BatchGradient:
     def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         def work() -> tuple[float, int]:
             total, n_patches = torch.zeros((), device=self.device.torch_device), 0
-            for index, micro_batch in enumerate(micro_batches):
-                losses = self._forward(self._on_device(index, micro_batch), self.criterion, note)
-                _check_per_patch(losses, len(micro_batch.image))
-                self.leaves.check(losses)
-                loss = losses.sum()
-                scale(loss).backward()
-                total, n_patches = total + loss.detach(), n_patches + len(micro_batch.image)
+            for loss, n_more in self._differentiated(micro_batches, note, scale):
+                total, n_patches = total + loss, n_patches + n_more
             return float(total), n_patches
 
         total, n_patches = self._together(work)
         n_patches = self._sum_patches(n_patches)
         self.leaves.divide_gradients(n_patches)
         return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
+
+    def _differentiated(
+        self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale
+    ) -> Iterator[tuple[Tensor, int]]:
+        """Add the gradient of each micro-batch to the leaves; yield its loss and number of patches."""
+        batches = (self._on_device(index, batch) for index, batch in enumerate(micro_batches))
+        # the first batch is checked while it is computed; a mode that saves memory needs it all
+        mode = getattr(self.network, "checkpointing", ActivationCheckpointing.NONE)
+        is_first = not self.independence.has_probed
+        if self.n_at_once > 1 and not is_first and mode is ActivationCheckpointing.NONE:
+            yield from self._in_threads(batches, note, scale)
+            return
+        for batch in batches:
+            losses = self._losses(batch, note)
+            self.leaves.check(losses)
+            loss = losses.sum()
+            scale(loss).backward()
+            yield loss.detach(), len(batch.image)
+
+    def _in_threads(
+        self, batches: Iterable[MicroBatch], note: Note, scale: Scale
+    ) -> Iterator[tuple[Tensor, int]]:
+        """Do so in threads; gradients are added in the order of the batches, with the same result."""
+        leaves = self.leaves.all
+
+        def differentiate(batch: MicroBatch) -> tuple[Any, ...]:
+            noted: list[Any] = []
+            loss = self._losses(batch, lambda *pair: noted.extend(pair)).sum()
+            gradients = torch.autograd.grad(scale(loss), leaves, allow_unused=True)
+            return loss.detach(), len(batch.image), noted, gradients
+
+        with ThreadPoolExecutor(
+            self.n_at_once, initializer=partial(torch.set_num_threads, 1)
+        ) as pool:
+            for loss, n_patches, noted, gradients in pool.map(differentiate, batches):
+                with torch.no_grad():
+                    note(*noted)
+                for leaf, gradient in zip(leaves, gradients, strict=True):
+                    if gradient is not None:
+                        leaf.grad = gradient if leaf.grad is None else leaf.grad.add_(gradient)
+                yield loss, n_patches
+
+    def _losses(self, batch: MicroBatch, note: Note) -> Tensor:
+        losses = self._forward(batch, self.criterion, note)
+        _check_per_patch(losses, len(batch.image))
+        return losses
 
     def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device

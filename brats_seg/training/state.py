@@ -18,10 +18,12 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from brats_seg.config import Config, Size
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import BratsError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
-from brats_seg.runtime.device import Device
+from brats_seg.models.unet import NotebookUNet, UNet
+from brats_seg.runtime.device import Device, has_own_thread
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training.accumulation import (
@@ -32,7 +34,7 @@ from brats_seg.training.accumulation import (
     resume_mode,
     step_fallback,
 )
-from brats_seg.training.losses import RunningSums, parameters_of
+from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
@@ -237,6 +239,9 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         criterion.to(device.torch_device)
     parameters = [*network.parameters(), *parameters_of(criterion)]
     optimizer = build_optimizer(parameters, config.optimizer)
+    # these change nothing when they compute, and draw no random numbers
+    is_plain = type(network) in (UNet, NotebookUNet) and type(criterion) is DiceBce
+    has_thread = ranks.n_ranks == 1 and has_own_thread(device.torch_device, plan.patch)
     accumulator = Accumulator(
         network,
         criterion,
@@ -244,6 +249,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         device=device,
         clip_norm=config.optimizer.clip_norm,
         ranks=ranks,
+        n_at_once=available_cpus() if is_plain and has_thread else 1,
     )
     ema = None
     if (decay := config.optimizer.ema) is not None:
