@@ -56,7 +56,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "folds": {"n_folds": 3},
         "patch": {"size": [40, 40, 40], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48]},
-        "training": {"n_epochs": 14},
+        "training": {"n_epochs": 16},
         "validation": {"every": 2},
     },
     # two to eight CPU cores, hours

@@ -68,7 +68,7 @@ FLOW = (
     ),
     Step(line="phantom few --number 1", files=("few/BraTS2021_00000",), fact="1 phantom case"),
     Step(line="index few -o few.csv", fact="1 case"),
-    Step(line="settings training --preset demo --seed 7", fact=r"training\.n_epochs +14 "),
+    Step(line="settings training --preset demo --seed 7", fact=r"training\.n_epochs +16 "),
     Step(line=f"plan {TINY} --device 600MiB", fact="largest patch.*for a GPU of 600MiB"),
     Step(
         line=f"train --data data --prepared ready {TINY} --session-hours 0",
