@@ -106,7 +106,8 @@ class Leaves:
     ) -> None:
         self._modules = [m for m in (network, criterion) if isinstance(m, nn.Module)]
         self._optimizer = optimizer
-        self._is_checked = False
+        self.is_checked = False
+        """Whether a loss has passed `check`."""
 
     @property
     def updated(self) -> list[Tensor]:
@@ -145,7 +146,7 @@ class Leaves:
         if not loss.requires_grad:
             msg = "the loss depends neither on the output of the network nor on any other parameter"
             raise ConfigError(msg)
-        if self._is_checked:
+        if self.is_checked:
             return
         held = {*self.all, *inputs}
         unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
@@ -155,7 +156,7 @@ class Leaves:
                 "and neither network, loss nor optimizer hold it. Make it a parameter, or detach it."
             )
             raise ConfigError(msg)
-        self._is_checked = True
+        self.is_checked = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,11 +218,12 @@ class BatchGradient:
     ) -> Iterator[tuple[Tensor, int]]:
         """Add the gradient of each micro-batch to the leaves; yield its loss and number of patches."""
         batches = (self._on_device(index, batch) for index, batch in enumerate(micro_batches))
-        # the first batch is checked while it is computed; a mode that saves memory needs it all
+        # activation checkpointing was set because memory ran out; the first loss is checked below
         mode = getattr(self.network, "checkpointing", ActivationCheckpointing.NONE)
-        is_first = not self.independence.has_probed
-        if self.n_at_once > 1 and not is_first and mode is ActivationCheckpointing.NONE:
-            yield from self._in_threads(batches, note, scale)
+        is_simple = self.leaves.is_checked and mode is ActivationCheckpointing.NONE
+        if self.n_at_once > 1 and is_simple:
+            # a list, because no probe of the network may run beside a thread
+            yield from self._in_threads(list(batches), note, scale)
             return
         for batch in batches:
             losses = self._losses(batch, note)
@@ -233,7 +235,7 @@ class BatchGradient:
     def _in_threads(
         self, batches: Iterable[MicroBatch], note: Note, scale: Scale
     ) -> Iterator[tuple[Tensor, int]]:
-        """Do so in threads; gradients are added in the order of the batches, with the same result."""
+        """As `_differentiated`, several at once; their gradients are added in order, so no bit differs."""
         leaves = self.leaves.all
 
         def differentiate(batch: MicroBatch) -> tuple[Any, ...]:

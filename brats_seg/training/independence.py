@@ -116,11 +116,6 @@ class PatchIndependence:
         self._network = network
         self._probed: set[tuple[bool, ...]] = set()
 
-    @property
-    def has_probed(self) -> bool:
-        """Whether the network was probed."""
-        return bool(self._probed)
-
     def check(self, image: Tensor, device: Device) -> None:
         """Raise `ConfigError` unless the output for a patch is the same however its batch is cut.
 
