@@ -14,7 +14,7 @@ from scipy.ndimage import binary_erosion
 
 from brats_seg.inference.decode import measure
 from brats_seg.labels import BRATS2017, LabelMap, regions_of
-from brats_seg.quality.result import Prediction, implausibilities
+from brats_seg.quality.result import JudgedPrediction, implausibilities
 from brats_seg.voxels.box import brain_mask
 from brats_seg.wings import PredictedDice
 from tests.builders import Run, write_case
@@ -39,11 +39,11 @@ TUMOUR = np.select(
 
 def prediction_of(
     labels: npt.NDArray[np.generic], *, brain: Mask = BRAIN, sure: float = 0.99, mm: float = 1.0
-) -> Prediction:
+) -> JudgedPrediction:
     """Return a prediction whose network gave each voxel of a region one probability."""
     label_map: LabelMap = labels.astype(np.uint8)
     regions = regions_of(label_map, BRATS2017)
-    return Prediction(
+    return JudgedPrediction(
         regions=regions,
         probabilities=np.where(regions, sure, 1 - sure).astype(np.float32),
         brain=brain,

@@ -90,7 +90,7 @@ _LEAST_ML = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Prediction:
+class JudgedPrediction:
     """The prediction of a case, and what is needed to judge it; all of one grid."""
 
     regions: RegionMasks
@@ -139,7 +139,7 @@ def judge_result(
     if is_whole and notes and t1n.any() and t1c.any():
         uptake = scan.on_scan_spacing((t1c - t1n)[None])[0]
     brain = (scan.image != 0).any(axis=0)[None].astype(np.float32)
-    prediction = Prediction(
+    prediction = JudgedPrediction(
         regions=regions,
         probabilities=probabilities,
         brain=scan.on_scan_spacing(brain)[0] > 0.5,
@@ -152,7 +152,7 @@ def judge_result(
     return Judgement(warnings=tuple(implausibilities(prediction)), predicted_dice=expected)
 
 
-def implausibilities(prediction: Prediction) -> Iterator[str]:
+def implausibilities(prediction: JudgedPrediction) -> Iterator[str]:
     """Yield a sentence for everything that makes a prediction hard to believe."""
     voxel_ml = prod(prediction.spacing_mm) / MM3_PER_ML
     brain_ml = int(np.count_nonzero(prediction.brain)) * voxel_ml
@@ -180,7 +180,7 @@ def implausibilities(prediction: Prediction) -> Iterator[str]:
     yield from _doubtful_dice(prediction)
 
 
-def _shape(prediction: Prediction) -> dict[str, float]:
+def _shape(prediction: JudgedPrediction) -> dict[str, float]:
     """Return the measures of the shape and the position of the whole tumour."""
     wt, volume = prediction.regions[0], prediction.volumes[0]
     of_ball = (36 * pi) ** (1 / 3) * (volume.ml * MM3_PER_ML) ** (2 / 3)
@@ -194,7 +194,7 @@ def _shape(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def _not_enhancing(prediction: Prediction) -> Iterator[str]:
+def _not_enhancing(prediction: JudgedPrediction) -> Iterator[str]:
     et = prediction.regions[2]
     box = bounding_box(et)
     if prediction.uptake is None or box is None:
@@ -213,7 +213,7 @@ def _not_enhancing(prediction: Prediction) -> Iterator[str]:
         )
 
 
-def _doubtful_dice(prediction: Prediction) -> Iterator[str]:
+def _doubtful_dice(prediction: JudgedPrediction) -> Iterator[str]:
     if prediction.predicted_dice and prediction.is_unusual:
         yield (
             "the predicted Dice was fitted on scans without such remarks, and may be too high for "

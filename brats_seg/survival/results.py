@@ -127,7 +127,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
+class SurvivalSummary:
     """Scores of the predictions as a whole."""
 
     figures: tuple[FamilyFigures, ...]
@@ -141,7 +141,7 @@ class SurvivalStudy:
 
     study: Study
     predictions: Predictions
-    summary: Summary
+    summary: SurvivalSummary
     missing: tuple[str, ...]
     """Cases to submit that have no features."""
 
@@ -264,7 +264,7 @@ def estimates(
     )
 
 
-def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
+def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalSummary:
     """Score every family on held-out cases, and test the selected models.
 
     Figures in days are over deaths only. With a Cox model, censored patients count as well in the
@@ -294,7 +294,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
         figures.append(one)
     selected, baseline = (times[name].to_numpy()[died] for name in (SELECTED, BASELINE.name))
     rank = next(one for one in figures[0].estimates if one.name == "spearman")
-    return Summary(
+    return SurvivalSummary(
         figures=tuple(figures),
         verdict=judge(reported[died], selected, baseline, rank, rng),
         remarks=tuple(_remarks(study, with_cox=with_cox)),
@@ -352,7 +352,7 @@ def write_submission(
 
 
 def write_summary(
-    summary: Summary, study: Study, predictions: Predictions, plan: Plan, path: Path
+    summary: SurvivalSummary, study: Study, predictions: Predictions, plan: Plan, path: Path
 ) -> None:
     """Write figures, verdict and settings as JSON."""
     outcomes, verdict = study.outcomes, summary.verdict
