@@ -16,7 +16,7 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.conventions import check_values, resolve
+from brats_seg.cases.conventions import check_values, release_at, resolve
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import (
     Geometry,
@@ -444,12 +444,8 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
     label, volumes, judgement = opened.label, tuple(opened.volumes.values()), opened.judgement
     geometry = volumes[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
-    resolution = resolve(
-        release=case.release,
-        shape=geometry.shape,
-        values=values,
-        declared=labels or case.convention,
-    )
+    release, declared = release_at(case.release, geometry.shape), labels or case.convention
+    convention, _ = resolve(release, values, declared=declared)
     remarks = [*case.remarks, *judgement.warnings]
     if label:
         shown = ShownLabels(
@@ -461,17 +457,17 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((problems, warnings),) = judge_labels([shown], resolution.convention, is_named=is_named)
+        ((problems, warnings),) = judge_labels([shown], convention, is_named=is_named)
         for problem in problems:
             raise problem
         remarks += warnings
     return LoadedCase(
         # an index has noted some of the remarks already
-        case=replace(case, release=resolution.release, remarks=tuple(dict.fromkeys(remarks))),
+        case=replace(case, release=release, remarks=tuple(dict.fromkeys(remarks))),
         volumes=tuple(map(oriented, volumes)),
         label=label and oriented(label),
         geometry=geometry,
-        convention=resolution.convention if label else None,
+        convention=convention if label else None,
     )
 
 

@@ -241,17 +241,15 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
     values = sorted({value for case in labelled for value in case.label_values})
     declared = next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    resolution = resolve(
-        release=group[0].release, shape=None, values=values, declared=labels or declared
-    )
-    convention, guess = resolution.convention, list[str]()
-    if resolution.is_ambiguous:
+    convention, is_ambiguous = resolve(group[0].release, values, declared=labels or declared)
+    guess = list[str]()
+    if is_ambiguous:
         guess = [
             f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
             "names do not confirm it: if that is wrong, name the convention with --labels"
         ]
     n_of_one = sum(1 in case.label_values for case in labelled)
-    are_masks = resolution.is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
+    are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
     judged = judge_labels(map(_shown, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
