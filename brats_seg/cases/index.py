@@ -26,7 +26,6 @@ from brats_seg.cases.case import (
     ScanFile,
     judge_labels,
     open_files,
-    read_case_files,
 )
 from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
@@ -93,7 +92,7 @@ def index_cases(
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    opened = open_files(case, read_case_files(case))
+    opened = open_files(case)
     label, judgement, judge = opened.label, opened.judgement, judges("near_copies")
     first = opened.volumes.get(next(iter(case.modalities), ""))
     facts = replace(
