@@ -30,11 +30,7 @@ from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import (
-    joined_scores,
-    write_scores,
-    write_summary,
-)
+from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
 from brats_seg.inference.batch import (
     BatchOutcome,

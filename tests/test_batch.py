@@ -41,14 +41,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
-from tests.inference_builders import (
-    CASES,
-    CPU,
-    PLAIN_SETTINGS,
-    make_model,
-    predict_into,
-    write_run,
-)
+from tests.inference_builders import CASES, CPU, PLAIN_SETTINGS, make_model, predict_into, write_run
 
 PREDICTOR = Predictor(model=make_model(settings=PLAIN_SETTINGS))
 

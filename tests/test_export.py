@@ -23,8 +23,8 @@ from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
 from brats_seg.files import alone_at
 from brats_seg.inference.export import CrossValidationScores, export_model, read_facts
-from brats_seg.inference.model import load_model, read_trained
-from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.inference.model import load_model
+from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from tests.builders import limited_files
