@@ -172,10 +172,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
         )
     results = OutOfFoldResults(
-        tuning=tuning,
-        batch=batch,
-        evaluation=evaluation,
-        fingerprint=exported.fingerprint,
+        tuning=tuning, batch=batch, evaluation=evaluation, fingerprint=exported.fingerprint
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 
