@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import LossConfig
-from brats_seg.config_text import load_config
+from brats_seg.config import LossConfig, load_config
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.progress import untracked

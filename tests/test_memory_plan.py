@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import (

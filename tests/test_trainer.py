@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import read_split
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.inference.model import load_model

@@ -25,8 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, Section, Size
-from brats_seg.config_text import explained
+from brats_seg.config import Config, Section, Size, explained
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.subset_scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from brats_seg.config import Config, TrackingConfig
-from brats_seg.config_text import flat_settings
+from brats_seg.config import Config, TrackingConfig, flat_settings
 from brats_seg.errors import EnvironmentalError
 from brats_seg.figures import history as figures
 from brats_seg.files import whole_file, write_json

@@ -20,8 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brats_seg.config import Config, Size
-from brats_seg.config_text import load_config, read_yaml
+from brats_seg.config import Config, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES

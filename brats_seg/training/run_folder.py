@@ -20,8 +20,7 @@ from pydantic import JsonValue
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
-from brats_seg.config import Config
-from brats_seg.config_text import differing_settings
+from brats_seg.config import Config, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
