@@ -3,14 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.layouts import (
-    NamedFile,
-    grade_of,
-    is_label_folder,
-    modality_named,
-    parse_case_id,
-    parse_file_name,
-)
+from brats_seg.cases import layouts
 
 
 @pytest.mark.parametrize(
@@ -37,7 +30,7 @@ from brats_seg.cases.layouts import (
 )
 def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     for case, rest in (name.split("|") for name in names.split(", ")):
-        found = parse_file_name(case + rest)
+        found = layouts.parse_file_name(case + rest)
         assert found is not None
         assert (found.case, found.kind, found.variant) == (case, kind, "")
 
@@ -57,7 +50,7 @@ def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     ],
 )
 def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, variant: str) -> None:
-    assert parse_file_name(f"{name}.nii.gz") == NamedFile(
+    assert layouts.parse_file_name(f"{name}.nii.gz") == layouts.NamedFile(
         stem=name, case="sub-01", kind=kind, variant=variant
     )
 
@@ -65,12 +58,12 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
 def test_folders_of_label_maps_are_known_by_their_names() -> None:
     names = ("images_segm", "automated_segm", "labels", "Masks", "tumor segmentations")
     others = ("labels_1_2_3", "predictions", "images_structural")
-    assert list(filter(is_label_folder, names + others)) == list(names)
+    assert list(filter(layouts.is_label_folder, names + others)) == list(names)
 
 
 @pytest.mark.parametrize("word", ["bet", "BET", "brain", "bias"])
 def test_what_a_program_appends_is_told_apart(word: str) -> None:
-    assert parse_file_name(f"scan_t1c_{word}.nii.gz") == NamedFile(
+    assert layouts.parse_file_name(f"scan_t1c_{word}.nii.gz") == layouts.NamedFile(
         stem=f"scan_t1c_{word}", case="scan", kind="t1c", variant=word
     )
 
@@ -86,12 +79,12 @@ def test_what_a_program_appends_is_told_apart(word: str) -> None:
 )
 def test_a_name_without_a_modality_at_its_end_has_none(stems: str) -> None:
     for stem in stems.split():
-        assert parse_file_name(f"{stem}.nii.gz") == NamedFile(stem=stem)
+        assert layouts.parse_file_name(f"{stem}.nii.gz") == layouts.NamedFile(stem=stem)
 
 
 def test_other_files_are_no_scans() -> None:
     names = ("name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2")
-    assert list(map(parse_file_name, names)) == [None] * len(names)
+    assert list(map(layouts.parse_file_name, names)) == [None] * len(names)
 
 
 @pytest.mark.parametrize(
@@ -127,18 +120,27 @@ def test_other_files_are_no_scans() -> None:
     ],
 )
 def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id: str) -> None:
-    assert parse_case_id(case_id) == (release, patient_id)
+    assert layouts.parse_case_id(case_id) == (release, patient_id)
 
 
 def test_words_of_a_description_are_modalities() -> None:
     words = ("FLAIR", "T1w", "t1gd", "T2w", "T1 post", "T2-FLAIR", "seg", "CT")
-    assert [*map(modality_named, words)] == ["t2f", "t1n", "t1c", "t2w", "t1c", "t2f", None, None]
+    assert [*map(layouts.modality_named, words)] == [
+        "t2f",
+        "t1n",
+        "t1c",
+        "t2w",
+        "t1c",
+        "t2f",
+        None,
+        None,
+    ]
 
 
 def test_the_grade_is_a_folder_above() -> None:
-    assert grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
-    assert grade_of(["a", "lgg"]) == "LGG"
-    assert grade_of(["LGG-study", "case"]) == ""
+    assert layouts.grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
+    assert layouts.grade_of(["a", "lgg"]) == "LGG"
+    assert layouts.grade_of(["LGG-study", "case"]) == ""
 
 
 @pytest.mark.real
@@ -149,7 +151,7 @@ def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
             [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
         ]
 
-    patients = [{parse_case_id(case_id)[1] for case_id in row} for row in rows]
+    patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
 
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

@@ -15,12 +15,7 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
-from brats_seg.errors import (
-    CaseError,
-    EnvironmentalError,
-    LabelError,
-    UsageError,
-)
+from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
 from brats_seg.progress import Item
 from tests.builders import limited_files
 
