@@ -49,7 +49,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_volumes_come_in_the_order_of_the_modalities(tmp_path: Path) -> None:
     loaded = load_case(written(tmp_path))
-
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     np.testing.assert_array_equal(loaded.label.array, builders.make_label_map())
@@ -89,9 +88,7 @@ def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
 
 def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
     builders.write_decathlon_case(tmp_path)
-
     loaded = load_case(find_cases(tmp_path).cases[0])
-
     assert reads["BRATS_001.nii.gz"] == 2  # the volumes, and the label map of the same name
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
@@ -122,7 +119,6 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path, values: tuple[i
 
 def test_bad_cases_are_refused(tmp_path: Path) -> None:
     break_in_ten_ways(tmp_path)
-
     for case in (cases := find_cases(tmp_path).cases):
         with pytest.raises(CaseError, match=BAD_CASES[case.case_id]):
             load_case(case)
@@ -132,7 +128,6 @@ def test_bad_cases_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     case = written(tmp_path)
     case.path_of(case.images[2]).unlink()
-
     with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found a file that cannot be read"):
         load_case(case)
     with pytest.raises(CaseError, match=r"no t2w; two label maps$"):
@@ -211,7 +206,6 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
 def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
     builders.write_nifti(tmp_path / "BraTS-MEN-RT-0002-1_t1c.nii", builders.make_volumes()[1])
     (case,) = find_cases(tmp_path).cases
-
     assert case.release == "brats2024-men-rt"
     with pytest.raises(CaseError, match=r"one modality and another target.*not supported"):
         load_case(case, modalities=("t1c",))
@@ -219,7 +213,6 @@ def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
 
 def test_every_file_off_the_grid_is_named() -> None:
     grids = [("a", grid()), ("b", grid((1, 2, 3))), ("c", grid()), ("d", grid((4, 5, 6)))]
-
     with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
         check_one_grid("case_1", grids)
     check_one_grid("case_1", grids[:1])
@@ -232,7 +225,6 @@ def test_every_file_off_the_grid_is_named() -> None:
 def test_affines_may_differ_by_rounding_only(millimetres: float, is_same: bool) -> None:
     affine = builders.BRATS_AFFINE.copy()
     affine[1, 3] += millimetres
-
     assert have_one_grid(grid(), grid(affine=affine)) is is_same
     assert not have_one_grid(grid(), grid(affine=builders.BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])))
     # the releases code the label map otherwise than the scans

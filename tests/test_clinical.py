@@ -44,7 +44,6 @@ def read(root: Path, **tables: str) -> clinical.ClinicalTable:
 )
 def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
     table = read(tmp_path, survival_info=f"{header}\n{case_id},60.463,289,GTR\n")
-
     row = table.row(case_id)
     assert row == table.row(case_id.lower())
     assert (row.ids, row.age_years, row.grade) == ((case_id,), 60.463, "")
@@ -55,9 +54,7 @@ def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
 def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
     header = "BraTS19ID,Age,Survival,ResectionStatus"
     rows = f"A,{missing},{missing},{missing}\nB,63.07,ALIVE (361 days later),GTR"
-
     table = read(tmp_path, survival_data=f"{header}\n{rows}\n")
-
     row, survivor = table.row("A"), table.row("B")
     assert (row.age_years, row.survival_days, row.survival_censored) == (None, None, False)
     assert row.resection == ""
@@ -67,9 +64,7 @@ def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
 def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
     """The age stands under the id of 2019, the grade in the mapping."""
     survival = "BraTS19ID,Age,Survival,ResectionStatus\nBraTS19_TCIA02_606_1,45.4,NA,NA\n"
-
     table = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival)
-
     for case_id in MAPPING_2020.splitlines()[2].split(",")[1:]:
         row = table.row(case_id)
         assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
@@ -79,9 +74,7 @@ def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
 def test_patients_without_older_ids_stay_apart(tmp_path):
     """NA does not count as a common id."""
     mapping = "Grade,BraTS_2018_subject_ID,BraTS_2019_subject_ID\nHGG,NA,A\nLGG,NA,B\n"
-
     table = read(tmp_path, name_mapping=mapping)
-
     assert (table.row("A").grade, table.row("B").grade) == ("HGG", "LGG")
     assert table.row("NA") is table.row("BraTS2021_00000") is None
 
@@ -91,9 +84,7 @@ def test_mappings_of_two_years_are_joined(tmp_path):
     older = "Grade,BraTS_2017_subject_ID,BraTS_2019_subject_ID\nHGG,Brats17_AAA_1,BraTS19_AAA_1\n"
     newer = "Grade,BraTS_2019_subject_ID,BraTS_2020_subject_ID\nHGG,BraTS19_AAA_1,BraTS20_A\n"
     tables = {"name_mapping": older, "name_mapping_new": newer}
-
     table = read(tmp_path, **tables, survival_data="Brats17ID,Age\nBrats17_AAA_1,33\n")
-
     assert table.row("BraTS20_A").age_years == 33
 
 
@@ -161,9 +152,7 @@ def test_cases_get_grade_age_and_patient(tmp_path):
 def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
     folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
     cases = [make_case(path.name) for path in folders]
-
     filled = clinical.with_clinical(cases, clinical.read_clinical_tables(real_data))
-
     assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
     assert len(folders) == 9
 
@@ -199,9 +188,7 @@ def test_what_a_table_lacks_is_said(tmp_path, header, with_survival, message):
 def test_named_tables_count_before_those_of_the_folder(tmp_path):
     write(tmp_path / "data" / "survival_info.csv", "case_id,Age\nX,60\nY,70\n")
     named = write(tmp_path / "named.csv", "case_id,Age\nX,50\n")
-
     table = clinical.read_clinical_tables(tmp_path / "data", [named])
-
     assert (table.row("x").age_years, table.row("y").age_years) == (50, 70)
     assert clinical.read_clinical_files([named]).row("x").age_years == 50
     with pytest.raises(UsageError, match="has no column of ids"):

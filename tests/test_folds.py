@@ -57,9 +57,7 @@ def test_a_patient_with_a_case_left_out_does_not_leak():
 
 def test_a_written_table_is_read_back(tmp_path):
     path = tmp_path / "runs" / "folds.csv"
-
     folds.write_folds(TABLE, path)
-
     assert folds.read_folds(path) == TABLE
     assert path.read_text().splitlines()[:2] == ["case_id,patient_id,fold", "B,b,1"]
     assert [file.name for file in path.parent.iterdir()] == ["folds.csv"]
@@ -119,7 +117,6 @@ def test_a_file_that_is_no_fold_table_is_refused(tmp_path, content, match):
     path = tmp_path / "folds.csv"
     if content is not None:
         path.write_bytes(content)
-
     with pytest.raises(FoldError, match=match):
         folds.read_folds(path)
 
@@ -228,9 +225,7 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
 def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
     """Each fold gets one of every five neighbours in volume."""
     cases = [make_case(f"C{n:03d}", tumour_ml=float((n * 37) % 100)) for n in range(100)]
-
     fold = fold_of(folds.make_folds(cases, FoldConfig()))
-
     by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
     for start in range(0, 100, 5):
         neighbours = by_volume[start : start + 5]

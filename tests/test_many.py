@@ -112,7 +112,6 @@ def test_progress_is_shown() -> None:
 def test_failures_are_a_table(tmp_path: Path) -> None:
     path = tmp_path / "failures.csv"
     header = "case_id,error,message\n"
-
     write_failures([], path)
     assert path.read_text() == header
     write_failures([Failure(case_id="b", error="CaseError", message='found "a, b"')], path)
@@ -149,7 +148,6 @@ def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
     """Processes are not forked on macOS, nor by Python 3.14."""
     context = multiprocessing.get_context(method)
     monkeypatch.setattr("multiprocessing.context._default_context._actual_context", context)
-
     with worker_pool(1, when_killed="") as pool:
         assert pool.submit(abs, -1).result() == 1
 
@@ -161,7 +159,6 @@ def test_workers_leave_ctrl_c_to_the_parent_and_do_not_inherit_its_handlers() ->
             found = pool.submit(handlers, 0).result()
     finally:
         signal.signal(signal.SIGTERM, before)
-
     assert found == (signal.SIG_IGN, signal.SIG_DFL)
 
 

@@ -175,7 +175,6 @@ def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read(path), make_volumes()[0])
     whole = nifti.read_volume(path, case_id="case_1").geometry
     os.truncate(path, 352)
-
     assert nifti.read_geometry(path, case_id="case_1") == whole
 
 
@@ -191,7 +190,6 @@ def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
 def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "BraTS2021_00001_t1.nii.gz"
     path.write_bytes(content)
-
     for reader in (nifti.read_volume, nifti.read_label_map, nifti.read_geometry):
         with pytest.raises(CaseError, match=rf"^case c, file {path.name}: found {found}.*NIfTI"):
             reader(path, case_id="c")
@@ -237,7 +235,6 @@ MIDDLE = len(PACKED) // 2
 def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "scan.nii.gz"
     path.write_bytes(content)
-
     for reader in (nifti.read_volume, nifti.read_label_map):
         with pytest.raises(CaseError, match=f"case c, file scan.nii.gz: found .*{found}"):
             reader(path, case_id="c")
@@ -288,7 +285,6 @@ def test_what_is_no_file_is_refused_without_opening_it(
     monkeypatch.chdir(tmp_path)
     path = Path("scan.nii.gz")
     make(path)
-
     for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=rf"scan\.nii\.gz: found .* \({found}"):
             reader(path, case_id="c")
@@ -426,7 +422,6 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
     array = make_label_map().astype(dtype)
     array[1, 2, 3] = value
     path = write_nifti(tmp_path / "c_seg.nii.gz", array)
-
     with pytest.raises(CaseError, match=rf"c_seg\.nii\.gz: {message}.*not an image"):
         nifti.read_label_map(path, case_id="c")
 
@@ -435,7 +430,6 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
 def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
     paths = sorted(real_data.rglob("*.nii.gz"))[::7]
     assert len(paths) > 5
-
     for path in paths:
         volume = nifti.read_volume(path, case_id="real")
         np.testing.assert_array_equal(volume.array, oracle(path))
