@@ -78,7 +78,6 @@ def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
     paths = [case.path_of(scan) for scan in (*case.images, case.label)]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     hashes = tuple(f"{digest}#None" for digest in digests)
-
     assert load_case(case, files=read_case_files(case)).hashes == hashes
     assert reads == {path.name: 1 for path in paths}
     loaded = load_case(case, with_label=False)
@@ -139,7 +138,6 @@ def test_an_unknown_label_value_is_refused_and_no_tumour_is_not(tmp_path: Path) 
     label_map = np.zeros(builders.SHAPE, np.uint8)
     builders.write_nifti(case.path_of(case.label), label_map)
     assert load_case(case).label is not None
-
     label_map[0, 0, 0] = 9
     builders.write_nifti(case.path_of(case.label), label_map)
     with pytest.raises(LabelError, match=r"BraTS2021_00000_seg.*label values \[9\]"):
@@ -163,11 +161,9 @@ def grid(
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
 def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> None:
     flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-
     loaded = case_of_arrays(
         "BraTS2021_00000", builders.make_volumes().astype(dtype)[:, ::-1], flipped
     )
-
     assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
@@ -196,7 +192,6 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
     for modality in ("t1c", "t2w"):
         case.path_of(case.files[modality]).unlink()
     (case,) = find_cases(tmp_path).cases
-
     with pytest.raises(CaseError, match=r"file BraTS2021_00000/: found no t1c, t2w; expected t1n"):
         load_case(case)
     assert len(load_case(case, modalities=("t1n", "t2f")).volumes) == 2

@@ -162,7 +162,6 @@ def test_the_official_tables_are_read_whole(real_data):
     """Counts taken from the files with grep."""
     table = clinical.read_clinical_tables(real_data)
     rows = [row for case_id, row in table.rows.items() if case_id.startswith("brats19_")]
-
     assert len(rows) == 335
     assert sum(row.grade == "HGG" for row in rows) == 259
     assert sum(row.age_years is not None for row in rows) == 240

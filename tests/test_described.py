@@ -62,9 +62,7 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
     table = write_rows(tmp_path / "cases.csv", rows)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "scan0.nii.gz").touch()
-
     pairs = find_pairs(table, tmp_path / "out").pairs
-
     assert pairs[0].reference == tmp_path / rows[0]["Segmentation"]
     assert pairs[0].prediction == tmp_path / "out" / "scan0.nii.gz"
     assert pairs[0].case is not None

@@ -329,9 +329,7 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
     images, others = (scans(stem, [f"_000{channel}" for channel in range(4)]) for stem in stems)
     labels = [f"{stem.replace('images', 'labels')}.nii.gz" for stem in stems]
     write_dataset(tmp_path, NNUNET, *images, *others, *labels)
-
     other, case = find_cases(tmp_path).cases
-
     assert [names_of(case), names_of(other)] == [[*images, labels[0]], [*others, labels[1]]]
     # nnU-Net renumbers the labels of BraTS into the decathlon's order
     assert (case.release, case.convention) == ("nnunet", "msd")
@@ -525,9 +523,7 @@ def test_a_csv_table_names_files_relative_to_itself(tmp_path: Path, separator: s
     row = separator.join(["me", *map(str, files.values()), "new"])
     # spreadsheets put a mark before the first letter
     (tmp_path / "cases.csv").write_text(f"{header}\n{row}\n", encoding="utf-8-sig")
-
     [case] = find_inputs([tmp_path / "cases.csv"])
-
     assert (case.case_id, case.problems) == ("me", ())
     assert [case.path_of(scan) for scan in case.images] == [tmp_path / p for p in files.values()]
 

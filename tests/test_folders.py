@@ -62,9 +62,7 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
     for name in ("a_t1.nii", "loop", "folder/loop"):
         (tmp_path / name).symlink_to(Path(name).name)
     os.mkfifo(tmp_path / "0001")
-
     top, below = walk_folders(tmp_path)
-
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
     assert (top.others, below.others) == (("0001", "loop"), ("loop",))
     assert not holds_dicom(tmp_path / "folder")

@@ -310,8 +310,6 @@ def test_the_notebook_scheme_does_not_part_a_patient():
         for n in range(30)
         for scan in range(2)
     ]
-
     table = folds.make_folds(cases, NOTEBOOK)
-
     assert len({(row.patient_id, row.fold) for row in table.rows}) == 30
     assert len(table.folds) == 7

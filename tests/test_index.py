@@ -66,7 +66,6 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_folder_of_scans_becomes_a_table_of_cases(tiny_scans: Path) -> None:
     index = index_cases(tiny_scans)
-
     assert (index.root, len(index.trainable)) == (tiny_scans, 6)
     first, *_, last = index.cases
     assert (first.release, first.convention) == ("brats2021", "brats2017")
@@ -102,9 +101,7 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
     builders.write_decathlon_case(tmp_path / "Task01_BrainTumour")
     # the same scan in 3-D files, for comparison
     builders.write_case(tmp_path, CASE_ID)
-
     case, same = index_cases(tmp_path).cases
-
     assert (case.case_id, case.release, case.convention) == ("BRATS_001", "msd", "msd")
     assert case.usable
     assert case.facts.voxel_hash == same.facts.voxel_hash
@@ -113,9 +110,7 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
 
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
     break_in_ten_ways(brats_root)
-
     cases = index_cases(brats_root).cases
-
     problems = {case.case_id: case.problems for case in cases if not case.usable}
     assert problems.keys() == BAD_CASES.keys()
     for case_id, found in BAD_CASES.items():
@@ -353,9 +348,7 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
         (folder / f"{CASE_ID}_{suffix}.nii.gz").write_bytes(b"")
     replaced(tmp_path, "flair", builders.make_volumes()[3][:10])
     replaced(tmp_path, "seg", builders.make_label_map() * 0.5)
-
     found = inspected(tmp_path)
-
     names = [problem.split(".nii")[0].split("_")[-1] for problem in found.problems]
     assert names == ["t1", "t1ce", "seg", "flair"]
     assert (found.facts.voxel_hash, found.label_values) == ("", ())
@@ -434,10 +427,8 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
     c, other, a, b = (listed(folder=name) for name in "cxab")
     # the same scan under two ids is a matter of folds
     other = replace(other, case_id="other")
-
     [kept, same] = without_duplicates([c, other, a, b])
     [labelled] = without_duplicates([a, listed(folder="b", tumour_ml=1.5)])
-
     assert same == other
     assert (str(kept.files["t1n"]), kept.usable) == ("a/t1n.nii.gz", True)
     assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)

@@ -1,4 +1,5 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -88,39 +89,33 @@ def test_other_files_are_no_scans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case_id", "release", "patient_id"),
+    ("release", "case_ids"),
     [
-        ("Brats17_2013_2_1", "brats2017", "2013_2"),
-        ("Brats17_TCIA_201_1", "brats2017", "TCIA_201"),
-        ("Brats18_TCIA01_201_1", "brats2018", "TCIA_201"),
-        ("Brats18_CBICA_ABT_1", "brats2018", "CBICA_ABT"),
-        ("BraTS19_CBICA_AAB_1", "brats2019", "CBICA_AAB"),
-        ("BraTS20_Training_355", "brats2020", "BraTS20_Training_355"),
-        ("BraTS20_Validation_001", "brats2020", "BraTS20_Validation_001"),
-        ("BraTS2021_00000", "brats2021", "BraTS2021_00000"),
-        ("BraTS-GLI-00005-000", "brats2023-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-00005-099", "brats2023-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-00005-100", "brats2024-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-02405-101", "brats2024-gli", "BraTS-GLI-02405"),
-        ("BraTS-MEN-00004-000", "brats-men", "BraTS-MEN-00004"),
-        ("BraTS-MET-00086-000", "brats-met", "BraTS-MET-00086"),
-        ("BraTS-PED-00002-000", "brats-ped", "BraTS-PED-00002"),
-        ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002"),
-        ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000"),
-        ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002"),
-        ("UPENN-GBM-00001_11", "upenn-gbm", "UPENN-GBM-00001"),
-        ("UCSF-PDGM-0004", "ucsf-pdgm", "UCSF-PDGM-0004"),
-        ("UCSF-PDGM-0429_FU003d", "ucsf-pdgm", "UCSF-PDGM-0429"),
-        ("sub-01", "bids", "sub-01"),
-        ("sub-01_ses-pre", "bids", "sub-01"),
-        ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas"),
-        ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old"),
-        ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000"),
-        ("", "unknown", ""),
+        ("brats2017", "Brats17_<2013_2>_1 Brats17_<TCIA_201>_1"),
+        ("brats2018", "Brats18_TCIA01_201_1=TCIA_201 Brats18_<CBICA_ABT>_1"),
+        ("brats2019", "BraTS19_<CBICA_AAB>_1"),
+        ("brats2020", "<BraTS20_Training_355> <BraTS20_Validation_001>"),
+        ("brats2021", "<BraTS2021_00000>"),
+        ("brats2023-gli", "<BraTS-GLI-00005>-000 <BraTS-GLI-00005>-099"),
+        ("brats2024-gli", "<BraTS-GLI-00005>-100 <BraTS-GLI-02405>-101"),
+        ("brats-men", "<BraTS-MEN-00004>-000"),
+        ("brats-met", "<BraTS-MET-00086>-000"),
+        ("brats-ped", "<BraTS-PED-00002>-000"),
+        ("brats-ssa", "<BraTS-SSA-00002>-000"),
+        ("brats-goat", "<BraTS-GoAT-00000>"),
+        ("brats2024-men-rt", "<BraTS-MEN-RT-0002>-1"),
+        ("upenn-gbm", "<UPENN-GBM-00001>_11"),
+        ("ucsf-pdgm", "<UCSF-PDGM-0004> <UCSF-PDGM-0429>_FU003d"),
+        ("bids", "<sub-01> <sub-01>_ses-pre"),
+        ("unknown", "<TCGA-FG-6692_atlas> <BraTS2021_00000_old> <BraTS-GLI-0005-000>"),
     ],
 )
-def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id: str) -> None:
-    assert layouts.parse_case_id(case_id) == (release, patient_id)
+def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
+    """The patient is the part in angle brackets, or what follows the sign of equality."""
+    for marked in case_ids.split():
+        case_id, _, patient_id = marked.partition("=")
+        patient_id = patient_id or re.sub(".*<|>.*", "", marked)
+        assert layouts.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
 
 
 def test_words_of_a_description_are_modalities() -> None:
@@ -150,8 +145,6 @@ def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
         rows = [
             [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
         ]
-
     patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
-
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

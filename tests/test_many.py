@@ -71,7 +71,6 @@ def test_a_case_that_fails_does_not_stop_the_others(
     n_workers: int, function, results, failures, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = map_cases(function, CASES, "working", n_workers=n_workers)
-
     assert done.results == results
     for failure, (error, message) in zip(done.failures, failures, strict=True):
         assert (failure.case_id, failure.error) == ("b", error)

@@ -63,9 +63,7 @@ def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) 
     header.set_data_dtype(array.dtype)
     path = tmp_path / f"scan{suffix}"
     nib.save(nib.Nifti1Image(array, BRATS_AFFINE, header), path)
-
     found = read(path)
-
     np.testing.assert_array_equal(found, oracle(path))
     assert found.dtype == np.dtype(dtype).newbyteorder("=")
 
@@ -80,9 +78,7 @@ def test_scaled_voxels_are_those_of_nibabel(tmp_path: Path, slope: float, interc
 def test_nifti_2_is_read(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii.gz"
     nib.save(nib.Nifti2Image(make_volumes()[2], OBLIQUE), path)
-
     volume = nifti.read_volume(path, case_id="case_1")
-
     np.testing.assert_array_equal(volume.array, make_volumes()[2])
     np.testing.assert_array_equal(volume.geometry.affine, OBLIQUE)
     nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), path)
@@ -107,7 +103,6 @@ def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
 def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
     volumes = make_volumes().astype(np.float32)
     path = write_nifti(tmp_path / "BRATS_001.nii.gz", np.moveaxis(volumes, 0, -1))
-
     for index, expected in enumerate(volumes):
         found = nifti.read_volume(path, case_id="BRATS_001", volume=index)
         np.testing.assert_array_equal(found.array, expected)
@@ -370,10 +365,8 @@ BAD_QFORM = {"qform_code": 1, "sform_code": 2}
 )
 def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str, object]) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
-
     volume = nifti.read_volume(path, case_id="c")
     nifti.write_volume(tmp_path / "label.nii.gz", make_label_map(), volume.geometry)
-
     np.testing.assert_array_equal(volume.array, make_volumes()[0])
     assert nifti.read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
     if "qform_code" in fields and any(fields[code] for code in ("qform_code", "sform_code")):
@@ -386,7 +379,6 @@ def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path
     volume = nifti.read_volume(
         write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c"
     )
-
     assert nifti.planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
     assert nifti.planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
     with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):

@@ -73,7 +73,6 @@ def test_regions_are_nested_in_a_brain_on_black_and_large_enough_to_learn_from(s
     phantom = make(seed)
     wt, tc, et = regions_of(phantom.label_map, BRATS2017)
     brain = phantom.images > 0
-
     assert phantom.images.dtype == np.int16
     assert (brain == brain[0]).all()
     assert 0.3 < brain[0].mean() < 0.5
