@@ -23,7 +23,8 @@ PROCESSED = ("_t1_bet", "_t1ce_bet", "_t2_bet", "_flair_bet")
 SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
 CASE = "BraTS2021_00007"
 CASE_355 = "BraTS20_Training_355"
-UPENN = "UPENN-GBM-00001_11"
+UPENN, UCSF = "UPENN-GBM-00001_11", "UCSF-PDGM-0004"
+SES = "sub-01/ses-1"
 AUTOMATED = f"automated_segm/{UPENN}_automated_approx_segm.nii.gz"
 
 
@@ -93,23 +94,11 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
             )
         ),
         # one drawn by a person goes before one of a program, which is taken where there is no other
-        (
-            [*scans(f"unstripped/{UPENN}/{UPENN}_unstripped", ["_DTI"]), AUTOMATED],
-            {UPENN: [*UPENN_SCANS, f"images_segm/{UPENN}_segm.nii.gz"]},
-        ),
+        ([AUTOMATED], {UPENN: [*UPENN_SCANS, f"images_segm/{UPENN}_segm.nii.gz"]}),
         ([], {UPENN: [*UPENN_SCANS, AUTOMATED]}),
         (
-            [
-                *scans("x/UCSF-PDGM-0004", ("_T1_bias", "_T1c_bias", "_T2_bias", "_FLAIR_bias")),
-                *scans("x/UCSF-PDGM-0004", ("_ADC", "_SWI_bias", "_brain_segmentation")),
-                "x/UCSF-PDGM-0004_brain_parenchyma_segmentation.nii.gz",
-            ],
-            {
-                "UCSF-PDGM-0004": [
-                    *scans("x/UCSF-PDGM-0004", ("_T1", "_T1c", "_T2", "_FLAIR")),
-                    "x/UCSF-PDGM-0004_tumor_segmentation.nii.gz",
-                ]
-            },
+            scans(f"x/{UCSF}", ("_T1_bias", "_T1c_bias", "_ADC", "_brain_parenchyma_segmentation")),
+            {UCSF: scans(f"x/{UCSF}", ("_T1", "_T1c", "_T2", "_FLAIR", "_tumor_segmentation"))},
         ),
         *(
             (
@@ -117,17 +106,12 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
                     *scans("derivatives/a/sub-01/anat/sub-01", ("_desc-brain_mask",)),
                     "derivatives/a/sub-01/anat/sub-01_label-GM_probseg.nii.gz",
                 ],
-                {
-                    "sub-01_ses-1": [
-                        *scans("sub-01/ses-1/anat/sub-01_ses-1", SESSION),
-                        f"{name}.nii.gz",
-                    ]
-                },
+                {"sub-01_ses-1": [*scans(f"{SES}/anat/sub-01_ses-1", SESSION), f"{name}.nii.gz"]},
             )
             for name in (
-                "derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_desc-tumor_dseg",
-                "derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_space-T1w_label-tumor_mask",
-                "sub-01/ses-1/anat/sub-01_ses-1_dseg",
+                f"derivatives/manual/{SES}/anat/sub-01_ses-1_desc-tumor_dseg",
+                f"derivatives/manual/{SES}/anat/sub-01_ses-1_space-T1w_label-tumor_mask",
+                f"{SES}/anat/sub-01_ses-1_dseg",
             )
         ),
         # complete derivatives are taken instead of raw scans

@@ -97,17 +97,6 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
     assert cases["Brats18_TCIA01_201_1"].facts.grade == "HGG"
 
 
-def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
-    builders.write_decathlon_case(tmp_path / "Task01_BrainTumour")
-    # the same scan in 3-D files, for comparison
-    builders.write_case(tmp_path, CASE_ID)
-    case, same = index_cases(tmp_path).cases
-    assert (case.case_id, case.release, case.convention) == ("BRATS_001", "msd", "msd")
-    assert case.usable
-    assert case.facts.voxel_hash == same.facts.voxel_hash
-    assert case.facts.tumour_ml == same.facts.tumour_ml
-
-
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
     break_in_ten_ways(brats_root)
     cases = index_cases(brats_root).cases
