@@ -42,10 +42,10 @@ ABOVE_BUDGET = {
     "data": 1444,
     "evaluation": 1213,
     "quality": 1052,
-    "figures": 1046,
+    "figures": 1017,
     "dicom": 881,
     "survival": 958,
-    "pages": 845,
+    "pages": 791,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124

@@ -66,10 +66,7 @@ def write_cohort_page(
     """
     entries = OutputFolder(results).entries()
     if not entries:
-        msg = (
-            f"{results} has no record of predictions; expected a folder with {MANIFEST_NAME}, as "
-            "`brats-seg predict` writes it"
-        )
+        msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
     records = [one for one in entries.values() if isinstance(one, Record)]
     scored = joined_scores(())
