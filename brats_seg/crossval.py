@@ -30,11 +30,7 @@ from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import (
-    joined_scores,
-    write_scores,
-    write_summary,
-)
+from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
 from brats_seg.inference.batch import (
     BatchOutcome,
@@ -176,10 +172,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
         )
     results = OutOfFoldResults(
-        tuning=tuning,
-        batch=batch,
-        evaluation=evaluation,
-        fingerprint=exported.fingerprint,
+        tuning=tuning, batch=batch, evaluation=evaluation, fingerprint=exported.fingerprint
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.index import read_index
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold, open_index, open_split, prepared_path_of
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, EnvironmentalError, FoldError, UsageError

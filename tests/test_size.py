@@ -36,9 +36,9 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 3006,
-    "inference": 2212,
-    "cases": 2377,
-    "top level": 1620,
+    "inference": 2124,
+    "cases": 2272,
+    "top level": 1616,
     "data": 1444,
     "evaluation": 1213,
     "quality": 1052,

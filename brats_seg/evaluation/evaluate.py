@@ -16,14 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from brats_seg.cases.case import (
-    Case,
-    check_one_grid,
-    have_one_grid,
-    label_values_of,
-    load_case,
-)
-from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
+from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
+from brats_seg.cases.conventions import check_values, resolve_all
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError
@@ -424,11 +418,8 @@ def _conventions(
     """Return the convention of one side of each pair by case id, given its label values."""
     if protocol.labels is not None:
         return dict.fromkeys((pair.case_id for pair in pairs), protocol.labels)
-    contents = {
-        pair.case_id: LabelContent(shape=pair.geometry.shape, values=of_pair)
-        for pair, of_pair in zip(pairs, values, strict=True)
-    }
-    return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
+    both = zip(pairs, values, strict=True)
+    return resolve_all({pair.case_id: (pair.geometry.shape, of_pair) for pair, of_pair in both})
 
 
 def _refusals(

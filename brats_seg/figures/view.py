@@ -199,8 +199,8 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     label = read_label_map(path, case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
     values, shape = label_values_of(label.array), label.geometry.shape
-    found = resolve(release=view.release, shape=shape, values=values, declared=labels)
-    check_values(values, found.convention, view.case_id, label.file)
+    convention, _ = resolve(view.release, values, shape=shape, declared=labels)
+    check_values(values, convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long
     label_map = np.ascontiguousarray(oriented(label).array)
-    return Labelled(label_map=label_map, convention=found.convention)
+    return Labelled(label_map=label_map, convention=convention)

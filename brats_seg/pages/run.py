@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
-from brats_seg.config import Config
-from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
+from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_config
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
