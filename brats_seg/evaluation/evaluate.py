@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
+from brats_seg.cases.conventions import check_values, resolve_all
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError
@@ -393,8 +393,7 @@ def _with_conventions(
     def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
         if protocol.labels is not None:
             return dict.fromkeys(values, protocol.labels)
-        contents = {one: LabelContent(shape=shapes[one], values=values[one]) for one in values}
-        return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
+        return resolve_all({one: (shapes[one], values[one]) for one in values})
 
     references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
     # only 0 for a missing prediction, which changes no convention
