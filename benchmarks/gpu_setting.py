@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import Split
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample
 from brats_seg.runtime.device import Device, native_dtype

@@ -21,7 +21,7 @@ from comparison import Comparison, append_json, in_a_process, options_of
 
 from brats_seg.cases.index import read_index
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config_text import load_config
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold, open_index, prepare_data
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named

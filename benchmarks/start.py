@@ -23,7 +23,7 @@ from comparison import Comparison, append_json, options_of, ratios_of
 from machine import version_of
 
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config_text import load_config
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold
 
 EDGE = 64

@@ -8,7 +8,7 @@ from brats_seg.cases.phantom import (
     write_phantom_cases as write_phantom_cases,
     write_phantom_survival as write_phantom_survival,
 )
-from brats_seg.config_text import load_config as load_config
+from brats_seg.config import load_config as load_config
 from brats_seg.crossval import cross_validate as cross_validate
 from brats_seg.data.fold import open_fold as open_fold, open_index as open_index
 from brats_seg.doctor import diagnose as diagnose

@@ -30,11 +30,7 @@ from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import (
-    joined_scores,
-    write_scores,
-    write_summary,
-)
+from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
 from brats_seg.inference.batch import (
     BatchOutcome,
@@ -176,10 +172,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
         )
     results = OutOfFoldResults(
-        tuning=tuning,
-        batch=batch,
-        evaluation=evaluation,
-        fingerprint=exported.fingerprint,
+        tuning=tuning, batch=batch, evaluation=evaluation, fingerprint=exported.fingerprint
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 
@@ -211,9 +204,8 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
         path = predictions / f"{case.case_id}.nii.gz"
         prediction = path if path.exists() else None
         if case.label is not None:
-            reference = case.path_of(case.label)
-            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
-    return Pairing(pairs=tuple(pairs), without_reference=())
+            pairs.append(Pair(case.case_id, case.path_of(case.label), prediction))
+    return Pairing(pairs=tuple(pairs))
 
 
 def score_predictions(

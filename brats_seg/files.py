@@ -288,10 +288,7 @@ def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exc
 
 
 _MESSAGES: tuple[tuple[set[int | None], str], ...] = (
-    (
-        {errno.ENOSPC, errno.EDQUOT},
-        "the disk is full: {path} could not be written. {when_full}",
-    ),
+    ({errno.ENOSPC, errno.EDQUOT}, "the disk is full: {path} could not be written. {when_full}"),
     (
         {errno.EFBIG},
         "{path} could not be written: it would be larger than a file may be here. Raise the limit "

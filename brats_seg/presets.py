@@ -47,7 +47,7 @@ NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
         "schedule": {"name": "plateau", "patience": 5},
         "training": {"effective_batch": 2, "augment": "none"},
         "validation": {"watch": "val_loss"},
-    },
+    }
 }
 """Defaults of single networks, applied over any preset."""
 PRESETS: dict[str, dict[str, Any]] = {

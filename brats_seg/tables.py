@@ -54,11 +54,7 @@ def write_table(
 
 
 def read_table(
-    path: Path,
-    *,
-    required: Sequence[str] = (),
-    separator: str = ",",
-    short_rows: bool = True,
+    path: Path, *, required: Sequence[str] = (), separator: str = ",", short_rows: bool = True
 ) -> pd.DataFrame:
     """Read a CSV file with a header; every cell is a str.
 

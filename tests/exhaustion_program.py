@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from brats_seg.config_text import load_config
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold
 from brats_seg.progress import untracked
 from brats_seg.runtime.memory import MEGABYTE, read_numbers

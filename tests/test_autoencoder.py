@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from brats_seg.cases.folds import read_split
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import Config, ModelConfig
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, ModelConfig, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import ConfigError

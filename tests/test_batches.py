@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import Split
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.intensities import Item
 from brats_seg.data.loader import PatchDataset, PatchKey, Sample

@@ -5,8 +5,7 @@ import copy
 import pytest
 import yaml
 
-from brats_seg.config import Config, TrainingConfig
-from brats_seg.config_text import differing_settings, load_config
+from brats_seg.config import Config, TrainingConfig, differing_settings, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.presets import LEARNING_RATES, PRESETS
 

@@ -7,7 +7,7 @@ import pytest
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases, read_index, write_index
-from brats_seg.config_text import load_config
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_index, prepare_data
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.pairs import find_pairs

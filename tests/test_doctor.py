@@ -12,11 +12,7 @@ import pytest
 
 import brats_seg.runtime.machine as machine_module
 from brats_seg.config import Config
-from brats_seg.doctor import (
-    Diagnosis,
-    diagnose,
-    package_finding,
-)
+from brats_seg.doctor import Diagnosis, diagnose, package_finding
 from brats_seg.errors import Finding
 from brats_seg.files import locked
 from brats_seg.runtime.weights import write_checkpoint

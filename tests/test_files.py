@@ -196,10 +196,7 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail_for_new)
-    with (
-        pytest.raises(EnvironmentalError, match="Permission denied"),
-        whole_folder(path),
-    ):
+    with pytest.raises(EnvironmentalError, match="Permission denied"), whole_folder(path):
         pass
 
     assert [entry.name for entry in path.iterdir()] == ["old"]
@@ -228,10 +225,7 @@ def test_a_lock_that_is_taken_is_waited_for(
 
 
 def hold_with_a_child_and_die(path: Path) -> None:
-    with (
-        locked(path),
-        worker_pool(1, when_killed="") as pool,
-    ):
+    with locked(path), worker_pool(1, when_killed="") as pool:
         pool.submit(os.getpid).result()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -73,17 +73,6 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         open_held_out(tmp_path, tmp_path)
 
 
-def test_the_key_changes_with_the_weights_and_not_with_what_is_fitted(
-    tmp_path: Path, tiny_prepared: Path
-) -> None:
-    first = open_held_out(write_fold(tmp_path / "run", tiny_prepared, CASES[:1]), tiny_prepared)
-    card = first.trained.card.model_copy(update={"fitted": FITTED})
-    weights = {name: value + 1 for name, value in first.trained.weights.items()}
-
-    assert replace(first, trained=replace(first.trained, card=card)).key == first.key
-    assert replace(first, trained=replace(first.trained, weights=weights)).key != first.key
-
-
 @pytest.mark.usefixtures("pointwise")
 def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
     tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch

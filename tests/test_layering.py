@@ -16,7 +16,7 @@ ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
     **dict.fromkeys(
         (
-            *("errors", "labels", "config", "config_text", "cpu_threads", "files"),
+            *("errors", "labels", "config", "cpu_threads", "files"),
             *("presets", "progress", "tables", "wings"),
         ),
         0,

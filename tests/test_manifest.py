@@ -11,8 +11,7 @@ import pytest
 from brats_seg.cases.case import Case, ScanFile, read_case_files
 from brats_seg.cases.layouts import LABEL
 from brats_seg.cases.nifti import Geometry
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.data.manifest import (

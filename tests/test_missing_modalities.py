@@ -23,13 +23,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import make_volumes, write_case, write_nifti
-from tests.inference_builders import (
-    IDENTITY,
-    NAMES,
-    PLAIN_SETTINGS,
-    make_model,
-    predict_into,
-)
+from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
 
 CASE_ID = "BraTS2021_00000"
 SCORES = SubsetScores.of_cases(("t1c", "t2f"), np.full((4, 3), 0.7), np.full((4, 3), 0.8))

@@ -20,8 +20,7 @@ from monai.transforms import (
 from brats_seg.cases.folds import Split
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import PatchConfig, StoreConfig
-from brats_seg.config_text import load_config
+from brats_seg.config import PatchConfig, StoreConfig, load_config
 from brats_seg.data.fold import open_split
 from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
 from brats_seg.data.loader import PatchKey

@@ -24,7 +24,7 @@ from brats_seg.inference.probabilities import (
 )
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import BRATS2017, BRATS2023, regions_of
+from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -142,16 +142,6 @@ def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
     assert (result.label_map[~air] == 4).all()
-
-
-def test_labels_follow_the_release_of_the_scan_or_what_is_asked_for(tmp_path: Path) -> None:
-    legacy = write_case(tmp_path, "BraTS2021_00000", labelled=False)
-    recent = write_case(tmp_path, "BraTS-GLI-00000-000", labelled=False)
-
-    assert predict(legacy)[1].convention == BRATS2017
-    assert predict(recent)[1].convention == BRATS2023
-    asked = predict(legacy, settings=PredictionSettings(labels="brats2023"))[1]
-    assert set(np.unique(asked.label_map)) == {0, 1, 2, 3}
 
 
 def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Path) -> None:

@@ -14,14 +14,7 @@ import pytest
 from rich.console import Console
 
 from brats_seg import progress
-from brats_seg.progress import (
-    _Screen,
-    close_display,
-    part,
-    say,
-    tracked,
-    untracked,
-)
+from brats_seg.progress import _Screen, close_display, part, say, tracked, untracked
 
 
 @pytest.fixture

@@ -53,11 +53,7 @@ QUICK = {
 """What makes a command quick on tiny cases."""
 INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""
-ELSEWHERE_PATHS = {
-    "/kaggle/input/NAME": "scans",
-    "/kaggle/working/": "",
-    "--hours 8": "--epochs 1",
-}
+ELSEWHERE_PATHS = {"/kaggle/input/NAME": "scans", "/kaggle/working/": "", "--hours 8": "--epochs 1"}
 """Words of the pages, and what stands for them in the tests."""
 ELSEWHERE = ("torchrun", "srun", "dask")
 """Beginnings of the lines that the tests of several processes run."""

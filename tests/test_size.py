@@ -36,16 +36,16 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 3006,
-    "inference": 2212,
-    "cases": 2377,
-    "top level": 1620,
+    "inference": 2124,
+    "cases": 2272,
+    "top level": 1588,
     "data": 1444,
-    "evaluation": 1213,
+    "evaluation": 1166,
     "quality": 1052,
-    "figures": 1046,
+    "figures": 1017,
     "dicom": 881,
     "survival": 958,
-    "pages": 845,
+    "pages": 791,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124

@@ -1,6 +1,6 @@
 """Test tuning on out-of-fold predictions: choice, significance and storage with the weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,18 +19,15 @@ from brats_seg.inference.held_out import (
 )
 from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import (
-    TUNING_NAME,
-    Tuning,
     fit_cases,
     metric_named,
     store_tuning,
-    stored_tuning,
     tune,
     tune_runs,
 )
 from brats_seg.progress import untracked
 from brats_seg.quality.expected_dice import dice_lines
-from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
+from brats_seg.runtime.weights import Decoding, run_locked
 from tests.inference_builders import CASES, CPU, write_fold, write_run
 
 DICE = metric_named("dice", "GLI")
@@ -150,31 +147,11 @@ def test_an_unknown_metric_is_refused() -> None:
         metric_named("lesionwise", "XYZ")
 
 
-def write_held_out(root: Path, prepared: Path) -> list[HeldOut]:
-    """Write two runs with random weights, each with half of the cases held out."""
-    halves = [CASES[fold::2] for fold in range(2)]
-    runs = [write_fold(root / f"fold{n}", prepared, half, seed=n) for n, half in enumerate(halves)]
-    return [open_held_out(run, prepared) for run in runs]
-
-
 @pytest.fixture
 def held_out(tmp_path: Path, tiny_prepared: Path) -> list[HeldOut]:
-    return write_held_out(tmp_path, tiny_prepared)
-
-
-@pytest.fixture(scope="module")
-def tuned(
-    tmp_path_factory: pytest.TempPathFactory, tiny_prepared: Path
-) -> tuple[list[HeldOut], Tuning]:
-    """Two runs as they were before tuning, and the result that was stored with them."""
-    held_out = write_held_out(tmp_path_factory.mktemp("tuned"), tiny_prepared)
-    tuning = tune(held_out, DICE, CPU)
-    store_tuning(tuning, held_out)
-    return held_out, tuning
-
-
-def reopened(held_out: Sequence[HeldOut]) -> list[HeldOut]:
-    return [open_held_out(run.run, run.data.folder) for run in held_out]
+    """Two runs with random weights, each with half of the cases held out."""
+    runs = [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
+    return [open_held_out(run, tiny_prepared) for run in runs]
 
 
 def test_a_case_is_asked_for_once_and_again_with_other_weights(held_out: list[HeldOut]) -> None:
@@ -196,50 +173,23 @@ def test_a_case_is_asked_for_once_and_again_with_other_weights(held_out: list[He
     assert cases[0].path.is_relative_to(folder)
 
 
-def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], Tuning]) -> None:
-    held_out, tuning = tuned
+def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
+    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning = tune(held_out, DICE, CPU)
+    store_tuning(tuning, held_out)
+    stored = [open_held_out(run.run, run.data.folder) for run in held_out]
 
-    model = load_model([run.run for run in held_out], CPU)
-
-    assert model.decoding == tuning.fitted.decoding
+    assert load_model([run.run for run in held_out], CPU).decoding == tuning.fitted.decoding
     # the fitted scores are of these cases, so that the mean is no lower than before
     assert sum(tuning.after) >= sum(tuning.before)
-    for after, before in zip(reopened(held_out), held_out, strict=True):
+    for after, before in zip(stored, held_out, strict=True):
         assert after.data.fingerprint == after.trained.identity.fingerprint
         for name, value in before.trained.weights.items():
             assert torch.equal(after.trained.weights[name], value)
-
-
-def test_a_second_tuning_of_the_same_asks_no_network(
-    tuned: tuple[list[HeldOut], Tuning], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held_out, first = tuned
-    monkeypatch.setattr(tuning_module, "predict_held_out", None)
-
-    assert tune(reopened(held_out), DICE, CPU) == first
-    with pytest.raises(TypeError):
-        tune(reopened(held_out), LESIONS, CPU)
-
-
-def test_a_tuning_of_other_weights_or_values_does_not_count(
-    tuned: tuple[list[HeldOut], Tuning],
-) -> None:
-    held_out, tuning = tuned
-    again = reopened(held_out)
-
-    assert stored_tuning(again, tuning.key) == tuning
-    assert stored_tuning(again, "another") is None
-    # killed between two runs, or trained since: something else is stored with the weights
-    changed = FittedPrediction(decoding=Decoding(thresholds=(0.1, 0.1, 0.1)))
-    card = again[1].trained.card.model_copy(update={"fitted": changed})
-    other = replace(again[1], trained=replace(again[1].trained, card=card))
-    assert stored_tuning([again[0], other], tuning.key) is None
-    # of another version
-    path = held_out[0].run / TUNING_NAME
-    content = path.read_text()
-    path.write_text("{}")
-    assert stored_tuning(again, tuning.key) is None
-    path.write_text(content)
+    # no network is asked again
+    monkeypatch.delattr("brats_seg.inference.held_out._predict_and_store")
+    assert tune(stored, DICE, CPU) == tuning
 
 
 def test_too_few_cases_are_named_before_a_network_is_asked(

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config
-from brats_seg.config_text import load_config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.progress import Item, untracked
 from brats_seg.runtime.weights import read_checkpoint

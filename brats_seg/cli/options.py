@@ -208,7 +208,7 @@ def short_forms(*ignored: str) -> dict[str, Any]:
 
     That of `--effective-batch` may be a mapping in YAML.
     """
-    from brats_seg.config_text import parse_yaml
+    from brats_seg.config import parse_yaml
 
     given = _CONTEXT.get().params
     values = ((flag, key, given[key.replace(".", "_")]) for flag, (key, _) in SHORT.items())
@@ -231,7 +231,7 @@ def given_settings(*, default_preset: str | None = None, without: str = "") -> "
 
     The short form of the setting `without` is not applied.
     """
-    from brats_seg.config_text import load_config, read_yaml
+    from brats_seg.config import load_config, read_yaml
 
     given = _CONTEXT.get().params
     text = "" if given["config"] is None else read_yaml(given["config"])

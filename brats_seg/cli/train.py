@@ -119,7 +119,7 @@ def settings(section: str = "") -> None:
         brats-seg settings training
         brats-seg settings --preset kaggle-t4
     """
-    from brats_seg.config_text import describe_settings
+    from brats_seg.config import describe_settings
 
     listed = [row for row in describe_settings(run_settings()) if section in row.key]
     if not listed:

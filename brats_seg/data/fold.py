@@ -109,7 +109,7 @@ def open_fold(
             table leaks patients or lacks a case.
 
     Example:
-        >>> from brats_seg.config_text import load_config
+        >>> from brats_seg.config import load_config
         >>> config = load_config(preset="demo", values={"folds.n_folds": 2})
         >>> data = open_fold(Path("data"), fold=0, config=config, prepared_path=Path("ready"))
         >>> len(data.split.train) + len(data.split.validation)
@@ -217,7 +217,7 @@ def open_index(
         EnvironmentalError: The table cannot be written.
 
     Example:
-        >>> from brats_seg.config_text import load_config
+        >>> from brats_seg.config import load_config
         >>> index = open_index(Path("data"), Path("cases.csv"), load_config())
         >>> len(index.trainable)
         6

@@ -13,13 +13,8 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.scores import score_columns, title_of
-from brats_seg.figures.sections import (
-    FIRST_COLOUR,
-    REGION_COLOURS,
-    SECOND_COLOUR,
-    fitting_size,
-    light_figure,
-)
+from brats_seg.figures import sections
+from brats_seg.figures.sections import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR
 from brats_seg.labels import REGIONS
 
 Values = npt.NDArray[np.float64]
@@ -47,7 +42,7 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
         UsageError: There are no scores, or they have no such column.
     """
     by_region = _by_region(scores, column)
-    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    figure = sections.light_figure(1.6 + 1.4 * len(by_region), 4.8)
     axes = figure.subplots()
     boxes = axes.boxplot(
         list(by_region.values()),
@@ -85,7 +80,7 @@ def bar_figure(scores: pd.DataFrame) -> Figure:
     """
     means = {column: _by_region(scores, column) for column in _BARS}
     regions = list(means["dice"])
-    figure = light_figure(1.6 + 1.4 * len(regions), 4.8)
+    figure = sections.light_figure(1.6 + 1.4 * len(regions), 4.8)
     axes = figure.subplots()
     for offset, (column, colour) in zip((-0.2, 0.2), _BARS.items(), strict=True):
         heights = [values.mean() for values in means[column].values()]
@@ -113,12 +108,10 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
     is_alive = np.array([row is not None and row.survival_censored for row in rows], bool)
     ml = np.array([case.facts.tumour_ml for case in cases], float)
     if not np.isfinite([ages, days, ml]).any():
-        msg = (
-            f"of {counted(len(ages), 'case')} neither age, survival nor label map is known; expected "
-            "survival_*.csv or name_mapping*.csv beside the scans, or label maps"
-        )
+        n_cases = counted(len(ages), "case")
+        msg = f"of {n_cases} neither age, survival nor label map is known; expected one of them"
         raise UsageError(msg)
-    figure = light_figure(12, 3.8)
+    figure = sections.light_figure(12, 3.8)
     of_age, of_days, of_ml = figure.subplots(1, 3)
     _draw_histogram(of_age, "age (years)", [ages], [FIRST_COLOUR])
     by_outcome = [np.where(is_alive, np.nan, days), np.where(is_alive, days, np.nan)]
@@ -130,7 +123,7 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
 
 def volume_figure(volumes_ml: Mapping[str, npt.ArrayLike]) -> Figure:
     """Draw a histogram of the volumes `(n,)` of each region over cases."""
-    figure = light_figure(4 * len(volumes_ml), 3.4)
+    figure = sections.light_figure(4 * len(volumes_ml), 3.4)
     panels = figure.subplots(1, len(volumes_ml), squeeze=False)[0]
     for axes, (region, ml) in zip(panels, volumes_ml.items(), strict=True):
         values = np.asarray(ml, float)
@@ -160,7 +153,7 @@ def survival_figure(
     """
     reported, predicted = np.asarray(reported_days, float), np.asarray(predicted_days, float)
     is_alive = np.asarray(censored, bool)
-    figure = light_figure(5.6, 5.6)
+    figure = sections.light_figure(5.6, 5.6)
     axes = figure.subplots()
     look: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.5, "alpha": 0.8}
     marks = zip((~is_alive, is_alive), "o>", _OUTCOME_COLOURS, _OUTCOMES, strict=True)
@@ -198,7 +191,7 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
 def _set_title(axes: Any, words: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
-    axes.set_title(words, fontsize=fitting_size(words, width_inches, _TITLE_SIZE))
+    axes.set_title(words, fontsize=sections.fitting_size(words, width_inches, _TITLE_SIZE))
 
 
 def _finish(axes: Any, column: str, title: str) -> None:

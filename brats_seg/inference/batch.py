@@ -26,17 +26,9 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, HasCaseId, attempt_case
 from brats_seg.cpu_threads import available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.inference import results
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction, Predictor
-from brats_seg.inference.results import (
-    SCANS_NAME,
-    OutputFolder,
-    Record,
-    check_names,
-    convention_remarks,
-    key_of,
-    result_files,
-)
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
@@ -60,7 +52,7 @@ ANSWER_S = 20.0
 class CaseOutcome:
     """Result of one case of a batch."""
 
-    record: Record | Failure
+    record: results.Record | Failure
     is_new: bool = True
     """False for a case that an earlier batch had finished."""
 
@@ -136,7 +128,7 @@ def find_scans(
     convert, wing = None, dicom()
     if wing is not None:
         options = options or wing.DEFAULT_OPTIONS
-        scans = output / SCANS_NAME
+        scans = output / results.SCANS_NAME
         convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
     return find_inputs(inputs, of_dicom=convert)
 
@@ -152,9 +144,9 @@ def predict_cases(
     track: Track = untracked,
 ) -> BatchOutcome:
     """Segment cases into an output folder; see `predict_folder`."""
-    folder = OutputFolder(output)
+    folder = results.OutputFolder(output)
     check_apart(cases, folder)
-    check_names(settings.layout, [case.case_id for case in cases])
+    results.check_names(settings.layout, [case.case_id for case in cases])
     check_machine(output)
     predictor = Predictor.load(models, settings)
     with folder.opened():
@@ -173,7 +165,7 @@ def predict_cases(
         return write_pages(done, cases, folder, track) if settings.report else done
 
 
-def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
+def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
     # realpath, because a link to itself is a problem of its case alone
     folders = {
@@ -189,14 +181,14 @@ def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
 
 def finish_batch(
     outcomes: Generator[CaseOutcome],
-    output: OutputFolder,
+    output: results.OutputFolder,
     n_cases: int,
     *,
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
     """Collect the outcomes of a batch as they arrive, and write its tables, also after an error."""
-    done: list[Record] = []
+    done: list[results.Record] = []
     predicted: list[str] = []
     failures: list[Failure] = []
     try:
@@ -215,12 +207,12 @@ def finish_batch(
         predicted=tuple(predicted),
         n_skipped=len(done) - len(predicted),
         failures=tuple(failures),
-        remarks=convention_remarks(done),
+        remarks=results.convention_remarks(done),
     )
 
 
 def write_pages(
-    outcome: BatchOutcome, cases: Sequence[Case], output: OutputFolder, track: Track
+    outcome: BatchOutcome, cases: Sequence[Case], output: results.OutputFolder, track: Track
 ) -> BatchOutcome:
     """Write the pages of the cases that have been predicted, by several processes.
 
@@ -273,8 +265,8 @@ class CaseWork:
     """The stages of the cases of one batch: each returns the input of the next, or the outcome."""
 
     predictor: Predictor
-    output: OutputFolder
-    earlier: Mapping[str, Record]
+    output: results.OutputFolder
+    earlier: Mapping[str, results.Record]
     """Records of earlier batches, by case id."""
 
     def read(self, case: Case) -> ReadCase | CaseOutcome:
@@ -287,7 +279,7 @@ class CaseWork:
             source = wing.read_source(case.path_of(case.files["t1c"]).parent)
         model = self.predictor.model
         hashes = files.hashes if source is None else (*files.hashes, source.key)
-        key = key_of(hashes, model.fingerprint, model.settings, case.modalities)
+        key = results.key_of(hashes, model.fingerprint, model.settings, case.modalities)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
@@ -308,7 +300,7 @@ class CaseWork:
         summary, remark = prediction.summary, ""
         written: tuple[str, ...] = ()
         if read.source is not None and (wing := dicom()) is not None:
-            names = result_files(model.settings.layout, read.case_id, prediction.convention)
+            names = results.result_files(model.settings.layout, read.case_id, prediction.convention)
             path = self.output.path / names.segmentation
             grid = (read.scan.geometry, prediction.convention)
             remark = wing.write_segmentation(path, prediction.label_map, *grid, read.source)
@@ -326,7 +318,7 @@ class CaseWork:
             "seconds": round(read.seconds + summary.seconds, 3),
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
         }
-        return CaseOutcome(record=Record.model_validate({**dict(summary), **provenance}))
+        return CaseOutcome(record=results.Record.model_validate({**dict(summary), **provenance}))
 
 
 def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
@@ -384,7 +376,7 @@ def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gen
         EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
             processes cannot be started.
     """
-    output, distributed = OutputFolder(job.output_path), _distributed()
+    output, distributed = results.OutputFolder(job.output_path), _distributed()
     with _client(workers) as client:
         case_of = {client.submit(run_case, case, job, pure=False): case for case in cases}
         for future in distributed.as_completed(list(case_of)):
@@ -408,7 +400,7 @@ def _work(job: Job) -> CaseWork:
     if predictor.model.fingerprint != job.fingerprint:
         msg = "the model changed while the batch was running. Start the same command again."
         raise UsageError(msg)
-    output = OutputFolder(job.output_path)
+    output = results.OutputFolder(job.output_path)
     return CaseWork(predictor=predictor, output=output, earlier=output.records())
 
 

@@ -37,20 +37,8 @@ from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, wr
 from brats_seg.inference.model import assemble, default_of, read_together
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
+from brats_seg.runtime import weights
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    FORMAT_VERSION,
-    MODEL_NAME,
-    NOT_FITTED,
-    ExportedModel,
-    ExportedNetwork,
-    TrainedModel,
-    fingerprint_of,
-    read_checkpoint,
-    reason_of,
-    sha256_of,
-)
 from brats_seg.wings import interop
 
 log = logging.getLogger(__name__)
@@ -145,11 +133,6 @@ class ModelFacts(Section):
     """None without a cross-validation."""
 
     @property
-    def has_ids(self) -> bool:
-        """Whether the id of any case is among the facts."""
-        return any(network.case_ids for network in self.networks)
-
-    @property
     def knows_cases(self) -> bool:
         """Whether the cases of any network are known, at least by their number."""
         return any(network.n_training is not None for network in self.networks)
@@ -164,7 +147,7 @@ def export_model(
     case_ids: bool | None = None,
     scores: CrossValidationScores | None = None,
     file_format: FileFormat = "safetensors",
-) -> ExportedModel:
+) -> weights.ExportedModel:
     """Export runs as one ensemble to a folder.
 
     Args:
@@ -201,8 +184,10 @@ def export_model(
     for network in networks:
         # raises if the weights do not fit the network of the settings
         assemble([network], choose_device("cpu", "fp32"))
-    exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
-    facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
+    exported = weights.ExportedModel(
+        networks=networks, fingerprint=weights.fingerprint_of(networks)
+    )
+    facts = _facts_of(runs, license_name, case_ids, scores)
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
@@ -218,12 +203,12 @@ def export_model(
 
 def check_replaceable(folder: Path) -> None:
     """Raise `UsageError` if a folder is there that is not an exported model."""
-    if folder.exists() and not (folder / MODEL_NAME).exists():
+    if folder.exists() and not (folder / weights.MODEL_NAME).exists():
         msg = f"{folder} exists and holds no exported model. Move it away, or choose another --output."
         raise UsageError(msg)
 
 
-def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
+def _write(exported: weights.ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
     labels = {
         convention.name: {
@@ -233,19 +218,22 @@ def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
         for convention in _conventions(networks)
     }
     description = {
-        "format_version": FORMAT_VERSION,
+        "format_version": weights.FORMAT_VERSION,
         "brats_seg": version("brats_seg"),
         "fingerprint": exported.fingerprint,
         "labels": labels,
         "members": [_write_member(network, i, folder) for i, network in enumerate(networks)],
     }
-    write_card(exported, facts, folder)
-    write_json(folder / MODEL_NAME, description)
+    texts = {FACTS_NAME: facts.model_dump_json(indent=1) + "\n", CARD_NAME: _card(exported, facts)}
+    for name, text in texts.items():
+        with whole_file(folder / name) as new_file:
+            new_file.write_text(text, encoding="utf-8")
+    write_json(folder / weights.MODEL_NAME, description)
 
 
 def _log_card(facts: ModelFacts) -> None:
     """Log what to know about the model card before the model is handed out."""
-    if facts.has_ids:
+    if any(network.case_ids for network in facts.networks):
         log.info("The model card has the ids of the cases; --count-cases leaves them out.")
     elif facts.knows_cases:
         log.info("The model card counts the cases without their ids; --name-cases names them.")
@@ -253,7 +241,7 @@ def _log_card(facts: ModelFacts) -> None:
         log.info("The model card states no licence; --license names one.")
 
 
-def _write_member(network: TrainedModel, index: int, folder: Path) -> dict[str, Any]:
+def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> dict[str, Any]:
     """Write the weights of a network, and return its entry of `model.json`."""
     name = f"member{index}.safetensors"
     with whole_file(folder / name) as new_file:
@@ -261,20 +249,13 @@ def _write_member(network: TrainedModel, index: int, folder: Path) -> dict[str, 
         new_file.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
-    entry = ExportedNetwork(weights=name, sha256=sha256_of(folder / name), card=network.card)
+    entry = weights.ExportedNetwork(
+        weights=name, sha256=weights.sha256_of(folder / name), card=network.card
+    )
     return entry.model_dump(mode="json")
 
 
-def write_card(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
-    """Write the model card and its facts to an exported folder."""
-    texts = {FACTS_NAME: facts.model_dump_json(indent=1) + "\n"}
-    texts[CARD_NAME] = model_card(exported, facts)
-    for name, text in texts.items():
-        with whole_file(folder / name) as new_file:
-            new_file.write_text(text, encoding="utf-8")
-
-
-def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
+def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
     """Return the text of the model card, in Markdown."""
     networks = exported.networks
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
@@ -295,7 +276,7 @@ def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
         ],
         windows=[str(default_of(network)) for network in networks],
         validations=[*_validations(facts.networks)],
-        is_fitted=any(network.fitted != NOT_FITTED for network in networks),
+        is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
         subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
@@ -303,7 +284,7 @@ def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
     )
 
 
-def _conventions(networks: Sequence[TrainedModel]) -> list[LabelConvention]:
+def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConvention]:
     names = {name for network in networks for name in network.identity.conventions}
     return [convention_named(name) for name in sorted(names)]
 
@@ -364,12 +345,11 @@ def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
     return grouped
 
 
-def facts_of(
+def _facts_of(
     paths: Sequence[Path],
-    *,
-    license_name: str = "",
-    case_ids: bool | None = None,
-    scores: CrossValidationScores | None = None,
+    license_name: str,
+    case_ids: bool | None,
+    scores: CrossValidationScores | None,
 ) -> ModelFacts:
     """Collect the facts about the networks of runs, checkpoints or exported folders, in their order.
 
@@ -399,7 +379,7 @@ def read_facts(folder: Path) -> ModelFacts | None:
         UsageError: The file is damaged.
     """
     path = folder / FACTS_NAME
-    if not (folder / MODEL_NAME).exists() or not path.exists():
+    if not (folder / weights.MODEL_NAME).exists() or not path.exists():
         return None
     try:
         facts = ModelFacts.model_validate(json.loads(read_bounded(path, _LARGEST_FACTS)))
@@ -408,7 +388,7 @@ def read_facts(folder: Path) -> ModelFacts | None:
             raise ValueError(msg)
     except (OSError, ValueError, RecursionError) as error:
         msg = (
-            f"{path} cannot be read: {reason_of(error)}. Copy or export the model again, or remove "
+            f"{path} cannot be read: {weights.reason_of(error)}. Copy or export the model again, or remove "
             "this file: scores and cases are then not in the model card."
         )
         raise UsageError(msg) from None
@@ -417,20 +397,20 @@ def read_facts(folder: Path) -> ModelFacts | None:
 
 def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
     """Return the facts of each network of a path, in the order of `read_trained`."""
-    if (path / MODEL_NAME).exists():
+    if (path / weights.MODEL_NAME).exists():
         stored = read_facts(path)
         return stored.networks if stored else (NetworkFacts(),) * _n_networks(path)
-    checkpoint = path / BEST_NAME if path.is_dir() else path
-    content = read_checkpoint(checkpoint, torch.device("cpu"))
+    checkpoint = path / weights.BEST_NAME if path.is_dir() else path
+    content = weights.read_checkpoint(checkpoint, torch.device("cpu"))
     try:
         return (NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent)),)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = f"{checkpoint} cannot be read as a model: {reason_of(error)}"
+        msg = f"{checkpoint} cannot be read as a model: {weights.reason_of(error)}"
         raise ResumeError(msg) from None
 
 
 def _n_networks(folder: Path) -> int:
-    return len(json.loads((folder / MODEL_NAME).read_bytes())["members"])
+    return len(json.loads((folder / weights.MODEL_NAME).read_bytes())["members"])
 
 
 def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ key that changes with the weights and the cases.
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -31,18 +32,9 @@ from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
+from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import keep_freed_memory
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    MODEL_NAME,
-    NOT_FITTED,
-    TrainedModel,
-    fingerprint_of,
-    load_trained,
-    require_task,
-    store_card,
-)
 from brats_seg.voxels.box import Box, bounding_box
 
 FOLDER_NAME = "out-of-fold"
@@ -59,19 +51,24 @@ class HeldOut:
     """A run and the prepared cases that were held out of its training."""
 
     run: Path
-    trained: TrainedModel
+    trained: weights.TrainedModel
     data: FoldData
 
     @property
-    def unfitted(self) -> TrainedModel:
+    def unfitted(self) -> weights.TrainedModel:
         """The network without what was fitted and measured since its training."""
-        changes = {"fitted": NOT_FITTED, "subset_scores": ()}
+        changes = {"fitted": weights.NOT_FITTED, "subset_scores": ()}
         return replace(self.trained, card=self.trained.card.model_copy(update=changes))
 
     @property
     def key(self) -> str:
         """Hash of the weights and the training set."""
-        return fingerprint_of([self.unfitted])
+        return weights.fingerprint_of([self.unfitted])
+
+    def store(self, card: weights.ModelCard) -> None:
+        """Store a card with the weights, unless it is there already."""
+        if card != self.trained.card:
+            weights.store_card(self.run / weights.BEST_NAME, card)
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
@@ -85,13 +82,12 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
         ResumeError: The checkpoint of the run is damaged.
     """
     check_is_run(run)
-    trained = load_trained(run / BEST_NAME)
-    require_task(trained, "segmentation", run)
+    trained = weights.load_trained(run / weights.BEST_NAME)
+    weights.require_task(trained, "segmentation", run)
     split = read_split(run / SPLIT_NAME)
-    try:
+    data = None
+    with suppress(CaseError):
         data = open_split(prepared, split)
-    except CaseError:
-        data = None
     if data is None or data.fingerprint != trained.identity.fingerprint:
         found = f"cases of the fingerprint {data.fingerprint}" if data else "other cases"
         msg = (
@@ -104,9 +100,9 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
 
 def check_is_run(run: Path) -> None:
     """Raise `UsageError` if a folder is not that of a run which has been validated."""
-    is_exported = (run / MODEL_NAME).exists()
-    if is_exported or not (run / BEST_NAME).is_file():
-        found = "an exported model" if is_exported else f"no {BEST_NAME}"
+    is_exported = (run / weights.MODEL_NAME).exists()
+    if is_exported or not (run / weights.BEST_NAME).is_file():
+        found = "an exported model" if is_exported else f"no {weights.BEST_NAME}"
         msg = f"{run}: found {found}; expected the folder of a run that has been validated at least once"
         raise UsageError(msg)
 
@@ -183,8 +179,7 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
         SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
         for i, subset in enumerate(trained.identity.subsets, start=1)
     )
-    card = trained.card.model_copy(update={"subset_scores": scores})
-    store_card(held_out.run / BEST_NAME, card)
+    held_out.store(trained.card.model_copy(update={"subset_scores": scores}))
     return scores
 
 

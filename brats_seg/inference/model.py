@@ -15,19 +15,8 @@ from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings, r
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.models.build import build_model, default_window, size_multiple, size_words
 from brats_seg.models.norm import check_in_place
+from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    MODEL_NAME,
-    Decoding,
-    ModelCard,
-    ModelIdentity,
-    TrainedModel,
-    entries_of,
-    fingerprint_of,
-    read_trained,
-    require_task,
-)
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up
 from brats_seg.wings import Notes, foreign_reader
@@ -46,7 +35,7 @@ class Member:
     network: nn.Module
     name: str
     """`model.name` of the network, or that of its architecture, for messages."""
-    identity: ModelIdentity
+    identity: weights.ModelIdentity
     method: Method
     window: Window
     """The window of the network, until `load_model` puts that of the settings in its place."""
@@ -57,7 +46,7 @@ class Member:
     """Numbers that the size of an input must be a multiple of, along each axis."""
     channels: tuple[int, ...] = tuple(range(len(MODALITIES)))
     """Index in the image of the method of each input channel."""
-    decoding: Decoding = field(default_factory=Decoding)
+    decoding: weights.Decoding = field(default_factory=weights.Decoding)
     """Decoding that was fitted to the network, until that of the settings replaces it."""
 
     @property
@@ -89,12 +78,12 @@ class Model:
         return self.members[0].method
 
     @property
-    def identity(self) -> ModelIdentity:
+    def identity(self) -> weights.ModelIdentity:
         """Identity of the first network; the others agree with it in all that prediction depends on."""
         return self.members[0].identity
 
     @property
-    def decoding(self) -> Decoding:
+    def decoding(self) -> weights.Decoding:
         """Thresholds and smallest volumes."""
         return self.members[0].decoding
 
@@ -148,11 +137,11 @@ def load_model(
 
 def _foreign_reader(path: Path) -> Callable[[Path], Member] | None:
     """Return the function that reads a model of another program, or None for one of this package."""
-    is_known = (path / MODEL_NAME).exists() or (path / BEST_NAME).exists()
+    is_known = (path / weights.MODEL_NAME).exists() or (path / weights.BEST_NAME).exists()
     return None if is_known else foreign_reader(path)
 
 
-def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
+def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:
     """Read the networks of runs, checkpoints or exported folders for one ensemble.
 
     Raises:
@@ -165,27 +154,27 @@ def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
                 "expected runs, checkpoints or exported folders of this package."
             )
             raise UsageError(msg)
-    read = [(path, network) for path in paths for network in read_trained(path)]
+    read = [(path, network) for path in paths for network in weights.read_trained(path)]
     for path, network in read:
-        require_task(network, "segmentation", path)
+        weights.require_task(network, "segmentation", path)
         _check_known(network.identity)
         _check_agreement(network, read[0][1])
     return tuple(network for _, network in read)
 
 
 def assemble(
-    networks: Sequence[TrainedModel],
+    networks: Sequence[weights.TrainedModel],
     device: Device,
     settings: PredictionSettings = DEFAULT_SETTINGS,
 ) -> Model:
     """Build networks that have been read as one ensemble."""
     members = [_build(trained) for trained in networks]
-    return _as_model(members, networks, fingerprint_of(networks), device, settings)
+    return _as_model(members, networks, weights.fingerprint_of(networks), device, settings)
 
 
 def wrap_network(
     network: nn.Module,
-    identity: ModelIdentity,
+    identity: weights.ModelIdentity,
     settings: PredictionSettings = DEFAULT_SETTINGS,
     *,
     device: Device,
@@ -198,13 +187,13 @@ def wrap_network(
             prepares.
     """
     _check_known(identity)
-    card = ModelCard(identity=identity, config=Config())
-    trained = TrainedModel(weights=network.state_dict(), card=card)
+    card = weights.ModelCard(identity=identity, config=Config())
+    trained = weights.TrainedModel(weights=network.state_dict(), card=card)
     member = _member(trained, network, type(network).__name__, multiple)
-    return _as_model([member], [trained], fingerprint_of([trained]), device, settings)
+    return _as_model([member], [trained], weights.fingerprint_of([trained]), device, settings)
 
 
-def default_of(trained: TrainedModel) -> Window:
+def default_of(trained: weights.TrainedModel) -> Window:
     """Return the window that a network predicts with where none is given."""
     config, patch = trained.config, trained.identity.patch
     if config.patch.size == "whole":
@@ -214,7 +203,7 @@ def default_of(trained: TrainedModel) -> Window:
     return Window(size=size, overlap=OVERLAP)
 
 
-def _build(trained: TrainedModel) -> Member:
+def _build(trained: weights.TrainedModel) -> Member:
     config, patch = trained.config.model, trained.identity.patch
     _check_sizes(trained)
     # the initial weights are overwritten: drawing them must not advance torch's generator
@@ -227,7 +216,9 @@ def _build(trained: TrainedModel) -> Member:
     return _member(trained, network, config.name, size_multiple(config, patch))
 
 
-def _member(trained: TrainedModel, network: nn.Module, name: str, multiple: Triple) -> Member:
+def _member(
+    trained: weights.TrainedModel, network: nn.Module, name: str, multiple: Triple
+) -> Member:
     identity = trained.identity
     is_segmentation = trained.config.model.task == "segmentation"
     return Member(
@@ -247,7 +238,7 @@ def _member(trained: TrainedModel, network: nn.Module, name: str, multiple: Trip
 
 def _as_model(
     members: Sequence[Member],
-    networks: Sequence[TrainedModel],
+    networks: Sequence[weights.TrainedModel],
     fingerprint: str,
     device: Device,
     settings: PredictionSettings,
@@ -285,8 +276,8 @@ def _check_window(window: Window, member: Member) -> None:
         raise ConfigError(msg)
 
 
-def _check_known(identity: ModelIdentity) -> None:
-    expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
+def _check_known(identity: weights.ModelIdentity) -> None:
+    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what, found, known in (
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
         ("regions", sorted(identity.regions), sorted(REGIONS)),
@@ -302,9 +293,9 @@ def _check_known(identity: ModelIdentity) -> None:
             raise UsageError(msg)
 
 
-def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
-    entries, expected = entries_of(network), entries_of(first)
-    for what in ("spacing_mm", *Decoding.model_fields):
+def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel) -> None:
+    entries, expected = weights.entries_of(network), weights.entries_of(first)
+    for what in ("spacing_mm", *weights.Decoding.model_fields):
         if entries[what] != expected[what]:
             msg = (
                 f"the models cannot be averaged: {what} is {expected[what]} in one and {entries[what]} "
@@ -313,7 +304,7 @@ def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
             raise UsageError(msg)
 
 
-def _check_sizes(trained: TrainedModel) -> None:
+def _check_sizes(trained: weights.TrainedModel) -> None:
     """Raise `UsageError` if the network of the settings has other weights than those read.
 
     It is built without memory for its weights, because settings from elsewhere can ask for any size.
@@ -325,8 +316,7 @@ def _check_sizes(trained: TrainedModel) -> None:
     with torch.device("meta"):
         expected = build_model(config, patch).state_dict()
     shapes, expected_shapes = (
-        {name: value.shape for name, value in weights.items()}
-        for weights in (trained.weights, expected)
+        {name: value.shape for name, value in one.items()} for one in (trained.weights, expected)
     )
     if shapes != expected_shapes:
         raise _wrong_weights(config.name, f"model.widths {config.widths} need others")

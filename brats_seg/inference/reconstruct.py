@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
 from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
-from brats_seg.inference.method import NetworkInput, Scan
+from brats_seg.inference.method import Field, NetworkInput, Scan
 from brats_seg.inference.model import Model, assemble
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
@@ -22,8 +21,6 @@ from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import read_trained, require_task
 from brats_seg.voxels.grids import Spacing
-
-Image = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +75,9 @@ class Reconstruction:
     """A scan and its reconstruction."""
 
     case_id: str
-    image: Image
+    image: Field
     """(4, x, y, z): the brain crop, normalised, 0 outside the brain."""
-    reconstruction: Image
+    reconstruction: Field
     """(4, x, y, z)"""
     warnings: tuple[str, ...]
     """Warnings about the scan."""

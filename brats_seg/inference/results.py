@@ -33,13 +33,7 @@ from brats_seg.inference.decode import PARTS
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.predict import Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
-from brats_seg.labels import (
-    MODALITIES,
-    REGIONS,
-    LabelConvention,
-    convention_named,
-    regions_of,
-)
+from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned
 from brats_seg.wings import PredictedDice

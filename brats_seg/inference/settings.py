@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, field_validator
 
-from brats_seg.config import Section, Size, parse_size
-from brats_seg.config_text import explained
+from brats_seg.config import Section, Size, explained, parse_size
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.runtime.weights import CubicMillimetres, Decoding, Overlap, Threshold

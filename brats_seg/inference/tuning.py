@@ -7,7 +7,6 @@ are tuned together, because an ensemble has one decoding; each case is predicted
 held out of. The result is stored with the weights of each run, and in `tuning.json` beside them.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,23 +18,15 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, ConfigError, counted
+from brats_seg.evaluation import significance
 from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.significance import (
-    FEWEST_CASES,
-    LARGEST_CHANCE,
-    SMALLEST_GAIN,
-    Gain,
-    best_candidate,
-    gain_of,
-    least_p_value,
-)
 from brats_seg.evaluation.subset_scores import SubsetScores, pooled
 from brats_seg.files import whole_file
 from brats_seg.inference.decode import decode_regions
@@ -50,14 +41,7 @@ from brats_seg.inference.held_out import (
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    Decoding,
-    FittedPrediction,
-    ModelCard,
-    run_locked,
-    store_card,
-)
+from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelCard, run_locked
 from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
@@ -99,7 +83,7 @@ class FittedSetting:
     """Value to use; the default if no other is significantly better."""
     best: str
     """Value with the highest score, significant or not."""
-    gain: Gain
+    gain: significance.Gain
     """Gain of the best value over the default."""
 
 
@@ -107,8 +91,6 @@ class FittedSetting:
 class Tuning:
     """Result of tuning."""
 
-    key: str = ""
-    """Hash of weights, cases, metric and candidates."""
     metric: str
     n_cases: int
     runs: tuple[str, ...] = ()
@@ -123,9 +105,6 @@ class Tuning:
     """Notes for the cards of the networks."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases without some modalities; none without modality dropout."""
-
-
-_TUNING = TypeAdapter(Tuning)
 
 
 def tune_runs(
@@ -185,23 +164,20 @@ def tune(
 ) -> Tuning:
     """Fit the decoding of several runs to the mean score of their held-out cases.
 
-    The result of an earlier call for the same weights and cases is returned as it was stored. If the
-    cases are too few for any gain to be significant, a warning says so before they are predicted.
+    Cases that an earlier call predicted with the same weights are read. If they are too few for any
+    gain to be significant, a warning says so before they are predicted.
     """
-    key = _key(held_out, protocol, device)
-    if (earlier := stored_tuning(held_out, key)) is not None:
-        return earlier
     n_cases = sum(len(run.data.split.validation) for run in held_out)
-    if n_cases < FEWEST_CASES:
+    if n_cases < significance.FEWEST_CASES:
         log.warning(
             "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
             "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
-            *(counted(n_cases, "held-out case"), least_p_value(n_cases)),
-            *(LARGEST_CHANCE, FEWEST_CASES),
+            *(counted(n_cases, "held-out case"), significance.least_p_value(n_cases)),
+            *(significance.LARGEST_CHANCE, significance.FEWEST_CASES),
         )
     cases = [case for run in held_out for case in predict_held_out(run, device, track)]
     tuning = fit_cases(cases, protocol, n_workers=n_workers, track=track)
-    return replace(tuning, key=key, runs=tuple(str(run.run) for run in held_out))
+    return replace(tuning, runs=tuple(str(run.run) for run in held_out))
 
 
 def fit_cases(
@@ -251,28 +227,11 @@ def metric_named(name: str, task: str) -> ScoringProtocol:
 
 def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     """Store the chosen settings with the weights of each run, and `tuning.json` beside them."""
-    content = _TUNING.dump_json(tuning, indent=1) + b"\n"
+    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
     for run in held_out:
-        card = tuned_card(run.trained.card, tuning.fitted, tuning.notes)
-        if run.trained.card != card:
-            store_card(run.run / BEST_NAME, card)
+        run.store(tuned_card(run.trained.card, tuning.fitted, tuning.notes))
         with whole_file(run.run / TUNING_NAME) as new_file:
             new_file.write_bytes(content)
-
-
-def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
-    """Return the result of an earlier tuning with that key, if all of it is still stored."""
-    stored = None
-    for run in held_out:
-        try:
-            stored = _TUNING.validate_json((run.run / TUNING_NAME).read_bytes())
-        except (FileNotFoundError, ValidationError):
-            # missing, or of another version
-            return None
-        card = run.trained.card
-        if stored.key != key or tuned_card(card, stored.fitted, stored.notes) != card:
-            return None
-    return stored
 
 
 def tuned_card(
@@ -293,7 +252,7 @@ def _fit_decoding(
     for name, region, label, values in _TUNED:
         candidates = [decoding, *(_change(decoding, name, region, value) for value in values)]
         means = score(candidates).mean(axis=2)
-        sure = best_candidate(means[0], list(means[1:]))
+        sure = significance.best_candidate(means[0], list(means[1:]))
         chosen = 0 if sure is None else sure + 1
         best = chosen or int(np.argmax(means.mean(axis=1)))
         default = getattr(Decoding(), name)
@@ -306,7 +265,7 @@ def _fit_decoding(
                 default=texts[0],
                 chosen=texts[chosen],
                 best=texts[best],
-                gain=gain_of(means[0], means[best]),
+                gain=significance.gain_of(means[0], means[best]),
             )
         )
         decoding = candidates[chosen]
@@ -341,15 +300,7 @@ def _score_case(
 def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
     stored, checks = case.read(), judges("expected_dice")
+    assert checks is not None
     regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
-    return np.empty(0) if checks is None else checks.mean_probabilities(
-        stored.values, regions
-    ), counts
-
-
-def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
-    tried = (THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3, SMALLEST_GAIN, LARGEST_CHANCE)
-    parts = [protocol.name, protocol.task, device.precision, str(tried)]
-    parts += [f"{run.key} {run.data.fingerprint}" for run in held_out]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    return checks.mean_probabilities(stored.values, regions), counts

@@ -25,8 +25,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, Section, Size
-from brats_seg.config_text import explained
+from brats_seg.config import Config, Section, Size, explained
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.subset_scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
@@ -225,7 +224,8 @@ def load_trained(path: Path) -> TrainedModel:
     """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
     content = read_checkpoint(path, torch.device("cpu"))
     try:
-        weights = checked_weights(content.get("ema") or content["model"])
+        weights = checked_weights(content["model"])
+        weights = checked_weights(content["ema"]) if content.get("ema") else weights
     except _INVALID as error:
         raise _unreadable(path, error) from None
     return TrainedModel(weights=weights, card=content["card"])

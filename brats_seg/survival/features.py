@@ -22,7 +22,7 @@ from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.many import MappedCases, map_cases, write_failures
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.config_text import load_config
+from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted

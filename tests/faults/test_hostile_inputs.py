@@ -247,7 +247,6 @@ READ_AGAIN: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     "prepared/BraTS2021_00001/case.json": (COMMANDS["prepare"].words, "prepared", (0,)),
     "cases.csv": (COMMANDS["index"].words, "scans", (0, 2)),
     "runs/fold0/split.csv": (COMMANDS["tune"].words, "trained", (2,)),
-    "runs/fold0/tuning.json": (COMMANDS["tune"].words, "trained", (0,)),
     "runs/fold0/history.csv": (COMMANDS["figure history"].words, "trained", (2,)),
     "out/manifest.jsonl": (COMMANDS["predict"].words, "predicted", (0,)),
     "out/brats_seg.json": (COMMANDS["predict"].words, "predicted", (0, 2)),
