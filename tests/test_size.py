@@ -42,7 +42,7 @@ ABOVE_BUDGET = {
     "data": 1432,
     "evaluation": 1166,
     "quality": 1052,
-    "figures": 1017,
+    "figures": 1012,
     "dicom": 881,
     "survival": 958,
     "pages": 791,
