@@ -16,7 +16,7 @@ import brats_seg.errors
 
 ROOT = Path(brats_seg.errors.__file__).parent
 BUDGET = {
-    "top level": 1569,
+    "top level": 1480,
     "voxels": 330,
     "cases": 1770,
     "data": 1350,
@@ -39,10 +39,10 @@ ABOVE_BUDGET = {
     "inference": 2124,
     "cases": 2272,
     "top level": 1569,
-    "data": 1444,
+    "data": 1432,
     "evaluation": 1163,
     "quality": 1052,
-    "figures": 1017,
+    "figures": 1012,
     "dicom": 881,
     "survival": 958,
     "pages": 791,

@@ -15,9 +15,8 @@ from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_conf
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
-from brats_seg.figures.charts import dice_figure
-from brats_seg.figures.history import PHASES, curves_of, history_figure, read_history
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.decode import decode_regions
@@ -87,7 +86,7 @@ def write_run_page(
         CaseError: A held-out case cannot be predicted.
         EnvironmentalError: The device is not available, or the page cannot be written.
     """
-    history = read_history(run)
+    history = charts.read_history(run)
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
@@ -107,13 +106,15 @@ def write_run_page(
         title=f"Run {run.resolve().name}",
         remarks=tuple(_remarks(run, history, config, best)),
         facts=tuple(_facts(history, config, split, best)),
-        history=picture_uri(history_figure(history)),
+        history=picture_uri(charts.history_figure(history)),
         epochs=shown["epoch"].tolist(),
         best_epoch=best_epoch,
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=picture_uri(dice_figure([one.dice for one in scores])) if len(scores) > 1 else None,
+        chart=picture_uri(charts.dice_figure([one.dice for one in scores]))
+        if len(scores) > 1
+        else None,
         pictures=pictures,
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),
@@ -218,8 +219,8 @@ def _facts(
 
 def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
     """Yield each value of the history, by its name, in the epochs that are shown."""
-    for phase, words in PHASES.items():
-        for curve in curves_of(shown.columns):
+    for phase, words in charts.PHASES.items():
+        for curve in charts.curves_of(shown.columns):
             for part in ("", *curve.parts):
                 column = "_".join(filter(None, (phase, curve.name, part)))
                 if column in shown:
