@@ -76,9 +76,8 @@ class CaseView:
         """
         name = modality_named(modality)
         if name not in self.modalities:
-            msg = (
-                f"{self.case_id} has no {name or modality}; there are {', '.join(self.modalities)}"
-            )
+            has = ", ".join(self.modalities)
+            msg = f"{self.case_id} has no {name or modality}; there are {has}"
             raise UsageError(msg)
         return self.images[self.modalities.index(name)]
 
@@ -162,13 +161,9 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     low, high = volume.array.min(), volume.array.max()
     # NaN fails the comparison, as intended
     if not (low >= 0 and high <= _MOST_BITS):
-        raise CaseError(
-            view.case_id,
-            file=volume.file,
-            found=f"values from {low:g} to {high:g}",
-            expected="entropies from 0 to 1 bit",
-            next_step="Give the map that predict --uncertainty wrote.",
-        )
+        found, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
+        next_step = "Give the map that predict --uncertainty wrote."
+        raise CaseError(view.case_id, volume.file, found, expected, next_step)
     return replace(view, uncertainty=oriented(volume).array)
 
 
@@ -179,13 +174,8 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
         CaseError: The case has neither.
     """
     if not view.sides:
-        raise CaseError(
-            view.case_id,
-            file="label map",
-            found="neither reference nor prediction",
-            expected="one of them, to draw",
-            next_step="Give the prediction, or choose another case.",
-        )
+        found, next_step = "neither reference nor prediction", "Give it, or choose another case."
+        raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)
     # the prediction stands on the right
     return {name: side.regions for name, side in reversed(view.sides.items())}
 
