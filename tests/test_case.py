@@ -62,9 +62,7 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     arrays = [*builders.make_volumes(), builders.make_label_map()]
     for scan, array in zip((*case.images, case.label), arrays, strict=True):
         builders.write_nifti(case.path_of(scan), array[::-1], flipped)
-
     loaded = load_case(case)
-
     np.testing.assert_array_equal(loaded.volumes[0].array, arrays[0])
     np.testing.assert_array_equal(loaded.label.array, arrays[-1])
     np.testing.assert_allclose(loaded.volumes[0].geometry.affine, builders.BRATS_AFFINE)

@@ -35,9 +35,7 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
 @pytest.mark.parametrize("name", ["cases.csv", "cases.json"])
 def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, name: str) -> None:
     table = write_rows(tmp_path / name, rows_of(brats_root, tmp_path))
-
     index = index_cases(table)
-
     assert [case.case_id for case in index.cases] == [f"scan{n}" for n in range(6)]
     assert all(case.usable and case.label is not None for case in index.cases)
     assert index.root == tmp_path
@@ -75,9 +73,7 @@ def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path, 
     rows[2]["FLAIR"] = "nowhere.nii.gz"
     if name == "cases.json":
         rows[3]["FLAIR"] = rows[4]["Segmentation"] = "a\0b.nii"
-
     good, empty, absent, *impossible = index_cases(write_rows(tmp_path / name, rows)).cases
-
     assert good.usable
     assert "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected" in empty.problems[0]
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in absent.problems[0]

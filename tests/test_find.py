@@ -170,13 +170,10 @@ def test_results_and_hidden_files_are_passed_over_unless_asked_for(tmp_path: Pat
     hidden = ("BraTS2021_00000/._BraTS2021_00000", "__MACOSX/BraTS2021_00000/x", ".trash/x")
     stems = ("BraTS2021_00000/BraTS2021_00000", "results/more/BraTS2021_00001", *hidden)
     touch(tmp_path, "results/brats_seg.json", *(name for stem in stems for name in scans(stem)))
-
     found = find_cases(tmp_path)
-
     assert [case.case_id for case in found.cases] == ["BraTS2021_00000"]
     assert found.notices == ()
     assert only_case_in(tmp_path / "results").case_id == "BraTS2021_00001"
-
     # label maps without scans, in folders that are not called after label maps, are no cases
     ignored = ("x/BraTS2021_00000.nii", "y/BraTS2021_00000_seg.nii", "labels_1_2/smith_seg_1_2.nii")
     found = find_cases(touch(tmp_path, *ignored))
@@ -240,12 +237,10 @@ def test_the_key_changes_when_a_file_does(tmp_path: Path) -> None:
         lambda: (flair.write_bytes(b"x"), os.utime(flair, ns=(1, 1))),
         label.unlink,
     )
-
     keys = [only_case_in(tmp_path).facts.files_key for _ in range(2)]
     for change in changes:
         change()
         keys.append(only_case_in(tmp_path).facts.files_key)
-
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
 

@@ -86,9 +86,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
             FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4\. Choose"
         ):
             folds.check_fold(fold, path, FoldConfig())
-
     folds.write_folds(make_table(("A", "a", 1), ("B", "b", 5)), path)
-
     folds.check_fold(5, path, FoldConfig())
     with pytest.raises(FoldError, match="fold 0 is not in the fold table, which has folds 1, 5"):
         folds.check_fold(0, path, FoldConfig())

@@ -168,7 +168,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         worker = psutil.Process(int(parent.stdout.readline()))
         assert worker.is_running()
         parent.kill()
-
     deadline = time.monotonic() + 10
     # a dead process whose parent is gone may be a zombie until it is collected
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:

@@ -145,11 +145,9 @@ def test_other_qforms_are_kept_and_equal_volumes_give_equal_bytes(tmp_path: Path
     scan.header.set_qform(np.eye(4), code=1)
     scan.header.set_sform(BRATS_AFFINE, code=4)
     nib.save(scan, tmp_path / "scan.nii.gz")
-
     grid = nifti.read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
     for name in ("a.nii.gz", "b.nii.gz"):
         nifti.write_volume(tmp_path / name, make_label_map(), grid)
-
     np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
     np.testing.assert_array_equal(grid.qform, np.eye(4))
     assert nifti.read_geometry(tmp_path / "a.nii.gz", case_id="case_1") == grid
@@ -240,13 +238,11 @@ def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
     # the last four bytes state the length, or a likely one
     for content in (packed, packed[:-4] + len(CONTENT).to_bytes(4, "little")):
         (tmp_path / "bomb.nii.gz").write_bytes(content)
-
         tracemalloc.start()
         with pytest.raises(CaseError, match=rf"more than \d+ bytes; expected the {len(CONTENT)}"):
             read(tmp_path / "bomb.nii.gz")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-
         assert peak < 5 * nifti.SPARE_BYTES
 
 
@@ -392,7 +388,6 @@ def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -
     image = nib.Nifti1Image(make_label_map() * np.uint8(63), BRATS_AFFINE)
     image.header.set_slope_inter(1 / 63, 0)
     nib.save(image, tmp_path / "scaled.nii.gz")
-
     for name in (path.name, "scaled.nii.gz"):
         labels = nifti.read_label_map(tmp_path / name, case_id="case_1").array
         assert labels.dtype == np.uint8

@@ -124,9 +124,7 @@ def test_tumours_differ_in_size_and_place():
 
 def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there(tmp_path):
     write_phantom_survival(tmp_path / "survival.csv", n_cases=12, seed=0)
-
     table = read_clinical_files([tmp_path / "survival.csv"])
-
     rows = [table.row(f"BraTS2021_{number:05d}") for number in range(12)]
     assert [row.survival_censored for row in rows].count(True) == 1
     assert [row.survival_days for row in rows].count(None) == 1
