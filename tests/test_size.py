@@ -36,9 +36,9 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 3006,
-    "inference": 2124,
+    "inference": 2103,
     "cases": 2377,
-    "top level": 1616,
+    "top level": 1586,
     "data": 1444,
     "evaluation": 1213,
     "quality": 1052,
