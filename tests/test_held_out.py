@@ -66,14 +66,6 @@ def test_another_split_and_other_prepared_cases_are_refused(
         open_held_out(run, tiny_prepared)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"found no best\.pt; expected the folder of a run"):
-        open_held_out(tmp_path, tmp_path)
-    (tmp_path / "model.json").touch()
-    with pytest.raises(UsageError, match=r"found an exported model; expected the folder of a run"):
-        open_held_out(tmp_path, tmp_path)
-
-
 @pytest.mark.usefixtures("pointwise")
 def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
     tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
