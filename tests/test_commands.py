@@ -231,7 +231,6 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model nothing", 2, "nothing holds no model"),
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
-        ("predict data --model runs/fold0 --labels brats1999", 2, "'brats1999' is unknown"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --window half", 2, "half"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
@@ -601,23 +600,13 @@ def test_every_option_of_predict_reaches_the_record(
     assert len(record["outputs"]) == 5
 
 
-def test_export_says_what_its_card_lacks_and_a_damaged_export_is_refused(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
+def test_export_says_what_its_card_lacks(run: Run, model: Path, tmp_path: Path) -> None:
     plain = run("export", model, "-o", "model")
     licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
-    path = tmp_path / "model" / "member0.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 8
-    path.write_bytes(content)
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model")
 
     assert "states no licence; --license names one" in plain[1]
     assert "--license" not in licensed[1]
     assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
-    assert code == 2
-    assert "member0.safetensors is damaged" in errors
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
