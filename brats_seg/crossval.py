@@ -197,9 +197,8 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
         path = predictions / f"{case.case_id}.nii.gz"
         prediction = path if path.exists() else None
         if case.label is not None:
-            reference = case.path_of(case.label)
-            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
-    return Pairing(pairs=tuple(pairs), without_reference=())
+            pairs.append(Pair(case.case_id, case.path_of(case.label), prediction))
+    return Pairing(pairs=tuple(pairs))
 
 
 def score_predictions(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import brats_seg.cases.case as case_module
+from brats_seg.cases import nifti
 from brats_seg.cases.case import (
     Case,
     case_of_arrays,
@@ -45,13 +45,13 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
-    read_packed = case_module.read_packed
+    read_packed = nifti.read_packed
 
     def counted(path: Path, *, case_id: str) -> bytes:
         counts[path.name] += 1
         return read_packed(path, case_id=case_id)
 
-    monkeypatch.setattr(case_module, "read_packed", counted)
+    monkeypatch.setattr(nifti, "read_packed", counted)
     return counts
 
 

@@ -144,7 +144,7 @@ def test_a_gradient_without_direction_is_an_error(
 def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of batch Dice; what it has learnt does not count here."""
     path = tmp_path_factory.mktemp("fold0")
-    write_run(path, *SMALL, "loss.batch_dice=true")
+    write_run(path, "loss.batch_dice=true")
     return path
 
 
@@ -155,19 +155,13 @@ def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path) -> None:
     assert "4 patches of 8x8x8 from phantoms, 2 without ET" in out
     assert "batch Dice + BCE (yours)" in out
     assert out.splitlines()[-1].startswith("exact:")
-    code, out, _ = run("certify", "--run", run_path, "--json")
-    assert code == 0
-    printed = json.loads(out)
+    printed = json.loads(run("certify", "--run", run_path, "--json")[1])
     written = json.loads((run_path / "certificate.json").read_text())
     assert written["rows"] == printed
     assert {row["loss"] for row in printed if row["own"]} == {BATCH_DICE}
-    assert {"loss", "method", "relative_error", "angle_deg"} <= printed[0].keys()
     assert written["network"] == str(run_path / "last.pt")
-
-
-def test_settings_are_certified_without_a_run(run: Run) -> None:
+    # and settings without a run
     code, out, err = run("certify", "--preset", "demo", *(f"--set={change}" for change in SMALL))
-
     assert (code, err) == (0, "")
     assert out.startswith("unet, trained for 40 steps, on 4 patches of 8x8x8 from phantoms")
 
@@ -184,13 +178,10 @@ def test_what_cannot_be_certified_is_named(run: Run, tmp_path: Path) -> None:
 
 def write_run(path: Path, *settings: str, widths: tuple[int, ...] = (4, 8)) -> None:
     """Write `last.pt` of a run with those settings and a network of those widths."""
-    config = load_config(assignments=["model.widths=[4, 8]", *settings])
-    patch = config.patch.size if config.patch.size != "whole" else (16, 16, 16)
-    torch.manual_seed(0)
+    config, patch = load_config(assignments=[*SMALL, *settings]), (8, 8, 8)
     network = build_model(config.model.model_copy(update={"widths": widths}), patch)
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="")
-    card = ModelCard(identity=identity, config=config)
-    save_run(path / "last.pt", network.state_dict(), card)
+    save_run(path / "last.pt", network.state_dict(), ModelCard(identity=identity, config=config))
 
 
 def test_phantoms_grow_and_two_in_five_lack_et() -> None:
@@ -201,30 +192,24 @@ def test_phantoms_grow_and_two_in_five_lack_et() -> None:
     assert torch.all(wt.diff() > 0)
     assert wt[-1] > 30 * wt[0]
     assert (et == 0).nonzero().flatten().tolist() == [0, 2, 5, 7]
-    one, same, other = (phantom_patches(2, (8, 8, 8), seed=seed).image for seed in (0, 0, 1))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    assert torch.equal(phantom_patches(2, (8, 8, 8)).image, phantom_patches(2, (8, 8, 8)).image)
 
 
 @pytest.mark.parametrize(
-    ("settings", "widths", "size"),
-    [
-        (["patch.size=whole"], (4, 8), 16),
-        (["patch.size=[96, 96, 96]"], (4, 8), 64),  # two levels: any even size will do
-        (["patch.size=[128, 128, 128]"], (2,) * 6, 96),  # three voxels at the lowest level
-    ],
+    ("edge", "widths", "size"),
+    # with two levels any even size will do; with six, three voxels are left at the lowest
+    [(16, [4, 8], 16), (96, [4, 8], 64), (128, [2] * 6, 96)],
 )
 def test_a_long_patch_is_cut_to_what_the_network_takes(
-    settings: list[str], widths: tuple[int, ...], size: int
+    edge: int, widths: list[int], size: int
 ) -> None:
-    config = load_config(assignments=[f"model.widths={list(widths)}", *settings])
-    patch = (16, 16, 16) if config.patch.size == "whole" else config.patch.size
+    config = load_config(assignments=[f"model.widths={widths}"])
 
-    assert _measured_size(config, patch) == (size,) * 3
+    assert _measured_size(config, (edge,) * 3) == (size,) * 3
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    write_run(tmp_path, "patch.size=[16, 16, 16]", widths=(4, 6))
+    write_run(tmp_path, widths=(4, 6))
 
     with pytest.raises(ResumeError, match=r"last\.pt holds another network than its settings"):
         certify_run(tmp_path, n_patches=2)
@@ -237,21 +222,16 @@ def network(*layers: nn.Module) -> nn.Module:
     ).double()
 
 
-def micro_batches(n_patches: int = 3) -> list[MicroBatch]:
-    patches = phantom_patches(n_patches, (6, 6, 6))
-    return [
-        MicroBatch(image[None].double(), target[None].double())
-        for image, target in zip(*patches, strict=True)
-    ]
+def small_patches() -> MicroBatch:
+    return MicroBatch(*(tensor.double() for tensor in phantom_patches(3, (6, 6, 6))))
 
 
-def by_differences(model: nn.Module, parts: list[MicroBatch]) -> Tensor:
+def by_differences(model: nn.Module, patches: MicroBatch) -> Tensor:
     """The slow oracle: batch Dice + BCE by hand, its derivative by central differences."""
 
     def loss() -> float:
         with torch.no_grad():
-            logits = torch.cat([model(part.image) for part in parts])
-        target = torch.cat([part.target for part in parts])
+            logits, target = model(patches.image), patches.target
         probabilities = logits.sigmoid()
         voxels = (0, 2, 3, 4)
         both = (probabilities * target).sum(voxels)
@@ -272,20 +252,17 @@ def by_differences(model: nn.Module, parts: list[MicroBatch]) -> Tensor:
     return torch.tensor(derivatives, dtype=torch.float64)
 
 
-def whole(parts: list[MicroBatch]) -> MicroBatch:
-    return MicroBatch(*map(torch.cat, zip(*parts, strict=True)))
-
-
 def test_the_methods_compute_what_they_say() -> None:
     """Whole and exact: the derivative of the batch loss; ordinary: the mean over micro-batches."""
-    model, parts = network(), micro_batches()
-    expected = by_differences(model, parts)
+    model, patches = network(), small_patches()
+    expected = by_differences(model, patches)
 
     for method in ("whole", "exact"):
-        gradient = gradient_by(method, model, BatchDiceBce(), whole(parts), CPU)
+        gradient = gradient_by(method, model, BatchDiceBce(), patches, CPU)
         assert torch.allclose(gradient, expected, atol=1e-8)
+    parts = map(MicroBatch, *(tensor.split(1) for tensor in patches))
     each = [gradient_by("whole", model, BatchDiceBce(), part, CPU) for part in parts]
-    ordinary = gradient_by("ordinary", model, BatchDiceBce(), whole(parts), CPU)
+    ordinary = gradient_by("ordinary", model, BatchDiceBce(), patches, CPU)
     assert torch.allclose(ordinary, torch.stack(each).mean(0), rtol=1e-12)
 
 
@@ -306,7 +283,7 @@ def test_a_parameter_that_takes_no_part_counts_as_zero() -> None:
     model.register_parameter("idle", nn.Parameter(torch.ones(5, dtype=torch.float64)))
 
     # the module's own parameters come first
-    assert not gradient_by("exact", model, DiceBce(), whole(micro_batches()), CPU)[:5].any()
+    assert not gradient_by("exact", model, DiceBce(), small_patches(), CPU)[:5].any()
 
 
 def test_dropout_is_left_out_and_each_gradient_is_shown_as_it_is_computed() -> None:

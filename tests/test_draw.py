@@ -49,17 +49,6 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
         assert np.ptp(np.asarray(picture.convert("L"))) > 100
 
 
-@pytest.mark.slow
-def test_a_surface_turns_in_a_gif(run: Run, tmp_path: Path, tiny_scans: Path) -> None:
-    write_sources(tmp_path, tiny_scans)
-
-    code, _, error = run("figure", "surface", "data", "-o", "a.gif")
-
-    assert code == 0, error
-    with Image.open(tmp_path / "a.gif") as gif:
-        assert gif.n_frames == 36
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

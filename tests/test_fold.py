@@ -142,11 +142,14 @@ def test_a_table_that_was_given_keeps_its_folds(tmp_path: Path) -> None:
     assert after.folds_path == before.folder / "folds.csv"
 
 
-def test_the_message_about_a_new_case_names_the_table(tmp_path: Path) -> None:
+def test_the_messages_about_a_vanished_and_a_new_case_name_the_table(tmp_path: Path) -> None:
     root = write_cases(tmp_path / "scans", 1, 1)
     opened(root)
-    write_case(root, "BraTS2021_00002", seed=2)
+    (root / "BraTS2021_00001").rename(tmp_path / "elsewhere")
+    with pytest.raises(FoldError, match=r"folds-2-seed55\.csv has cases .*: BraTS2021_00001\. Res"):
+        opened(root)
 
+    write_case(root, "BraTS2021_00002", seed=2)
     with pytest.raises(FoldError, match=r"folds-2-seed55\.csv: the fold table has no row for case"):
         opened(root)
 

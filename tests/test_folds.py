@@ -120,7 +120,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         # a manual edit may separate the scans of a patient
         (
             b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0",
-            r"folds\.csv: patient P3 lies in folds 1, 2:.*Correct it",
+            r"folds\.csv: patient P3 lies in folds 1, 2; .*Correct it",
         ),
     ],
 )

@@ -18,16 +18,8 @@ import pytest
 
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.figures.history import LiveHistory, history_figure, read_history
-from brats_seg.training.history import (
-    IDS_NAME,
-    check_trackers,
-    epoch_line,
-    phase_columns,
-    recorded,
-    write_history,
-    write_picture,
-)
+from brats_seg.figures.charts import LiveHistory, history_figure, read_history
+from brats_seg.training import history
 from tests.builders import Run
 
 OVERLAP = {
@@ -48,8 +40,8 @@ def row(epoch: int, *, validated: bool, scores: dict[str, float] | None = None) 
         "lr": 0.1,
         "seconds": 1.0,
         "peak_memory_mb": 10.0,
-        **phase_columns("train", scores),
-        **(phase_columns("val", scores) if validated else {}),
+        **history.phase_columns("train", scores),
+        **(history.phase_columns("val", scores) if validated else {}),
     }
 
 
@@ -58,28 +50,29 @@ def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation
 ) -> None:
     rows = [row(1, validated=False), row(2, validated=True)]
 
-    write_history(rows, tmp_path)
-    write_picture(rows, tmp_path)
+    history.write_history(rows, tmp_path)
+    history.write_picture(rows, tmp_path)
 
     table = pd.read_csv(tmp_path / "history.csv")
 
+    parts = [
+        *(f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")),
+        "empty_et",
+    ]
     assert list(table.columns) == [
         *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
         *("train_jaccard", "val_jaccard"),
-        *("train_dice_wt", "train_jaccard_wt", "train_dice_tc", "train_jaccard_tc"),
-        *("train_dice_et", "train_jaccard_et", "train_empty_et"),
-        *("val_dice_wt", "val_jaccard_wt", "val_dice_tc", "val_jaccard_tc"),
-        *("val_dice_et", "val_jaccard_et", "val_empty_et"),
+        *(f"{phase}_{name}" for phase in ("train", "val") for name in parts),
         *("lr", "seconds", "peak_memory_mb"),
     ]
     assert table["val_dice"].isna().tolist() == [True, False]
-    write_history(rows[:1], tmp_path)
+    history.write_history(rows[:1], tmp_path)
     assert pd.read_csv(tmp_path / "history.csv")["val_jaccard_wt"].isna().all()
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path: Path) -> None:
-    write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
+    history.write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
 
     table = read_history(tmp_path)
 
@@ -103,10 +96,10 @@ def entries_of(table: pd.DataFrame, place: int) -> list[str]:
 def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_entry(
     tmp_path: Path,
 ) -> None:
-    write_history([row(1, validated=False)], tmp_path)
+    history.write_history([row(1, validated=False)], tmp_path)
     assert entries_of(read_history(tmp_path), 1) == ["training"]
 
-    write_history([row(1, validated=True)], tmp_path)
+    history.write_history([row(1, validated=True)], tmp_path)
     parts = ["validation WT", "validation TC", "validation ET"]
     assert entries_of(read_history(tmp_path), 1) == ["training", "validation", *parts]
     figure = history_figure(read_history(tmp_path))
@@ -127,7 +120,7 @@ def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_ent
 def test_the_line_of_the_log_shows_the_values(
     validated: bool, scores: dict[str, float], expected: str
 ) -> None:
-    assert expected in epoch_line(row(2, validated=validated, scores=scores), 5)
+    assert expected in history.epoch_line(row(2, validated=validated, scores=scores), 5)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +174,10 @@ def config_of(*names: str) -> Config:
 
 def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...]) -> None:
     run_path.mkdir(exist_ok=True)
-    history: list[Mapping[str, float]] = []
-    with recorded(config, run_path, history) as send:
+    done: list[Mapping[str, float]] = []
+    with history.recorded(config, run_path, done) as send:
         for row in rows:
-            history.append(row)
+            done.append(row)
             send(row)
 
 
@@ -240,8 +233,8 @@ def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> 
     assert found.info.run_name == "fold0"
     assert found.info.status == "FINISHED"
     assert found.data.params["training.n_epochs"] == "100"
-    history = client.get_metric_history(found.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in history] == [(1, 1.5), (2, 1.0)]
+    curve = client.get_metric_history(found.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in curve] == [(1, 1.5), (2, 1.0)]
 
 
 def test_wandb_writes_offline_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +244,7 @@ def test_wandb_writes_offline_under_one_id(tmp_path: Path, monkeypatch: pytest.M
     for row in ROWS:
         track(config_of("wandb"), tmp_path, (row,))
 
-    run_id = json.loads((tmp_path / IDS_NAME).read_text())["wandb"]
+    run_id = json.loads((tmp_path / history.IDS_NAME).read_text())["wandb"]
     found = [path for path in (tmp_path / "wandb").rglob("*.wandb") if not path.is_symlink()]
     assert found
     assert {path.name for path in found} == {f"run-{run_id}.wandb"}
@@ -269,7 +262,7 @@ def test_a_tracker_that_is_not_installed_or_cannot_write_ends_the_command_at_onc
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
     for name in ("tensorboard", "mlflow", "wandb"):
         with pytest.raises(EnvironmentalError, match=rf"pip install 'brats_seg\[{name}\]'"):
-            check_trackers(config_of(name).tracking)
+            history.check_trackers(config_of(name).tracking)
     code, _, errors = run("train", "--data", "nowhere", "--set", "tracking.to=mlflow")
     assert code == 3
     assert "is not installed" in errors

@@ -37,15 +37,15 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 3006,
     "inference": 2103,
-    "cases": 2377,
-    "top level": 1586,
+    "cases": 2272,
+    "top level": 1581,
     "data": 1444,
-    "evaluation": 1213,
+    "evaluation": 1166,
     "quality": 1052,
-    "figures": 1046,
+    "figures": 1012,
     "dicom": 881,
     "survival": 958,
-    "pages": 845,
+    "pages": 791,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124

@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -17,17 +18,10 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import (
-    BratsError,
-    ConfigError,
-    EnvironmentalError,
-    ResumeError,
-    UsageError,
-)
+from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.inference.model import load_model
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import build_model
-from brats_seg.models.interface import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
@@ -132,9 +126,7 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def exhausted(*_: object) -> None:
-        raise MemoryError
-
+    exhausted = Mock(side_effect=MemoryError)
     monkeypatch.setattr("brats_seg.quality.profile.notes_of_training", exhausted)
 
     outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
@@ -209,7 +201,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
         values={
             "model.name": "monai.networks.nets.BasicUNet",
             "model.arguments": {
-                "spatial_dims": 3,
                 "in_channels": 4,
                 "out_channels": 3,
                 "features": [4, 4, 8, 8, 8, 4],
@@ -241,19 +232,14 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
 ) -> None:
     """A call that reaches its time limit is continued by the same call."""
 
-    def call(max_hours: float | None) -> Outcome:
-        return train_fold(
-            tiny_scans,
-            0,
-            config=settings("training.n_epochs=1"),
-            run_path=tmp_path / "run",
-            prepared_path=tmp_path / "prepared",
-            max_hours=max_hours,
-            track=untracked,
-        )
+    paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
+    config = settings("training.n_epochs=1")
 
     with caplog.at_level(logging.INFO):
-        stopped, finished = call(0), call(None)
+        stopped, finished = (
+            train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
+            for hours in (0, None)
+        )
 
     assert (stopped.finished, stopped.signal) == (False, None)
     assert stopped.reason == "the time limit of 0 hours was reached"
@@ -276,18 +262,16 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
     )
 
 
-class InDouble(nn.Module):
+class InDouble(nn.Sequential):
     """A float64 network for float32 patches."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.network = nn.Sequential(
-            nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1)
-        ).double()
+        super().__init__(nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1))
+        self.double()
 
-    def forward(self, image: Tensor) -> Tensor | TrainingOutput:
-        return self.network(image.double())
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image.double())
 
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
@@ -356,24 +340,12 @@ def test_settings_that_do_not_change_the_result_may_change(data: FoldData, tmp_p
     assert len(train(data, tmp_path / "run", changed).history) == 3
 
 
-def test_fresh_sets_the_earlier_run_aside(data: FoldData, tmp_path: Path) -> None:
-    for _ in range(2):
-        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / "run")
-        trainer.run(fresh=True, track=untracked)
-
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
-    assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
-
-
 def test_a_second_training_of_a_run_is_refused_before_it_writes(
     data: FoldData, tmp_path: Path
 ) -> None:
     """Also before the first has saved anything, and with --fresh."""
+    trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
     for fresh in (False, True):
-        trainer = Trainer(
-            data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run"
-        )
-
         with (
             run_locked(tmp_path / "run"),
             pytest.raises(UsageError, match=r"another process trains or tunes .*run\. Wait for it"),
@@ -383,8 +355,10 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
     assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
 
 
-def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path) -> None:
-    """The folder that --fresh has renamed too: another process may hold its old lock open."""
+def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """Another process may hold the old lock of the renamed folder open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
     refused = set()
@@ -399,7 +373,8 @@ def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path
     hook = trainer.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
 
-    assert refused == {"run", "run.1"}
+    assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
+    assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
     for name in ("run", "run.1"):
         with run_locked(tmp_path / name):
             pass
@@ -539,14 +514,9 @@ def test_a_loss_that_is_never_finite_ends_the_run(
     def infinite(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * float("inf")
 
+    config, network = settings("training.n_epochs=99"), nn.Conv3d(4, 3, 1)
     with pytest.raises(BratsError, match=r"50 steps in a row .* Lower optimizer\.lr"):
-        train(
-            data,
-            tmp_path / "run",
-            settings("training.n_epochs=99"),
-            network=nn.Conv3d(4, 3, 1),
-            criterion=infinite,
-        )
+        train(data, tmp_path / "run", config, network=network, criterion=infinite)
 
     assert "its gradient was not finite" in caplog.text
 

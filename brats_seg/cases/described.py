@@ -18,15 +18,9 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.layouts import (
-    DECATHLON,
-    LABEL,
-    NNUNET,
-    NamedFile,
-    is_label_word,
-    modality_named,
-)
+from brats_seg.cases.layouts import LABEL, NamedFile
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
@@ -63,7 +57,7 @@ class _Description(BaseModel):
     @property
     def modalities(self) -> dict[int, str]:
         """Modality at each index that has one of BraTS."""
-        named = {index: modality_named(name) for index, name in self.channels.items()}
+        named = {index: layouts.modality_named(name) for index, name in self.channels.items()}
         return {index: modality for index, modality in named.items() if modality}
 
 
@@ -152,7 +146,7 @@ def _cases_described(
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),
-            release=DECATHLON if is_msd else NNUNET,
+            release=layouts.DECATHLON if is_msd else layouts.NNUNET,
             convention=convention if LABEL in files else "",
         )
 
@@ -184,7 +178,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
-        kind = LABEL if is_label_word(name) else modality_named(name)
+        kind = LABEL if layouts.is_label_word(name) else layouts.modality_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
             raise UsageError(msg)

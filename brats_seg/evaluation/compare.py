@@ -180,11 +180,8 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
     first, *others = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
     for name, other in zip(names[1:], others, strict=True):
         if len(differing := first.index.symmetric_difference(other.index)):
-            msg = (
-                f"{names[0]} and {name} do not hold scores of the same cases and regions: "
-                f"{len(differing)} are in one only, such as {' '.join(differing[0])}. "
-                "Score both against the same references, by one protocol."
-            )
+            found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
+            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {found}"
             raise UsageError(msg)
         if list(first) != list(other):
             msg = f"{names[0]} and {name} were scored by two protocols; expected one"

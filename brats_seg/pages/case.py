@@ -75,6 +75,8 @@ def write_case_page(
     """
     box = _box_of(view)
     volumes = embedded_volumes(view, box)
+    first = [*view.sides.items()][:1]
+    lesions = {name: list_lesions(side.regions, view.affine) for name, side in first}
     write_page(
         path,
         "case.html",
@@ -82,10 +84,7 @@ def write_case_page(
         flags=flags,
         facts=(*facts, *_facts_of_grid(view, volumes)),
         parts=part_rows(view),
-        lesions={
-            name: list_lesions(side.regions, view.affine)
-            for name, side in [*view.sides.items()][:1]
-        },
+        lesions=lesions,
         legend=_legend(view),
         pictures=tuple(_pictures(view)),
         viewer={

@@ -224,7 +224,8 @@ def load_trained(path: Path) -> TrainedModel:
     """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
     content = read_checkpoint(path, torch.device("cpu"))
     try:
-        weights = checked_weights(content.get("ema") or content["model"])
+        weights = checked_weights(content["model"])
+        weights = checked_weights(content["ema"]) if content.get("ema") else weights
     except _INVALID as error:
         raise _unreadable(path, error) from None
     return TrainedModel(weights=weights, card=content["card"])

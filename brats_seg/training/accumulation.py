@@ -175,11 +175,10 @@ class Accumulator:
             try:
                 self.scaler.step(self.optimizer)
             except (RuntimeError, MemoryError) as error:
-                msg = (
-                    f"the optimizer's step failed, and the weights may be half updated: {error}. The "
-                    "last checkpoint is complete: resume from it, with an optimizer that keeps less "
-                    "(sgd) or a smaller network if memory ran out."
+                advice = (
+                    "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
                 )
+                msg = f"the weights may be half updated: the optimizer failed: {error}. {advice}"
                 raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm

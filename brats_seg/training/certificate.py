@@ -206,10 +206,8 @@ def certify(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        msg = (
-            f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch do not "
-            "fit in memory. Give fewer --patches, or --device cpu."
-        )
+        what = f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch"
+        msg = f"{what} do not fit in memory. Give fewer --patches, or --device cpu."
         raise EnvironmentalError(msg) from error
 
 

@@ -151,10 +151,8 @@ class Leaves:
         held = {*self.all, *inputs}
         unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
         if unknown:
-            msg = (
-                f"the loss depends on a tensor of shape {tuple(unknown[0].shape)} that requires a gradient, "
-                "and neither network, loss nor optimizer hold it. Make it a parameter, or detach it."
-            )
+            what = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
+            msg = f"the loss depends on {what}, and nothing holds it: make it a parameter, or detach it"
             raise ConfigError(msg)
         self.is_checked = True
 
@@ -332,10 +330,8 @@ class BatchGradient:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
-            msg = (
-                f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} "
-                "targets; expected one patch at least, and a target for each"
-            )
+            what = f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} targets"
+            msg = f"{what}; expected one patch at least, and a target for each"
             raise ConfigError(msg)
         batch = micro_batch.to(self.device.torch_device)
         if index == 1 or self.ranks.n_ranks > 1:
@@ -417,9 +413,9 @@ def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
 def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
     if other := next((found for found in shapes if found != shapes[0]), None):
+        what = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}"
         msg = (
-            f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}: use patches of "
-            "one size, or a loss that declares how it reduces over patches, see training.losses"
+            f"{what}: use patches of one size, or a loss that declares how it reduces over patches"
         )
         raise ConfigError(msg)
 
@@ -438,8 +434,6 @@ def _backward(carried: Carried, leaves: Carried) -> None:
 
 def _check_per_patch(losses: Tensor, n_patches: int) -> None:
     if losses.shape != (n_patches,):
-        msg = (
-            f"the loss declares reduces = 'patches', but returned the shape {tuple(losses.shape)} "
-            f"for {n_patches} patches; expected ({n_patches},)"
-        )
+        shape = tuple(losses.shape)
+        msg = f"the loss declares reduces = 'patches': found the shape {shape}; expected ({n_patches},)"
         raise ConfigError(msg)

@@ -24,21 +24,13 @@ import pandas as pd
 
 from brats_seg.config import Config, TrackingConfig, flat_settings
 from brats_seg.errors import EnvironmentalError
-from brats_seg.figures.history import (
-    CURVES,
-    HISTORY_NAME,
-    PHASES,
-    Curve,
-    Row,
-    curves_of,
-    history_figure,
-)
+from brats_seg.figures import charts as figures
 from brats_seg.files import whole_file, write_json
 from brats_seg.progress import left_text
 
 log = logging.getLogger(__name__)
 
-SendRow = Callable[[Row], None]
+SendRow = Callable[[figures.Row], None]
 IDS_NAME = "trackers.json"
 PROJECT = "brats_seg"
 """Project of W&B, or experiment of MLflow, where the environment names none."""
@@ -47,7 +39,7 @@ DRAWN_EVERY_S = 10.0
 
 
 @contextmanager
-def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator[SendRow]:
+def recorded(config: Config, run_path: Path, history: Sequence[figures.Row]) -> Iterator[SendRow]:
     """Open the trackers, and provide a function to call with the row of each epoch that ends.
 
     It writes the table of all epochs, and their picture unless one was drawn just now. A tracker that
@@ -59,7 +51,7 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
         write_history(history, run_path)
     with _trackers(config, run_path) as send:
 
-        def record(row: Row) -> None:
+        def record(row: figures.Row) -> None:
             nonlocal drawn_s, n_drawn
             write_history(history, run_path)
             if time.monotonic() - drawn_s >= DRAWN_EVERY_S:
@@ -77,39 +69,37 @@ def check_trackers(tracking: TrackingConfig) -> None:
     for name in tracking.to:
         module, _ = _TRACKERS[name]
         if find_spec(module) is None:
-            msg = (
-                f"tracking.to names {name}, and {module} is not installed: "
-                f"pip install 'brats_seg[{name}]', or leave {name} out of tracking.to"
-            )
+            way = f"pip install 'brats_seg[{name}]', or leave {name} out of tracking.to"
+            msg = f"tracking.to names {name}, and {module} is not installed: {way}"
             raise EnvironmentalError(msg)
 
 
-def phase_columns(phase: str, scores: Row) -> dict[str, float]:
+def phase_columns(phase: str, scores: figures.Row) -> dict[str, float]:
     """Return the columns of `history.csv` for a phase, `train` or `val`."""
     return {f"{phase}_{name}": value for name, value in scores.items()}
 
 
-def write_history(rows: Sequence[Row], run_path: Path) -> None:
+def write_history(rows: Sequence[figures.Row], run_path: Path) -> None:
     """Write `history.csv` of a run.
 
     Validation columns are empty in an epoch without validation.
     """
-    with whole_file(run_path / HISTORY_NAME) as beside:
+    with whole_file(run_path / figures.HISTORY_NAME) as beside:
         _table(rows).to_csv(beside, index=False)
 
 
-def write_picture(rows: Sequence[Row], run_path: Path) -> None:
+def write_picture(rows: Sequence[figures.Row], run_path: Path) -> None:
     """Draw the history of a run as `history.png`."""
     with whole_file(run_path / "history.png") as beside:
-        history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
+        figures.history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
 
 
-def epoch_line(row: Row, n_epochs: int | None) -> str:
+def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
     """Return the line that is logged for an epoch."""
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
-    for phase, name in PHASES.items():
+    for phase, name in figures.PHASES.items():
         if f"{phase}_loss" in row:
-            values = (_value_text(row, f"{phase}_{c.name}", c) for c in curves_of(row))
+            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.curves_of(row))
             parts.append(f"{name} {' '.join(values)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
@@ -124,27 +114,29 @@ def outlook_text(
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
         'loss 0.422, best Dice 0.713, about 3 h 20 min left'
     """
-    title = next(curve.title for curve in CURVES if f"val_{curve.name}" == watch)
+    title = next(curve.title for curve in figures.CURVES if f"val_{curve.name}" == watch)
     parts = [f"loss {loss:.3f}"] if math.isfinite(loss) else []
     parts += [f"best {title} {best:.3f}"] if best is not None else []
     parts += [left_text(left_s)] if left_s is not None else []
     return ", ".join(parts)
 
 
-def _table(rows: Sequence[Row]) -> pd.DataFrame:
+def _table(rows: Sequence[figures.Row]) -> pd.DataFrame:
     return pd.DataFrame([dict(row) for row in rows]).reindex(columns=list(_columns(rows[0])))
 
 
-def _columns(row: Row) -> tuple[str, ...]:
+def _columns(row: figures.Row) -> tuple[str, ...]:
     # the curves first, then their parts
-    first = [f"{phase}_{curve.name}" for curve in curves_of(row) for phase in PHASES]
+    first = [
+        f"{phase}_{curve.name}" for curve in figures.curves_of(row) for phase in figures.PHASES
+    ]
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
-    columns = [f"{phase}_{name}" for phase in PHASES for name in names]
+    columns = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
     rest = [column for column in columns if column not in first]
     return ("epoch", "step", *first, *rest, "lr", "seconds", "peak_memory_mb")
 
 
-def _value_text(row: Row, column: str, curve: Curve) -> str:
+def _value_text(row: figures.Row, column: str, curve: figures.Curve) -> str:
     text = f"{curve.title} {row[column]:.{curve.digits}f}"
     if not curve.shows_parts:
         return text
@@ -163,10 +155,8 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
             senders[name] = next(tracker)
         # each has its own errors, and some raise bare ones
         except Exception as error:
-            msg = (
-                f"{name} cannot be written: {type(error).__name__}: {error}. Check its folder or "
-                f"server, or leave {name} out of tracking.to"
-            )
+            way = f"Check its folder or server, or leave {name} out of tracking.to"
+            msg = f"{name} cannot be written: {type(error).__name__}: {error}. {way}"
             raise EnvironmentalError(msg) from error
 
     def try_to_send(name: str, send: Callable[[], object]) -> None:
@@ -179,7 +169,7 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
             )
             senders.pop(name, None)
 
-    def send_row(row: Row) -> None:
+    def send_row(row: figures.Row) -> None:
         for name, send in tuple(senders.items()):
             try_to_send(name, partial(send, row))
 
@@ -191,7 +181,7 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
             try_to_send(name, partial(next, tracker, None))
 
 
-def _metrics(row: Row) -> dict[str, float]:
+def _metrics(row: figures.Row) -> dict[str, float]:
     """Return the values of a row by names such as `train/loss` and `val/dice_et`."""
     return {
         key.replace("_", "/", 1) if key.startswith(("train_", "val_")) else key: float(value)
@@ -210,7 +200,7 @@ def _tensorboard(config: Config, run_path: Path) -> Generator[SendRow]:
     writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
     writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
 
-    def send(row: Row) -> None:
+    def send(row: figures.Row) -> None:
         for name, value in _metrics(row).items():
             writer.add_scalar(name, value, int(row["epoch"]))
         writer.flush()
@@ -237,7 +227,7 @@ def _mlflow(config: Config, run_path: Path) -> Generator[SendRow]:
     run_id = _run_id(run_path, "mlflow", new_run)
     client.update_run(run_id, status="RUNNING")
 
-    def send(row: Row) -> None:
+    def send(row: figures.Row) -> None:
         for name, value in _metrics(row).items():
             client.log_metric(run_id, name, value, step=int(row["epoch"]))
 

@@ -101,11 +101,9 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     for before, after in zip(first, second, strict=True):
         error, scale = _difference(before, after)
         if not error <= _tolerance(before.dtype) * max(scale, 1.0):
-            msg = (
-                f"the network returned another output for the same micro-batch: they differ by "
-                f"{error:.3g}, with values up to {scale:.3g}. Let random layers draw from torch's "
-                "default generators only, and no state change in a forward pass."
-            )
+            what = f"another output for the same micro-batch (differences up to {error:.3g})"
+            way = "draw from torch's default generators only, and change no state in a forward pass"
+            msg = f"the network returned {what}: {way}"
             raise ReplayError(msg)
 
 

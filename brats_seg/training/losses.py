@@ -66,10 +66,8 @@ def reduction_of(criterion: object) -> Reduction:
         msg = f"the loss {name} declares reduces = {declared!r}; expected 'patches' or 'sums'"
         raise ConfigError(msg)
     if declared == "sums" and not isinstance(criterion, SumsLoss):
-        msg = (
-            f"the loss {name} declares reduces = 'sums' and lacks the methods for it; expected "
-            "sums(output, target) and of_sums(sums, n_patches)"
-        )
+        methods = "sums(output, target) and of_sums(sums, n_patches)"
+        msg = f"the loss {name} declares reduces = 'sums' and lacks the methods for it: {methods}"
         raise ConfigError(msg)
     return declared
 
@@ -93,10 +91,8 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
 def check_scalar(loss: Tensor, criterion: object) -> Tensor:
     """Return the loss of all patches together, as a tensor without axes."""
     if loss.numel() != 1:
-        msg = (
-            f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}; expected a scalar, "
-            "for example by loss.arguments {reduction: mean}, or reduces = 'patches'"
-        )
+        what = f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}"
+        msg = f"{what}; expected a scalar, for example by loss.arguments {{reduction: mean}}"
         raise ConfigError(msg)
     return loss.reshape(())
 

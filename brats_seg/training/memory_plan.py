@@ -83,11 +83,9 @@ class MemoryPlan:
     def what_to_lower(self) -> str:
         """Return an error message with advice, for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.predicted_mib)
-        return (
-            f"nothing fits in {self.memory_mib} MiB: a patch of {size_words(least.patch)} in "
-            f"{least.precision} with checkpointing {least.checkpointing} needs {least.predicted_mib} "
-            "MiB. Lower model.widths or patch.size, or use optimizer.name sgd, which keeps less"
-        )
+        what = f"a patch of {size_words(least.patch)} in {least.precision} needs {least.predicted_mib} MiB"
+        way = "Lower model.widths or patch.size, or use optimizer.name sgd, which keeps less"
+        return f"nothing fits in {self.memory_mib} MiB: {what}. {way}"
 
 
 def plan_memory(
@@ -275,9 +273,8 @@ def _settings_text(path: Path) -> str:
         text = read_yaml(path)
         load_config(text=text)
     except ConfigError as error:
-        msg = (
-            f"{path} cannot be used: {error}. Give --preset or --config, or start anew with --fresh"
-        )
+        way = "Give --preset or --config, or start anew with --fresh"
+        msg = f"{path} cannot be used: {error}. {way}"
         raise ConfigError(msg) from None
     return text
 
@@ -404,10 +401,8 @@ class Footprint:
                 self._live.peak = self._live.now
                 self._run(patch, mode, device)
         except RuntimeError as error:
-            msg = (
-                "the memory of the network cannot be counted: it, or the loss, needs values and not only "
-                f"sizes: {error}. Give --patch and --preset to train it."
-            )
+            what = f"the memory of the network cannot be counted: it needs values and not only sizes: {error}"
+            msg = f"{what}. Give --patch and --preset to train it."
             raise UncountableError(msg) from error
         return max(self._live.peak, self._peak_of_update)
 

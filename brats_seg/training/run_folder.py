@@ -24,14 +24,7 @@ from brats_seg.config import Config, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    RUN_LOCK_NAME,
-    ModelCard,
-    read_checkpoint,
-    run_locked,
-    write_checkpoint,
-)
+from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
@@ -72,7 +65,7 @@ class RunFolder:
     @property
     def best_path(self) -> Path:
         """The weights with the best watched value on the held-out cases."""
-        return self.path / BEST_NAME
+        return self.path / weights.BEST_NAME
 
     @property
     def is_begun(self) -> bool:
@@ -115,28 +108,30 @@ class RunFolder:
     def save(self, state: RunState) -> None:
         """Write the latest state as a whole: after a crash the file is the old one or the new one."""
         if state.accumulator.ranks.is_first:
-            write_checkpoint(state.state_dict(), self.last_path)
+            weights.write_checkpoint(state.state_dict(), self.last_path)
 
     def save_best(self, state: RunState, validation: RunningSums) -> None:
         """Write the weights for prediction, with the sums of the validation that chose them."""
         if state.accumulator.ranks.is_first:
-            write_checkpoint(state.best_entries(validation), self.best_path)
+            weights.write_checkpoint(state.best_entries(validation), self.best_path)
 
     def _lock(self, locks: ExitStack, *, fresh: bool) -> BratsError | None:
         """Lock the folder, and the new one if the earlier run is renamed; return an error."""
         try:
-            locks.enter_context(run_locked(self.path))
+            locks.enter_context(weights.run_locked(self.path))
             if fresh and (aside := self._set_aside()):
                 log.info("the earlier run is now %s", aside)
                 # the first lock was renamed with its folder
-                locks.enter_context(run_locked(self.path))
+                locks.enter_context(weights.run_locked(self.path))
         except BratsError as error:
             return error
         return None
 
     def _set_aside(self) -> Path | None:
         """Rename an earlier run of this name to a free one, and return that, or None without one."""
-        if not self.path.exists() or {p.name for p in self.path.iterdir()} <= {RUN_LOCK_NAME}:
+        if not self.path.exists() or {p.name for p in self.path.iterdir()} <= {
+            weights.RUN_LOCK_NAME
+        }:
             return None
         names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
         aside = next(path for path in names if not path.exists())
@@ -151,7 +146,7 @@ class RunFolder:
         plan, ranks = state.plan, state.accumulator.ranks
         entries = None
         if self.is_begun:
-            entries = read_checkpoint(self.last_path, plan.device.torch_device)
+            entries = weights.read_checkpoint(self.last_path, plan.device.torch_device)
             self._check(entries["card"], plan)
         if ranks.is_first:
             self._write_facts(plan)
@@ -175,7 +170,7 @@ class RunFolder:
         write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
         remove_leftovers(self.path)
 
-    def _check(self, begun: ModelCard, plan: RunPlan) -> None:
+    def _check(self, begun: weights.ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
         before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:

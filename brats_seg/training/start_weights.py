@@ -22,16 +22,7 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet
 from brats_seg.models.build import size_words
 from brats_seg.models.unet import UNet
-from brats_seg.runtime.weights import (
-    BEST_NAME,
-    ModelIdentity,
-    TrainedModel,
-    fingerprint_of,
-    read_checkpoint,
-    read_trained,
-    read_weights,
-    sha256_of,
-)
+from brats_seg.runtime import weights
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +48,9 @@ class Source:
     """Weights that a run may start from."""
 
     path: Path
-    weights: Mapping[str, Tensor]
+    offered: Mapping[str, Tensor]
     fingerprint: str
-    trained: TrainedModel | None = None
+    trained: weights.TrainedModel | None = None
     """The trained network; None for a file that holds weights alone."""
     learnt_from: tuple[str, ...] | None = None
     """Cases that it was trained on; None where it is not known."""
@@ -75,10 +66,10 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights."""
-    weights = read_weights(path) if path.is_file() else None
-    if weights is not None:
-        return Source(path=path, weights=weights, fingerprint=sha256_of(path)[:32])
-    trained, *others = read_trained(path)
+    alone = weights.read_weights(path) if path.is_file() else None
+    if alone is not None:
+        return Source(path=path, offered=alone, fingerprint=weights.sha256_of(path)[:32])
+    trained, *others = weights.read_trained(path)
     if others:
         member = path / "member0.safetensors"
         msg = f"{path} holds {len(others) + 1} networks; expected one, such as {member}"
@@ -86,8 +77,8 @@ def read_source(path: Path) -> Source:
     _check_identity(trained.identity, path)
     return Source(
         path=path,
-        weights=trained.weights,
-        fingerprint=fingerprint_of([trained]),
+        offered=trained.weights,
+        fingerprint=weights.fingerprint_of([trained]),
         trained=trained,
         learnt_from=_cases_of(path),
     )
@@ -99,10 +90,8 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
         return
     path = Path(config.path)
     if run_path.resolve() in (path.resolve(), *path.resolve().parents):
-        msg = (
-            f"the run {run_path} cannot start from itself (start.path {config.path}): give another --run, "
-            "or resume it without --start-from"
-        )
+        way = "give another --run, or resume it without --start-from"
+        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {way}"
         raise UsageError(msg)
     if begins:
         read_source(path)
@@ -113,17 +102,15 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     if config.path is None:
         return None
     source = read_source(Path(config.path))
-    offered = source.weights
+    offered = source.offered
     if source.trained and source.trained.config.model.name == "autoencoder":
         offered = encoder_for_unet(offered) if isinstance(network, UNet) else offered
     loaded, unfit = match_weights(network, offered)
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
-        msg = (
-            f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}. Choose the network that "
-            "they are of (the encoder of an autoencoder fits a unet whose model.widths begin with "
-            "16,32,64,128), or other weights, or leave out --start-from."
-        )
+        what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
+        way = "Choose the network that they are of (an autoencoder fits a unet of widths 16,32,64,128)"
+        msg = f"{what}. {way}, or leave out --start-from."
         raise UsageError(msg)
     broken = [name for name, weight in loaded.items() if not weight.isfinite().all()]
     if broken:
@@ -158,15 +145,15 @@ def match_weights(
     loaded: dict[str, Tensor] = {}
     unfit = []
     for layer, names in _by_layer(state).items():
-        weights = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
-        shapes = [(state[name].shape, weight.shape) for name, weight in weights.items()]
+        fitting = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
+        shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
         differing = next((pair for pair in shapes if pair[0] != pair[1]), None)
-        if len(weights) < len(names):
+        if len(fitting) < len(names):
             unfit.append(f"{layer} (not among them)")
         elif differing is not None:
             unfit.append("{} ({} here, {} there)".format(layer, *map(size_words, differing)))
         else:
-            loaded |= weights
+            loaded |= fitting
     return loaded, unfit
 
 
@@ -191,14 +178,14 @@ def _cases_of(path: Path) -> tuple[str, ...] | None:
     folder = path if path.is_dir() else path.parent
     if not (folder / SPLIT_NAME).exists():
         return None
-    file = path / BEST_NAME if path.is_dir() else path
-    before = read_checkpoint(file, torch.device("cpu")).get("started_from")
+    file = path / weights.BEST_NAME if path.is_dir() else path
+    before = weights.read_checkpoint(file, torch.device("cpu")).get("started_from")
     earlier = before.get("learnt_from", ()) if isinstance(before, dict) else ()
     return tuple(sorted({*read_split(folder / SPLIT_NAME).train, *map(str, earlier)}))
 
 
-def _check_identity(identity: ModelIdentity, path: Path) -> None:
-    expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
+def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
+    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what in ("modalities", "regions", "normalisation"):
         value, known = getattr(identity, what), getattr(expected, what)
         if value != known:
@@ -224,7 +211,5 @@ def _log_differences(source: Source, data: FoldData) -> None:
         what = "%s does not name its training cases; if some are held out here, scores will be too good"
         log.info(what, path)
     elif seen := sorted({*data.split.validation}.intersection(source.learnt_from)):
-        what = (
-            "%s has learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        )
+        what = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
         log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))

@@ -26,14 +26,7 @@ from brats_seg.models.unet import NotebookUNet, UNet
 from brats_seg.runtime.device import Device, has_own_thread
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
-from brats_seg.training.accumulation import (
-    Accumulator,
-    MemoryMode,
-    StepResult,
-    mode_entries,
-    resume_mode,
-    step_fallback,
-)
+from brats_seg.training import accumulation
 from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
@@ -85,8 +78,8 @@ class RunState:
 
     plan: RunPlan
     network: nn.Module
-    accumulator: Accumulator
-    fallback: Fallback[MemoryMode]
+    accumulator: accumulation.Accumulator
+    fallback: Fallback[accumulation.MemoryMode]
     """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
@@ -101,16 +94,14 @@ class RunState:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
-    def after_batch(self, result: StepResult) -> None:
+    def after_batch(self, result: accumulation.StepResult) -> None:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
         progress.n_skipped = progress.n_skipped + 1 if result.skipped else 0
         if progress.n_skipped == MOST_SKIPPED:
-            msg = (
-                f"{MOST_SKIPPED} steps in a row had no finite gradient. Lower optimizer.lr, or "
-                "set training.precision to fp32, and start anew with --fresh."
-            )
+            way = "Lower optimizer.lr, or set training.precision to fp32, and start anew with --fresh."
+            msg = f"{MOST_SKIPPED} steps in a row had no finite gradient. {way}"
             raise BratsError(msg)
         if result.skipped:
             log.warning("a step was skipped: its gradient was not finite")
@@ -143,7 +134,7 @@ class RunState:
         """Return the entries of the checkpoint from which the run is resumed."""
         return {
             **self._entries(asdict(self.progress)),
-            "mode": mode_entries(self.fallback.mode),
+            "mode": accumulation.mode_entries(self.fallback.mode),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
 
@@ -157,13 +148,11 @@ class RunState:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
-            resume_mode(self.fallback, entries["mode"])
+            accumulation.resume_mode(self.fallback, entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
-            msg = (
-                f"the entry {name} does not fit ({reason}): the checkpoint is damaged, or of another "
-                f"network or loss. {WAY_OUT}"
-            )
+            what = f"the entry {name} does not fit ({reason})"
+            msg = f"{what}: the checkpoint is damaged, or of another network or loss. {WAY_OUT}"
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
         self.card = self.card.model_copy(update={"notes": saved.card.notes})
@@ -242,7 +231,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     # these change nothing when they compute, and draw no random numbers
     is_plain = type(network) in (UNet, NotebookUNet) and type(criterion) is DiceBce
     has_thread = ranks.n_ranks == 1 and has_own_thread(device.torch_device, plan.patch)
-    accumulator = Accumulator(
+    accumulator = accumulation.Accumulator(
         network,
         criterion,
         optimizer,
@@ -258,7 +247,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         plan=plan,
         network=network,
         accumulator=accumulator,
-        fallback=step_fallback(accumulator, config.training.micro_batch),
+        fallback=accumulation.step_fallback(accumulator, config.training.micro_batch),
         schedule=Schedule(optimizer, config.schedule),
         ema=ema,
         card=ModelCard(identity=plan.identity, config=config),

@@ -22,7 +22,7 @@ from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
 from brats_seg.data.manifest import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
-from brats_seg.figures.history import Row
+from brats_seg.figures.charts import Row
 from brats_seg.files import reading
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
@@ -31,14 +31,8 @@ from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
-from brats_seg.training import history
+from brats_seg.training import batches, history
 from brats_seg.training.accumulation import HalfUpdatedError, make_step
-from brats_seg.training.batches import (
-    Batch,
-    held_out_patches,
-    read_batches,
-    shared_memory_needed,
-)
 from brats_seg.training.losses import Criterion, RunningSums, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
@@ -126,7 +120,7 @@ def _check_machine(config: Config, run_path: Path) -> None:
     history.check_trackers(config.tracking)
     settings = config.training
     on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
-    needed = shared_memory_needed(config, on_gpu=on_gpu)
+    needed = batches.shared_memory_needed(config, on_gpu=on_gpu)
     check_machine(run_path, needed_shared=needed, needed_disk=RUN_BYTES)
 
 
@@ -242,11 +236,12 @@ class Trainer:
     def _train(self, track: Track) -> None:
         progress = self.state.progress
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
-        batches = read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
+        shares = [self.ranks.share(batch) for batch in keys]
+        read = batches.read_batches(self.plan, shares)
         self.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
-            for batch in track(batches, what=what, total=len(keys)):
+            for batch in track(read, what=what, total=len(keys)):
                 say(self._outlook)
                 self._stop_if_asked()
                 self._train_batch(batch)
@@ -260,7 +255,7 @@ class Trainer:
             raise
         self._stop_if_asked()
 
-    def _train_batch(self, batch: Batch) -> None:
+    def _train_batch(self, batch: batches.Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.plan.config.training.seed
@@ -294,7 +289,7 @@ class Trainer:
                 for case_id in case_ids
                 for draw in range(plan.config.patch.per_case)
             ]
-            samples, n_samples = held_out_patches(plan, keys), len(keys)
+            samples, n_samples = batches.held_out_patches(plan, keys), len(keys)
             predict = partial(_patch_logits, plan)
         else:
             return None

@@ -207,7 +207,6 @@ HARMLESS = {
     "certify": {
         "a link to itself",
         "without a model",
-        "with a model that is a number",
         "with weights of another shape",
         "with NaN as weights",
     },
