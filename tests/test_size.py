@@ -39,7 +39,7 @@ ABOVE_BUDGET = {
     "inference": 2103,
     "cases": 2272,
     "top level": 1581,
-    "data": 1444,
+    "data": 1432,
     "evaluation": 1166,
     "quality": 1052,
     "figures": 1012,
