@@ -241,7 +241,6 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
         ("evaluate data", 2, "two with --compare A B"),
-        ("doctor nowhere", 3, ""),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
@@ -263,7 +262,7 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
 
-    done = type_line(work, f"{line} --json" if command == "doctor" else line)
+    done = type_line(work, line)
 
     assert done.code == code, done.err
     assert message in done.err
