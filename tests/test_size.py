@@ -37,10 +37,10 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 3006,
     "inference": 2124,
-    "cases": 2272,
-    "top level": 1588,
+    "cases": 2243,
+    "top level": 1569,
     "data": 1432,
-    "evaluation": 1166,
+    "evaluation": 1163,
     "quality": 1052,
     "figures": 1012,
     "dicom": 881,
