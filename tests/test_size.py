@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2916,
+    "training": 2908,
     "inference": 2124,
     "cases": 2377,
     "top level": 1616,

@@ -187,18 +187,15 @@ class _Counter:
         computing = self.device
         if self.gpu is not None:
             computing = replace(computing, torch_device=torch.device("cpu"))
-        network = build_network(self.config, patch).to(computing.torch_device)
-        check_in_place(network)
-        criterion = task_of(self.config).criterion
-        if isinstance(criterion, nn.Module):
-            criterion.to(computing.torch_device)
-        footprint = Footprint(
-            network,
-            criterion,
-            self.config,
-            computing.torch_device,
-            for_gpu=self.gpu is not None,
+        used, for_gpu = computing.torch_device, self.gpu is not None
+        network, criterion = (
+            build_network(self.config, patch).to(used),
+            task_of(self.config).criterion,
         )
+        check_in_place(network)
+        if isinstance(criterion, nn.Module):
+            criterion.to(used)
+        footprint = Footprint(network, criterion, self.config, used, for_gpu=for_gpu)
         precision = self.device.precision
         for mode in memory_modes(network, micro_batch):
             with part(f"{size_words(patch)}, {precision}, {mode}", 0):
