@@ -40,7 +40,7 @@ ABOVE_BUDGET = {
     "cases": 2272,
     "top level": 1569,
     "data": 1432,
-    "evaluation": 1163,
+    "evaluation": 1160,
     "quality": 1052,
     "figures": 1012,
     "dicom": 881,
