@@ -42,10 +42,10 @@ ABOVE_BUDGET = {
     "data": 1444,
     "evaluation": 1166,
     "quality": 1052,
-    "figures": 1012,
+    "figures": 1009,
     "dicom": 881,
     "survival": 958,
-    "pages": 791,
+    "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124
