@@ -242,7 +242,6 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
         ("evaluate data", 2, "two with --compare A B"),
-        ("doctor nowhere", 3, ""),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
@@ -264,7 +263,7 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
 
-    done = type_line(work, f"{line} --json" if command == "doctor" else line)
+    done = type_line(work, line)
 
     assert done.code == code, done.err
     assert message in done.err
@@ -562,23 +561,13 @@ def test_every_option_of_predict_reaches_the_record(
     assert len(record["outputs"]) == 5
 
 
-def test_export_says_what_its_card_lacks_and_a_damaged_export_is_refused(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
+def test_export_says_what_its_card_lacks(run: Run, model: Path, tmp_path: Path) -> None:
     plain = run("export", model, "-o", "model")
     licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
-    path = tmp_path / "model" / "member0.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 8
-    path.write_bytes(content)
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model")
 
     assert "states no licence; --license names one" in plain[1]
     assert "--license" not in licensed[1]
     assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
-    assert code == 2
-    assert "member0.safetensors is damaged" in errors
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
