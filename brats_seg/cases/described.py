@@ -32,15 +32,7 @@ DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_TABLE_ERRORS = (
-    OSError,
-    UsageError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    RecursionError,
-)
+_INVALID = (OSError, UsageError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
 """Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
@@ -86,7 +78,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     try:
         rows = _ROWS[path.suffix.lower()](path)
         cases = tuple(_case(row, path.parent) for row in rows)
-    except _TABLE_ERRORS as error:
+    except _INVALID as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
             f"{', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV file or keys of "
@@ -117,13 +109,10 @@ def _read_description(path: Path) -> _Description:
         msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
         raise LayoutError(msg) from error
     except ValidationError as error:
-        found = ", ".join(
-            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
-        )
-        msg = (
-            f"{path} is not valid ({found}). Expected the names of the modalities by their "
-            "index under 'modality' or 'channel_names', and the values under 'labels'."
-        )
+        wrong = [(".".join(map(str, part["loc"])), part["msg"]) for part in error.errors()]
+        found = ", ".join(f"{name or 'file'}: {what}" for name, what in wrong)
+        expected = "Expected the modalities by index under 'channel_names', and 'labels'."
+        msg = f"{path} is not valid ({found}). {expected}"
         raise LayoutError(msg) from error
 
 

@@ -286,11 +286,6 @@ class _Group:
         """Number of modalities; derivatives are on one grid and without the skull."""
         return len({scan.kind for scan in self.scans}), DERIVATIVES in self.folder.parent.parts
 
-    @property
-    def release(self) -> str:
-        """Release that the id belongs to."""
-        return parse_case_id(self.case_id)[0]
-
 
 def _find_below(
     root: Path, label_files: str | None, *, with_labels: bool
@@ -336,10 +331,9 @@ def _find_below(
 
 def _superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
-    most = {group.case_id: group.worth for group in sorted(groups, key=lambda group: group.worth)}
-    return [
-        group for group in groups if group.worth < most[group.case_id] and group.release == BIDS
-    ]
+    of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == BIDS]
+    most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
+    return [group for group in of_bids if group.worth < most[group.case_id]]
 
 
 def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:

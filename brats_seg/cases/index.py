@@ -19,14 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import (
-    Case,
-    CaseFacts,
-    CaseIndex,
-    ScanFile,
-    judge_labels,
-    open_files,
-)
+from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
 from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
