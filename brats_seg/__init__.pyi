@@ -27,7 +27,7 @@ from brats_seg.figures.charts import (
     cohort_figure as cohort_figure,
     score_figure as score_figure,
 )
-from brats_seg.figures.history import LiveHistory as LiveHistory
+from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
 from brats_seg.figures.surface import models_of as models_of, write_surface_gif as write_surface_gif
 from brats_seg.figures.view import open_view as open_view, with_prediction as with_prediction

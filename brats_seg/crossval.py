@@ -51,7 +51,6 @@ from brats_seg.training.trainer import Outcome, train_fold
 
 LEGACY = protocol_named("legacy")
 DEFAULT_CONFIG = Config()
-SCORES_NAME = "scores.csv"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -158,19 +157,11 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         outcomes = out_of_fold_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))
         batch = finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
-        evaluation = score_predictions(
-            reference_pairs(chain(*cases.values()), predictions.path),
-            protocol,
-            output,
-            n_workers=available_cpus(),
-            track=track,
-        )
-        exported = export_model(
-            paths,
-            output / "model",
-            replace=True,
-            scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
-        )
+        pairing = reference_pairs(chain(*cases.values()), predictions.path)
+        n_workers = available_cpus()
+        evaluation = score_predictions(pairing, protocol, output, n_workers=n_workers, track=track)
+        scores = CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries)
+        exported = export_model(paths, output / "model", replace=True, scores=scores)
     results = OutOfFoldResults(
         tuning=tuning, batch=batch, evaluation=evaluation, fingerprint=exported.fingerprint
     )
@@ -204,9 +195,8 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
         path = predictions / f"{case.case_id}.nii.gz"
         prediction = path if path.exists() else None
         if case.label is not None:
-            reference = case.path_of(case.label)
-            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
-    return Pairing(pairs=tuple(pairs), without_reference=())
+            pairs.append(Pair(case.case_id, case.path_of(case.label), prediction))
+    return Pairing(pairs=tuple(pairs))
 
 
 def score_predictions(
@@ -223,7 +213,7 @@ def score_predictions(
     from brats_seg.figures.sections import write_figure
 
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    write_scores(evaluation.scores, folder / SCORES_NAME)
+    write_scores(evaluation.scores, folder / "scores.csv")
     write_summary(evaluation.summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"
     write_figure(score_figure(evaluation.scores, column=column), folder / "scores.png")

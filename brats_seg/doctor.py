@@ -87,9 +87,7 @@ def package_finding(
     """
     check = "packages"
     if required is None and not installed_version(_PACKAGE):
-        found = (
-            f"{_PACKAGE} is on the path without being installed: what it needs cannot be checked"
-        )
+        found = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
         return Finding(check=check, status="warning", found=found, remedy=remedy)
     required = versions_required() if required is None else required
@@ -255,9 +253,7 @@ def _progress(check: str, path: Path, again: str) -> Iterator[Finding]:
 
 def _train_command(path: Path, data: Path | None) -> str:
     """Return the command that continues a run, as far as its folder tells."""
-    command = ["brats-seg", "train"]
-    if data is not None:
-        command += ["--data", str(data)]
-    if fold := re.fullmatch(r"fold(\d+)", path.name):
-        command += ["--fold", fold[1]]
-    return shlex.join([*command, "--run", str(path)])
+    fold = re.fullmatch(r"fold(\d+)", path.name)
+    options = {"--data": data, "--fold": fold and fold[1], "--run": path}
+    given = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value]
+    return " ".join(["brats-seg train", *given])

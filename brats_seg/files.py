@@ -185,13 +185,9 @@ def writable_folder(wanted: Path) -> Path:
             return wanted
     except OSError as error:
         instead = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
-        log.warning(
-            "%s cannot be written to (%s): results are written to %s, which may be deleted later. "
-            "Choose a folder that you can write to.",
-            wanted.absolute(),
-            error.strerror,
-            instead,
-        )
+        text = "%s cannot be written to (%s): results are written to %s, which may be deleted later. %s"
+        advice = "Choose a folder that you can write to."
+        log.warning(text, wanted.absolute(), error.strerror, instead, advice)
         return instead
 
 
@@ -239,10 +235,7 @@ def check_current_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        msg = (
-            f"the current folder is gone ({error.strerror}): it was removed, or its drive is no longer "
-            "connected. Change to a folder that exists (cd) and start the same command again."
-        )
+        msg = f"the current folder is gone ({error.strerror}). Change to a folder that exists (cd)."
         raise EnvironmentalError(msg) from error
 
 
@@ -335,11 +328,8 @@ def _try_to_lock(path: Path, *, is_shared: bool) -> int | None:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            log.warning(
-                "the drive of %s has no locks (%s): start no second process that writes there",
-                path.parent,
-                error.strerror,
-            )
+            text = "the drive of %s has no locks (%s): start no second process that writes there"
+            log.warning(text, path.parent, error.strerror)
             return lock
         os.close(lock)
         if isinstance(error, BlockingIOError):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-import brats_seg.cases.case as case_module
+from brats_seg.cases import nifti
 from brats_seg.cases.case import (
     Case,
     case_of_arrays,
@@ -23,20 +23,12 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError
 from brats_seg.labels import BRATS2017, BRATS2024, MODALITIES, MSD
+from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import (
-    BRATS_AFFINE,
-    SHAPE,
-    make_label_map,
-    make_volumes,
-    write_case,
-    write_decathlon_case,
-    write_nifti,
-)
 
 
 def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> Case:
-    write_case(root, case_id, **values)
+    builders.write_case(root, case_id, **values)
     (case,) = find_cases(root).cases
     return case
 
@@ -45,38 +37,37 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
-    read_packed = case_module.read_packed
+    read_packed = nifti.read_packed
 
     def counted(path: Path, *, case_id: str) -> bytes:
         counts[path.name] += 1
         return read_packed(path, case_id=case_id)
 
-    monkeypatch.setattr(case_module, "read_packed", counted)
+    monkeypatch.setattr(nifti, "read_packed", counted)
     return counts
 
 
 def test_volumes_come_in_the_order_of_the_modalities(tmp_path: Path) -> None:
     loaded = load_case(written(tmp_path))
-
-    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+    for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
-    np.testing.assert_array_equal(loaded.label.array, make_label_map())
+    np.testing.assert_array_equal(loaded.label.array, builders.make_label_map())
     assert (loaded.case.release, loaded.convention) == ("brats2021", BRATS2017)
 
 
 def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     case = written(tmp_path)
-    flipped = BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-    flipped[:3, 3] += BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
-    arrays = [*make_volumes(), make_label_map()]
+    flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
+    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (builders.SHAPE[0] - 1)
+    arrays = [*builders.make_volumes(), builders.make_label_map()]
     for scan, array in zip((*case.images, case.label), arrays, strict=True):
-        write_nifti(case.path_of(scan), array[::-1], flipped)
+        builders.write_nifti(case.path_of(scan), array[::-1], flipped)
 
     loaded = load_case(case)
 
     np.testing.assert_array_equal(loaded.volumes[0].array, arrays[0])
     np.testing.assert_array_equal(loaded.label.array, arrays[-1])
-    np.testing.assert_allclose(loaded.volumes[0].geometry.affine, BRATS_AFFINE)
+    np.testing.assert_allclose(loaded.volumes[0].geometry.affine, builders.BRATS_AFFINE)
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
@@ -87,7 +78,6 @@ def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
     paths = [case.path_of(scan) for scan in (*case.images, case.label)]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
     hashes = tuple(f"{digest}#None" for digest in digests)
-
     assert load_case(case, files=read_case_files(case)).hashes == hashes
     assert reads == {path.name: 1 for path in paths}
     loaded = load_case(case, with_label=False)
@@ -96,12 +86,10 @@ def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
 
 
 def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
-    write_decathlon_case(tmp_path)
-
+    builders.write_decathlon_case(tmp_path)
     loaded = load_case(find_cases(tmp_path).cases[0])
-
     assert reads["BRATS_001.nii.gz"] == 2  # the volumes, and the label map of the same name
-    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+    for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     assert loaded.convention == MSD
 
@@ -117,7 +105,7 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path, values: tuple[i
         if modality == "seg":
             array[:] = 0
             array[80, 80, : len(values)] = values
-        write_nifti(tmp_path / case_id / f"{case_id}-{modality}.nii", array)
+        builders.write_nifti(tmp_path / case_id / f"{case_id}-{modality}.nii", array)
 
     loaded = load_case(find_cases(tmp_path).cases[0])
     (indexed,) = index_cases(tmp_path).cases
@@ -130,7 +118,6 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path, values: tuple[i
 
 def test_bad_cases_are_refused(tmp_path: Path) -> None:
     break_in_ten_ways(tmp_path)
-
     for case in (cases := find_cases(tmp_path).cases):
         with pytest.raises(CaseError, match=BAD_CASES[case.case_id]):
             load_case(case)
@@ -140,7 +127,6 @@ def test_bad_cases_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     case = written(tmp_path)
     case.path_of(case.images[2]).unlink()
-
     with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found a file that cannot be read"):
         load_case(case)
     with pytest.raises(CaseError, match=r"no t2w; two label maps$"):
@@ -149,12 +135,11 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_label_value_is_refused_and_no_tumour_is_not(tmp_path: Path) -> None:
     case = written(tmp_path)
-    label_map = np.zeros(SHAPE, np.uint8)
-    write_nifti(case.path_of(case.label), label_map)
+    label_map = np.zeros(builders.SHAPE, np.uint8)
+    builders.write_nifti(case.path_of(case.label), label_map)
     assert load_case(case).label is not None
-
     label_map[0, 0, 0] = 9
-    write_nifti(case.path_of(case.label), label_map)
+    builders.write_nifti(case.path_of(case.label), label_map)
     with pytest.raises(LabelError, match=r"BraTS2021_00000_seg.*label values \[9\]"):
         load_case(case)
 
@@ -167,22 +152,23 @@ def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
 
 
 def grid(
-    shape: tuple[int, int, int] = SHAPE, affine: npt.NDArray[np.float64] = BRATS_AFFINE
+    shape: tuple[int, int, int] = builders.SHAPE,
+    affine: npt.NDArray[np.float64] = builders.BRATS_AFFINE,
 ) -> Geometry:
     return Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
 def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> None:
-    flipped = BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-
-    loaded = case_of_arrays("BraTS2021_00000", make_volumes().astype(dtype)[:, ::-1], flipped)
-
+    flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
+    loaded = case_of_arrays(
+        "BraTS2021_00000", builders.make_volumes().astype(dtype)[:, ::-1], flipped
+    )
     assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
-    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+    for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     with pytest.raises(CaseError, match=r"found 3 images for .*; expected an image for each"):
-        case_of_arrays("case_1", make_volumes()[:3], BRATS_AFFINE)
+        case_of_arrays("case_1", builders.make_volumes()[:3], builders.BRATS_AFFINE)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +181,10 @@ def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> N
 )
 @pytest.mark.parametrize("which", range(4))
 def test_impossible_voxels_are_refused(which: int, value: float, where: object, found: str) -> None:
-    images = make_volumes().astype(np.float32)
+    images = builders.make_volumes().astype(np.float32)
     images[which][where] = value
     with pytest.raises(CaseError, match=f"file {MODALITIES[which]}: found {found}"):
-        case_of_arrays("case_1", images, BRATS_AFFINE)
+        case_of_arrays("case_1", images, builders.BRATS_AFFINE)
 
 
 def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path) -> None:
@@ -206,7 +192,6 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
     for modality in ("t1c", "t2w"):
         case.path_of(case.files[modality]).unlink()
     (case,) = find_cases(tmp_path).cases
-
     with pytest.raises(CaseError, match=r"file BraTS2021_00000/: found no t1c, t2w; expected t1n"):
         load_case(case)
     assert len(load_case(case, modalities=("t1n", "t2f")).volumes) == 2
@@ -214,9 +199,8 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
 
 
 def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
-    write_nifti(tmp_path / "BraTS-MEN-RT-0002-1_t1c.nii", make_volumes()[1])
+    builders.write_nifti(tmp_path / "BraTS-MEN-RT-0002-1_t1c.nii", builders.make_volumes()[1])
     (case,) = find_cases(tmp_path).cases
-
     assert case.release == "brats2024-men-rt"
     with pytest.raises(CaseError, match=r"one modality and another target.*not supported"):
         load_case(case, modalities=("t1c",))
@@ -224,7 +208,6 @@ def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
 
 def test_every_file_off_the_grid_is_named() -> None:
     grids = [("a", grid()), ("b", grid((1, 2, 3))), ("c", grid()), ("d", grid((4, 5, 6)))]
-
     with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
         check_one_grid("case_1", grids)
     check_one_grid("case_1", grids[:1])
@@ -235,10 +218,9 @@ def test_every_file_off_the_grid_is_named() -> None:
     ("millimetres", "is_same"), [(0.0, True), (0.0009, True), (0.0011, False), (1, False)]
 )
 def test_affines_may_differ_by_rounding_only(millimetres: float, is_same: bool) -> None:
-    affine = BRATS_AFFINE.copy()
+    affine = builders.BRATS_AFFINE.copy()
     affine[1, 3] += millimetres
-
     assert have_one_grid(grid(), grid(affine=affine)) is is_same
-    assert not have_one_grid(grid(), grid(affine=BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])))
+    assert not have_one_grid(grid(), grid(affine=builders.BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])))
     # the releases code the label map otherwise than the scans
     assert have_one_grid(grid(), replace(grid(), qform_code=2, sform_code=0))

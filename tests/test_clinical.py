@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.clinical import (
-    ClinicalTable,
-    check_columns,
-    mapping_files,
-    read_clinical_files,
-    read_clinical_tables,
-    with_clinical,
-)
+from brats_seg.cases import clinical
 from brats_seg.errors import CaseError, UsageError
 from tests.builders import make_case
 
@@ -31,11 +24,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def read(root: Path, **tables: str) -> ClinicalTable:
+def read(root: Path, **tables: str) -> clinical.ClinicalTable:
     """Write tables, named without their ending, into folders of their own and read them."""
     for number, (name, text) in enumerate(tables.items()):
         write(root / f"part {number}" / f"{name}.csv", text)
-    return read_clinical_tables(root)
+    return clinical.read_clinical_tables(root)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +44,6 @@ def read(root: Path, **tables: str) -> ClinicalTable:
 )
 def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
     table = read(tmp_path, survival_info=f"{header}\n{case_id},60.463,289,GTR\n")
-
     row = table.row(case_id)
     assert row == table.row(case_id.lower())
     assert (row.ids, row.age_years, row.grade) == ((case_id,), 60.463, "")
@@ -62,9 +54,7 @@ def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
 def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
     header = "BraTS19ID,Age,Survival,ResectionStatus"
     rows = f"A,{missing},{missing},{missing}\nB,63.07,ALIVE (361 days later),GTR"
-
     table = read(tmp_path, survival_data=f"{header}\n{rows}\n")
-
     row, survivor = table.row("A"), table.row("B")
     assert (row.age_years, row.survival_days, row.survival_censored) == (None, None, False)
     assert row.resection == ""
@@ -74,9 +64,7 @@ def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
 def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
     """The age stands under the id of 2019, the grade in the mapping."""
     survival = "BraTS19ID,Age,Survival,ResectionStatus\nBraTS19_TCIA02_606_1,45.4,NA,NA\n"
-
     table = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival)
-
     for case_id in MAPPING_2020.splitlines()[2].split(",")[1:]:
         row = table.row(case_id)
         assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
@@ -86,9 +74,7 @@ def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
 def test_patients_without_older_ids_stay_apart(tmp_path):
     """NA does not count as a common id."""
     mapping = "Grade,BraTS_2018_subject_ID,BraTS_2019_subject_ID\nHGG,NA,A\nLGG,NA,B\n"
-
     table = read(tmp_path, name_mapping=mapping)
-
     assert (table.row("A").grade, table.row("B").grade) == ("HGG", "LGG")
     assert table.row("NA") is table.row("BraTS2021_00000") is None
 
@@ -98,9 +84,7 @@ def test_mappings_of_two_years_are_joined(tmp_path):
     older = "Grade,BraTS_2017_subject_ID,BraTS_2019_subject_ID\nHGG,Brats17_AAA_1,BraTS19_AAA_1\n"
     newer = "Grade,BraTS_2019_subject_ID,BraTS_2020_subject_ID\nHGG,BraTS19_AAA_1,BraTS20_A\n"
     tables = {"name_mapping": older, "name_mapping_new": newer}
-
     table = read(tmp_path, **tables, survival_data="Brats17ID,Age\nBrats17_AAA_1,33\n")
-
     assert table.row("BraTS20_A").age_years == 33
 
 
@@ -111,7 +95,7 @@ def test_mappings_of_two_years_are_joined(tmp_path):
 )
 def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
     (tmp_path / "survival_predictions.csv").write_bytes(content)
-    assert read_clinical_tables(tmp_path).rows == {}
+    assert clinical.read_clinical_tables(tmp_path).rows == {}
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
@@ -124,8 +108,8 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
 def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
     folder = tmp_path / "input/set/BraTS2020_TrainingData/MICCAI_BraTS2020_TrainingData"
     path = write(folder / "name_mapping.csv", MAPPING_2020)
-    assert read_clinical_tables(tmp_path).row("BraTS20_Training_001").grade == "HGG"
-    assert (mapping_files(tmp_path), mapping_files(folder)) == ((), (path,))
+    assert clinical.read_clinical_tables(tmp_path).row("BraTS20_Training_001").grade == "HGG"
+    assert (clinical.mapping_files(tmp_path), clinical.mapping_files(folder)) == ((), (path,))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +133,7 @@ def test_cases_get_grade_age_and_patient(tmp_path):
     known = make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)
     ids = [*(f"BraTS20_Training_00{n}" for n in (3, 1, 2, 9)), "Brats18_TCIA02_606_1"]
 
-    cases = with_clinical([*map(make_case, ids), known], table)
+    cases = clinical.with_clinical([*map(make_case, ids), known], table)
 
     assert [
         (case.case_id, case.patient_id, case.facts.grade, case.facts.age_years) for case in cases
@@ -165,27 +149,19 @@ def test_cases_get_grade_age_and_patient(tmp_path):
 
 
 @pytest.mark.real
-def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
-    folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
-    cases = [make_case(path.name) for path in folders]
-
-    filled = with_clinical(cases, read_clinical_tables(real_data))
-
-    assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
-    assert len(folders) == 9
-
-
-@pytest.mark.real
 def test_the_official_tables_are_read_whole(real_data):
     """Counts taken from the files with grep."""
-    table = read_clinical_tables(real_data)
+    table = clinical.read_clinical_tables(real_data)
     rows = [row for case_id, row in table.rows.items() if case_id.startswith("brats19_")]
-
     assert len(rows) == 335
     assert sum(row.grade == "HGG" for row in rows) == 259
     assert sum(row.age_years is not None for row in rows) == 240
     assert sorted(row.survival_days for row in rows if row.survival_censored) == [361, 1029]
     assert table.row("Brats17_TCIA_606_1").age_years == 45.40273973
+    folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
+    filled = clinical.with_clinical([make_case(path.name) for path in folders], table)
+    assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
+    assert len(folders) == 9
 
 
 @pytest.mark.parametrize(
@@ -198,16 +174,16 @@ def test_the_official_tables_are_read_whole(real_data):
 )
 def test_what_a_table_lacks_is_said(tmp_path, header, with_survival, message):
     with pytest.raises(UsageError, match=message):
-        check_columns(write(tmp_path / "t.csv", f"{header}\n"), with_survival=with_survival)
+        clinical.check_columns(
+            write(tmp_path / "t.csv", f"{header}\n"), with_survival=with_survival
+        )
 
 
 def test_named_tables_count_before_those_of_the_folder(tmp_path):
     write(tmp_path / "data" / "survival_info.csv", "case_id,Age\nX,60\nY,70\n")
     named = write(tmp_path / "named.csv", "case_id,Age\nX,50\n")
-
-    table = read_clinical_tables(tmp_path / "data", [named])
-
+    table = clinical.read_clinical_tables(tmp_path / "data", [named])
     assert (table.row("x").age_years, table.row("y").age_years) == (50, 70)
-    assert read_clinical_files([named]).row("x").age_years == 50
+    assert clinical.read_clinical_files([named]).row("x").age_years == 50
     with pytest.raises(UsageError, match="has no column of ids"):
-        read_clinical_tables(tmp_path, [write(named, "Age\n50\n")])
+        clinical.read_clinical_tables(tmp_path, [write(named, "Age\n50\n")])

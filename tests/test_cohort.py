@@ -1,7 +1,6 @@
 """The page of a folder of predictions without a browser."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,8 @@ from PIL import Image
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.pages.cohort import write_cohort_page
-from tests.browser import Page
 from tests.builders import touch
-from tests.test_pages import RECORD, press, write_results
+from tests.test_pages import write_results
 
 
 def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
@@ -44,32 +42,3 @@ def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(
     write_cohort_page(tmp_path, tmp_path / "a.html")
 
     assert "empty" in (tmp_path / "a.html").read_text()
-
-
-@pytest.mark.slow
-def test_two_thousand_cases_are_written_and_sorted_in_seconds(
-    browser: Page, tmp_path: Path
-) -> None:
-    """The pictures are small ones here: real ones take 20 ms and 3 kB each."""
-    touch(tmp_path, "previews/a.png")
-    Image.new("RGB", (90, 66), "red").save(tmp_path / "previews" / "a.png")
-    (tmp_path / MANIFEST_NAME).write_text(
-        "".join(
-            RECORD.model_copy(
-                update={"case_id": f"{k:05d}", "outputs": ("previews/a.png",)}
-            ).model_dump_json()
-            + "\n"
-            for k in range(2000)
-        )
-    )
-
-    began_s = time.monotonic()
-    write_cohort_page(tmp_path, tmp_path / "a.html")
-    written_s = time.monotonic() - began_s
-    browser.open(tmp_path / "a.html")
-    names = press(browser, "Case")
-
-    assert names in (sorted(names), sorted(names)[::-1])
-    assert len(names) == 2000
-    assert (tmp_path / "a.html").stat().st_size < 5e6
-    assert written_s < 30

@@ -242,7 +242,6 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
         ("evaluate data", 2, "two with --compare A B"),
-        ("doctor nowhere", 3, ""),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
@@ -264,7 +263,7 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
 
-    done = type_line(work, f"{line} --json" if command == "doctor" else line)
+    done = type_line(work, line)
 
     assert done.code == code, done.err
     assert message in done.err
@@ -304,32 +303,6 @@ def test_scans_that_cannot_be_trained_on_are_refused(run: Run, tmp_path: Path) -
         assert message in done.err
 
 
-def test_cases_that_vanish_or_come_are_missed_in_the_fold_table(run: Run, brats_root: Path) -> None:
-    train = ("train", "--data", brats_root, *shlex.split(TINY))
-    run("prepare", brats_root, "--set", "folds.n_folds=2")
-    shutil.move(brats_root / "BraTS2021_00004", brats_root.parent / "elsewhere")
-    vanished = run(*train)
-    shutil.move(brats_root.parent / "elsewhere", brats_root / "BraTS2021_00004")
-    write_case(brats_root, "BraTS2021_00099", seed=99)
-
-    for done, case_id in ((vanished, "BraTS2021_00004"), (run(*train), "BraTS2021_00099")):
-        assert done.code == 2
-        assert case_id in done.err
-
-
-def test_two_label_conventions_are_trained_on_together(run: Run, brats_root: Path) -> None:
-    """Each case is read by the convention of its own release."""
-    for number in range(2):
-        case_id = f"BraTS-GLI-{number:05d}-000"
-        write_case(brats_root, case_id, seed=10 + number, convention=BRATS2023)
-
-    code, _, error = run("train", "--data", brats_root, *shlex.split(TINY), "--session-hours", "0")
-
-    assert code == 0, error
-    table = pd.read_csv(brats_root.with_name("data-prepared") / "cases.csv")
-    assert sorted(set(table["convention"])) == ["brats2017", "brats2023"]
-
-
 def write_predictions(folder: Path, n_cases: int, shift: int = 0) -> None:
     for number in range(n_cases):
         label_map = make_label_map(seed=number + shift, convention=BRATS2023)
@@ -355,19 +328,6 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", shown)
     assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only[1]
     assert "not scored: case BraTS2021_00001, file" in broken[1]
-
-
-def test_evaluate_compares_two_sets(run: Run, tiny_scans: Path, tmp_path: Path) -> None:
-    write_predictions(tmp_path / "good", 6)
-    write_predictions(tmp_path / "poor", 6, shift=1)
-
-    code, shown, error = run("evaluate", tiny_scans, "--compare", "good", "poor", "-o", "t.csv")
-
-    assert code == 0, error
-    assert shown.splitlines()[-3].startswith("good: mean rank 1.")
-    table = pd.read_csv(tmp_path / "t.csv")
-    assert table.mean_first[(table.region == "wt") & (table.column == "dice")].item() == 1.0
-    assert not (tmp_path / "comparison.csv").exists()
 
 
 def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
@@ -601,23 +561,13 @@ def test_every_option_of_predict_reaches_the_record(
     assert len(record["outputs"]) == 5
 
 
-def test_export_says_what_its_card_lacks_and_a_damaged_export_is_refused(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
+def test_export_says_what_its_card_lacks(run: Run, model: Path, tmp_path: Path) -> None:
     plain = run("export", model, "-o", "model")
     licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
-    path = tmp_path / "model" / "member0.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 8
-    path.write_bytes(content)
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model")
 
     assert "states no licence; --license names one" in plain[1]
     assert "--license" not in licensed[1]
     assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
-    assert code == 2
-    assert "member0.safetensors is damaged" in errors
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])

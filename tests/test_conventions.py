@@ -2,9 +2,8 @@
 
 import pytest
 
-from brats_seg.cases.conventions import LabelContent, resolve, resolve_all
+from brats_seg.cases.conventions import release_at, resolve, resolve_all
 from brats_seg.errors import ConfigError
-from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
 
 SHAPE_2024 = (182, 218, 182)
@@ -41,24 +40,21 @@ def test_release_shape_and_values_tell_the_convention(
     expected: tuple[str, str],
 ) -> None:
     """A question mark: neither name nor values decide."""
-    found = resolve(release=release, shape=shape, values=values)
-    assert (found.release, found.convention.name + "?" * found.is_ambiguous) == expected
+    convention, is_ambiguous = resolve(release, values, shape=shape)
+    assert (release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
 
 
 def test_a_declared_convention_is_taken_as_it_is() -> None:
-    found = resolve(release="brats2023-gli", shape=SHAPE_2024, values={1}, declared="msd")
-
-    assert (found.release, found.convention.name) == ("brats2024-gli", "msd")
-    assert not found.is_ambiguous
+    assert resolve("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd") == (MSD, False)
     with pytest.raises(ConfigError, match="'brats1999' is unknown"):
-        resolve(release="unknown", shape=None, values=(), declared="brats1999")
+        resolve("unknown", (), declared="brats1999")
 
 
 def conventions(
-    values: dict[str, set[int]], shape: tuple[int, int, int] = SHAPE, declared: str = ""
+    values: dict[str, set[int]], shape: tuple[int, int, int] = SHAPE
 ) -> list[LabelConvention]:
-    maps = {name: LabelContent(shape=shape, values=frozenset(of)) for name, of in values.items()}
-    return [found.convention for found in resolve_all(maps, declared=declared).values()]
+    maps = {name: (shape, frozenset(of)) for name, of in values.items()}
+    return list(resolve_all(maps).values())
 
 
 PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
@@ -99,13 +95,5 @@ def test_maps_tell_about_each_other(
     assert conventions(values) == expected
 
 
-@pytest.mark.parametrize("values", [{0, 1, 2, 4}, {0, 1, 2, 3, 4}])
-def test_the_shape_counts_in_folders_of_label_maps_too(values: set[int]) -> None:
-    assert conventions({f"{GLI}1-000": values}, SHAPE_2024) == [BRATS2024]
-
-
-def test_a_task_with_its_own_numbering_is_read_in_it() -> None:
-    """Without the fourth label paediatric maps look like those of 2023."""
-    labels = protocol_named("lesionwise2024", "PED").labels
-    assert conventions({"a": {0, 1, 2}}, declared=labels.name) == [BRATS2024_PED]
-    assert protocol_named("legacy").labels is None
+def test_the_shape_counts_in_folders_of_label_maps_too() -> None:
+    assert conventions({f"{GLI}1-000": {0, 1, 2, 4}}, SHAPE_2024) == [BRATS2024]

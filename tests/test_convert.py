@@ -59,7 +59,8 @@ def test_what_is_converted_is_not_converted_again(
         assert only_case(tmp_path) == first
 
     affine, array = oriented_affine("LPS"), make_volumes()[0]
-    paths = write_series(tmp_path / "dicom/new", array, affine, number=9, **HEADERS["t1n"])
+    header = {**HEADERS["t1n"], "SeriesDescription": "AX T1 PRE"}
+    paths = write_series(tmp_path / "dicom/new", array, affine, number=9, **header)
 
     assert only_case(tmp_path).usable
     source = read_source(tmp_path / "scans/dicom")
@@ -100,8 +101,18 @@ def test_scans_that_are_not_ready_are_converted_and_refused_with_the_means(tmp_p
         (problem,) = only_case(tmp_path).problems
         assert "the voxels measure 2.00x2.00x2.00 mm, not 1 mm" in problem
         assert "--preprocess" in problem
-        assert f"the converted files in {tmp_path}/scans/dicom" in problem
+        assert f"(converted files: {tmp_path}/scans/dicom)" in problem
     assert len(list((tmp_path / "scans/dicom").glob("*.nii.gz"))) == 4
+
+
+def test_the_advice_is_given_once_for_all_examinations(tmp_path: Path) -> None:
+    for study in ("1", "2", "3"):
+        write_examination(tmp_path / f"dicom/{study}", study=study, PixelSpacing=None)
+
+    problems = [case.problems[0] for case in cases_of_dicom(tmp_path / "dicom", tmp_path / "scans")]
+
+    assert ["--series" in problem for problem in problems] == [True, False, False]
+    assert all('t1n is series 1 "AX T1"' in problem for problem in problems)
 
 
 def test_a_converter_that_is_missing_or_fails_is_reported(
@@ -115,8 +126,11 @@ def test_a_converter_that_is_missing_or_fails_is_reported(
 
     (problem,) = only_case(tmp_path).problems
 
-    assert "found 0 volumes made of it by dcm2niix (exit code 3); expected one volume" in problem
+    assert "found exit status 3 of dcm2niix and 0 volumes; expected one" in problem
     assert "DOE" not in problem
+    killed = "#!/bin/sh\nfor last; do :; done\ntouch $last/../scan.nii\nkill -9 $$\n"
+    program.write_text(killed)
+    assert "exit status -9 of dcm2niix and 1 volume" in only_case(tmp_path).problems[0]
     monkeypatch.setattr(convert, "_converter", str)
     with pytest.raises(EnvironmentalError, match=r"pip install 'brats_seg\[dicom\]'"):
         only_case(tmp_path)

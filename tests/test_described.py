@@ -5,10 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases, read_index, write_index
 from brats_seg.config import load_config
-from brats_seg.data.fold import open_index, prepare_data
+from brats_seg.data.fold import prepare_data
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.pairs import find_pairs
 
@@ -44,27 +43,18 @@ def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, nam
     assert index.root == tmp_path
     write_index(index, tmp_path / "index.csv")
     assert read_index(tmp_path / "index.csv", table) == index
+    rows = [{**row, "t1gd": row["T1 post"]} for row in rows_of(brats_root, tmp_path)]
+    with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
+        index_cases(write_rows(table, rows))
 
 
 def test_a_table_is_prepared_and_keeps_patients_together(brats_root: Path, tmp_path: Path) -> None:
     table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path, n_patients=2))
     config = load_config(preset="demo", values={"folds.n_folds": 2})
-
     prepared = prepare_data(table, config=config, prepared_path=tmp_path / "ready")
-
     assert prepared.case_ids == {f"scan{n}" for n in range(6)}
     held_out = prepared.folds.split(0).validation
     assert set(held_out) in ({"scan0", "scan2", "scan4"}, {"scan1", "scan3", "scan5"})
-
-
-def test_an_index_of_a_table_is_written_once(brats_root: Path, tmp_path: Path) -> None:
-    table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path))
-    index_path = tmp_path / "out" / "index.csv"
-    first = open_index(table, index_path, load_config())
-    state = index_path.stat()
-
-    assert open_index(table, index_path, load_config()) == first
-    assert index_path.stat().st_mtime_ns == state.st_mtime_ns
 
 
 def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> None:
@@ -72,9 +62,7 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
     table = write_rows(tmp_path / "cases.csv", rows)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "scan0.nii.gz").touch()
-
     pairs = find_pairs(table, tmp_path / "out").pairs
-
     assert pairs[0].reference == tmp_path / rows[0]["Segmentation"]
     assert pairs[0].prediction == tmp_path / "out" / "scan0.nii.gz"
     assert pairs[0].case is not None
@@ -95,10 +83,3 @@ def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path, 
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in absent.problems[0]
     if name == "cases.json":
         assert all("found no path of a file" in case.problems[0] for case in impossible)
-
-
-def test_two_columns_of_one_modality_are_refused(brats_root: Path, tmp_path: Path) -> None:
-    rows = [{**row, "t1gd": row["T1 post"]} for row in rows_of(brats_root, tmp_path)]
-    table = write_rows(tmp_path / "cases.csv", rows)
-    with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
-        find_cases(table)

@@ -49,27 +49,14 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
         assert np.ptp(np.asarray(picture.convert("L"))) > 100
 
 
-@pytest.mark.slow
-def test_a_surface_turns_in_a_gif(run: Run, tmp_path: Path, tiny_scans: Path) -> None:
-    write_sources(tmp_path, tiny_scans)
-
-    code, _, error = run("figure", "surface", "data", "-o", "a.gif")
-
-    assert code == 0, error
-    with Image.open(tmp_path / "a.gif") as gif:
-        assert gif.n_frames == 36
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("sampel scans -o a.png", "'sampel'; there are sample, montage, preview, uncertainty,"),
         ("sample absent -o a.png", "absent does not exist"),
         ("sample absent -o a.bmp", "a.bmp ends in .bmp"),
-        ("surface absent -o a.mp4", "a.mp4 ends in .mp4"),
         ("sample scans --case X -o a.png", "no case X; it has BraTS2021_0"),
         ("montage scans -o a.png", "neither reference nor prediction"),
-        ("preview scans -o a.png", "neither reference nor prediction"),
         ("uncertainty scans -o a.png", "needs --prediction"),
         ("surface scans -o a.gif", "neither reference nor prediction"),
         ("distributions scans -o a.png", "neither age, survival nor label map is known"),

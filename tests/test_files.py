@@ -79,26 +79,20 @@ def test_a_failure_inside_leaves_what_was_there(tmp_path: Path, write) -> None:
             (number, EnvironmentalError, "a could not be written: .* still connected")
             for number in (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
         ),
+        # as `np.save` reports a short write
+        (None, EnvironmentalError, "could not be written: 9 requested and 3 written"),
         (errno.EINVAL, OSError, "Invalid argument"),
     ],
 )
 def test_an_error_of_the_drive_says_what_to_do(
-    tmp_path: Path, number: int, error: type[Exception], message: str
+    tmp_path: Path, number: int | None, error: type[Exception], message: str
 ) -> None:
+    arguments = ("9 requested and 3 written",) if number is None else (number, os.strerror(number))
     for write in (whole_file, whole_folder):
         with pytest.raises(error, match=message) as raised, write(tmp_path / "a"):
-            raise OSError(number, os.strerror(number))
+            raise OSError(*arguments)
         assert type(raised.value) is error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_short_write_without_a_number_is_named(tmp_path: Path) -> None:
-    """As `np.save` reports it."""
-    with (
-        pytest.raises(EnvironmentalError, match="could not be written: 9 requested and 3 written"),
-        whole_file(tmp_path / "a"),
-    ):
-        raise OSError("9 requested and 3 written")
 
 
 def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
@@ -154,21 +148,8 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, 
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
 
-def test_work_goes_elsewhere_where_it_cannot_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "file").touch()
-
-    instead = writable_folder(tmp_path / "file" / "work")
-
-    assert instead.is_dir()
-    assert instead.name.startswith("work-")
-    assert "cannot be written to (Not a directory): results are written to" in caplog.text
-
-
 def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
@@ -179,7 +160,9 @@ def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     assert list(wanted.iterdir()) == []
 
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    assert writable_folder(wanted) != wanted
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert [writable_folder(wanted)] == [*tmp_path.glob("b-*")]
+    assert "cannot be written to (Permission denied): results are written to" in caplog.text
 
 
 def test_a_failed_renaming_leaves_the_folder_before_it(

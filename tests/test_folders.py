@@ -13,9 +13,7 @@ from tests.builders import touch
 
 def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
     names = ("b_t1.nii.gz", "a_t1.nii", "notes.txt", "b/x.nii", "b/y_t1.nii/x", "b/y_t1.nii/z")
-
     top, below, *_ = walk_folders(touch(tmp_path, *names))
-
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii", "b_t1.nii.gz"]
     assert top.others == ("notes.txt",)
     # a folder called like a file that does not hold a single file is a folder
@@ -52,7 +50,6 @@ def test_dicom_files_are_known_by_what_they_hold(
 ) -> None:
     for name in names:
         touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(content)
-
     assert holds_dicom(tmp_path) is is_dicom
     with pytest.raises(LayoutError) as refused:
         find_cases(tmp_path)
@@ -65,9 +62,7 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
     for name in ("a_t1.nii", "loop", "folder/loop"):
         (tmp_path / name).symlink_to(Path(name).name)
     os.mkfifo(tmp_path / "0001")
-
     top, below = walk_folders(tmp_path)
-
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
     assert (top.others, below.others) == (("0001", "loop"), ("loop",))
     assert not holds_dicom(tmp_path / "folder")

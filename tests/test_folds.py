@@ -8,26 +8,17 @@ import pandas as pd
 import pytest
 from sklearn.model_selection import StratifiedKFold
 
+from brats_seg.cases import folds
 from brats_seg.cases.case import Case
-from brats_seg.cases.folds import (
-    FoldRow,
-    FoldTable,
-    check_covers,
-    check_fold,
-    fold_table_path,
-    make_folds,
-    read_folds,
-    read_split,
-    write_folds,
-    write_split,
-)
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from tests.builders import make_case
 
 
-def make_table(*rows: tuple[str, str, int | None]) -> FoldTable:
-    return FoldTable(rows=tuple(FoldRow(case_id=c, patient_id=p, fold=f) for c, p, f in rows))
+def make_table(*rows: tuple[str, str, int | None]) -> folds.FoldTable:
+    return folds.FoldTable(
+        rows=tuple(folds.FoldRow(case_id=c, patient_id=p, fold=f) for c, p, f in rows)
+    )
 
 
 TABLE_ROWS = (("B", "b", 1), ("A1", "a", 0), ("A2", "a", 0), ("C", "c", 2), ("D", "d", None))
@@ -66,10 +57,8 @@ def test_a_patient_with_a_case_left_out_does_not_leak():
 
 def test_a_written_table_is_read_back(tmp_path):
     path = tmp_path / "runs" / "folds.csv"
-
-    write_folds(TABLE, path)
-
-    assert read_folds(path) == TABLE
+    folds.write_folds(TABLE, path)
+    assert folds.read_folds(path) == TABLE
     assert path.read_text().splitlines()[:2] == ["case_id,patient_id,fold", "B,b,1"]
     assert [file.name for file in path.parent.iterdir()] == ["folds.csv"]
 
@@ -80,29 +69,29 @@ def test_the_name_of_a_table_tells_its_settings(tmp_path):
     configs = [*stratified, FoldConfig(n_folds=3, seed=7), NOTEBOOK]
 
     def names():
-        return [fold_table_path(tmp_path, config).name for config in configs]
+        return [folds.fold_table_path(tmp_path, config).name for config in configs]
 
     later = ["folds-3-seed7.csv", "folds-notebook.csv"]
     assert names() == ["folds-2-seed55.csv", "folds-3-seed55.csv", "folds-4-seed55.csv", *later]
-    write_folds(TABLE, tmp_path / "folds.csv")
+    folds.write_folds(TABLE, tmp_path / "folds.csv")
     assert names()[:3] == ["folds-2-seed55.csv", "folds.csv", "folds-4-seed55.csv"]
 
 
 def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path):
     path = tmp_path / "folds-5-seed55.csv"
-    check_fold(4, path, FoldConfig())
-    check_fold(6, path, NOTEBOOK)
+    folds.check_fold(4, path, FoldConfig())
+    folds.check_fold(6, path, NOTEBOOK)
     for fold in (5, -1):
         with pytest.raises(
             FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4\. Choose"
         ):
-            check_fold(fold, path, FoldConfig())
+            folds.check_fold(fold, path, FoldConfig())
 
-    write_folds(make_table(("A", "a", 1), ("B", "b", 5)), path)
+    folds.write_folds(make_table(("A", "a", 1), ("B", "b", 5)), path)
 
-    check_fold(5, path, FoldConfig())
+    folds.check_fold(5, path, FoldConfig())
     with pytest.raises(FoldError, match="fold 0 is not in the fold table, which has folds 1, 5"):
-        check_fold(0, path, FoldConfig())
+        folds.check_fold(0, path, FoldConfig())
 
 
 @pytest.mark.parametrize(
@@ -120,7 +109,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         # a manual edit may separate the scans of a patient
         (
             b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0",
-            r"folds\.csv: patient P3 lies in folds 1, 2:.*Correct it",
+            r"folds\.csv: patient P3 lies in folds 1, 2; .*Correct it",
         ),
     ],
 )
@@ -128,16 +117,15 @@ def test_a_file_that_is_no_fold_table_is_refused(tmp_path, content, match):
     path = tmp_path / "folds.csv"
     if content is not None:
         path.write_bytes(content)
-
     with pytest.raises(FoldError, match=match):
-        read_folds(path)
+        folds.read_folds(path)
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     """With a byte order mark, other line ends, columns moved and one added."""
     path = tmp_path / "folds.csv"
     path.write_bytes(b"\xef\xbb\xbffold,case_id,x,patient_id\r\n0,A,,a\r\n1,B,x,b\r\n,C,,c\r\n")
-    assert read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
+    assert folds.read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +142,9 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
 )
 def test_a_table_must_cover_its_cases_without_a_leak(case_ids, values, match):
     # a table may hold more cases
-    check_covers(TABLE, [make_case(case_id) for case_id in ("A1", "B", "D")])
+    folds.check_covers(TABLE, [make_case(case_id) for case_id in ("A1", "B", "D")])
     with pytest.raises(FoldError, match=match):
-        check_covers(TABLE, [make_case(case_id, **values) for case_id in case_ids])
+        folds.check_covers(TABLE, [make_case(case_id, **values) for case_id in case_ids])
 
 
 def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path):
@@ -164,11 +152,11 @@ def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path)
     with pytest.raises(
         FoldError, match=r"no split of a run: .*split\.csv does not exist; .* written"
     ):
-        read_split(path)
+        folds.read_split(path)
 
-    write_split(TABLE.split(0), path)
+    folds.write_split(TABLE.split(0), path)
 
-    assert read_split(path) == TABLE.split(0)
+    assert folds.read_split(path) == TABLE.split(0)
     assert path.read_text().startswith("case_id,role\n")
     for text, match in (
         ("", "no split of a run: .* expected the columns case_id, role"),
@@ -177,14 +165,14 @@ def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path)
     ):
         path.write_text(text)
         with pytest.raises(FoldError, match=match):
-            read_split(path)
+            folds.read_split(path)
 
 
 def numbered_cases(n_cases: int, **values: object) -> list[Case]:
     return [make_case(f"C{number:03d}", **values) for number in range(n_cases)]
 
 
-def fold_of(table: FoldTable) -> dict[str, int | None]:
+def fold_of(table: folds.FoldTable) -> dict[str, int | None]:
     return {row.case_id: row.fold for row in table.rows}
 
 
@@ -209,13 +197,13 @@ def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed
     cases = make_cohort(seed)
     shuffled = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
 
-    table = make_folds(cases, FoldConfig())
+    table = folds.make_folds(cases, FoldConfig())
 
     assert [row.case_id for row in table.rows] == sorted(case.case_id for case in cases)
     assert table.folds == (0, 1, 2, 3, 4)
     assert len({(row.patient_id, row.fold) for row in table.rows}) == 200
-    assert make_folds(shuffled, FoldConfig()) == table
-    assert make_folds(cases, FoldConfig(seed=1)) != table
+    assert folds.make_folds(shuffled, FoldConfig()) == table
+    assert folds.make_folds(cases, FoldConfig(seed=1)) != table
 
     fold = fold_of(table)
     grades = [[c for c in cases if c.facts.grade in kind] for kind in (("HGG",), ("LGG",))]
@@ -230,16 +218,14 @@ def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed
 def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_fold():
     often = [make_case(f"A-{scan:02d}", patient_id="A", grade="HGG") for scan in range(30)]
     cases = numbered_cases(10, grade="LGG")
-    fold = fold_of(make_folds([*often, *cases], FoldConfig()))
+    fold = fold_of(folds.make_folds([*often, *cases], FoldConfig()))
     assert Counter(fold[case.case_id] for case in cases) == dict.fromkeys(range(5), 2)
 
 
 def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
     """Each fold gets one of every five neighbours in volume."""
     cases = [make_case(f"C{n:03d}", tumour_ml=float((n * 37) % 100)) for n in range(100)]
-
-    fold = fold_of(make_folds(cases, FoldConfig()))
-
+    fold = fold_of(folds.make_folds(cases, FoldConfig()))
     by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
     for start in range(0, 100, 5):
         neighbours = by_volume[start : start + 5]
@@ -258,7 +244,7 @@ def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
     ids=["strata of one", "nothing known", "grade", "age", "volume"],
 )
 def test_few_patients_fill_every_fold(n_folds, cases):
-    counts = Counter(row.fold for row in make_folds(cases, FoldConfig(n_folds=n_folds)).rows)
+    counts = Counter(row.fold for row in folds.make_folds(cases, FoldConfig(n_folds=n_folds)).rows)
     assert counts.keys() == set(range(n_folds))
     assert max(counts.values()) - min(counts.values()) <= 1
 
@@ -266,7 +252,7 @@ def test_few_patients_fill_every_fold(n_folds, cases):
 def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patients():
     hashes = {"X1": "same", "X2": "x2", "Y1": "y1", "Y2": "same"}
     double = [make_case(name, patient_id=name[0], voxel_hash=hashes[name]) for name in hashes]
-    fold = fold_of(make_folds([*numbered_cases(20), *double], FoldConfig()))
+    fold = fold_of(folds.make_folds([*numbered_cases(20), *double], FoldConfig()))
     assert len({fold[case_id] for case_id in hashes}) == 1
 
 
@@ -290,7 +276,7 @@ def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patient
 )
 def test_too_few_patients_or_ages_are_refused_with_what_to_change(cases, config, match):
     with pytest.raises(FoldError, match=match):
-        make_folds(cases, config)
+        folds.make_folds(cases, config)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -309,7 +295,9 @@ def test_the_notebook_scheme_is_that_of_the_notebook(seed):
     for fold, (_, held_out) in enumerate(splits):
         expected |= dict.fromkeys(frame["id"].iloc[held_out], fold)
 
-    table = make_folds([make_case(name, age_years=ages.get(name)) for name in ids[::-1]], NOTEBOOK)
+    table = folds.make_folds(
+        [make_case(name, age_years=ages.get(name)) for name in ids[::-1]], NOTEBOOK
+    )
 
     assert fold_of(table) == expected
     assert expected["BraTS20_Training_355"] is None
@@ -322,8 +310,6 @@ def test_the_notebook_scheme_does_not_part_a_patient():
         for n in range(30)
         for scan in range(2)
     ]
-
-    table = make_folds(cases, NOTEBOOK)
-
+    table = folds.make_folds(cases, NOTEBOOK)
     assert len({(row.patient_id, row.fold) for row in table.rows}) == 30
     assert len(table.folds) == 7

@@ -18,7 +18,7 @@ import pytest
 
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.figures.history import LiveHistory, history_figure, read_history
+from brats_seg.figures.charts import LiveHistory, history_figure, read_history
 from brats_seg.training import history
 from tests.builders import Run
 

@@ -39,16 +39,8 @@ from brats_seg.labels import (
     MSD,
     LabelConvention,
 )
+from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import (
-    SHAPE,
-    make_case,
-    make_label_map,
-    make_volumes,
-    write_case,
-    write_decathlon_case,
-    write_nifti,
-)
 from tests.check_builders import renumbered
 
 CASE_ID = "BraTS2021_00000"
@@ -74,13 +66,12 @@ def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_folder_of_scans_becomes_a_table_of_cases(tiny_scans: Path) -> None:
     index = index_cases(tiny_scans)
-
     assert (index.root, len(index.trainable)) == (tiny_scans, 6)
     first, *_, last = index.cases
     assert (first.release, first.convention) == ("brats2021", "brats2017")
     assert str(first.files["t2f"]) == "BraTS2021_00000/BraTS2021_00000_flair.nii.gz"
     assert (first.label_values, last.label_values) == ((0, 1, 2, 4), (0, 1, 2))
-    assert first.facts.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
+    assert first.facts.tumour_ml == np.count_nonzero(builders.make_label_map(seed=0)) / 1000
     assert len({case.facts.voxel_hash for case in index.cases}) == 6
 
 
@@ -95,8 +86,8 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
     }
     for seed, (path, convention) in enumerate(expected.items()):
         folder, case_id = path.split("/")
-        write_case(tmp_path / folder, case_id, convention=convention, seed=seed)
-    write_case(tmp_path / "val", "BraTS-SSA-00000-000", labelled=False, seed=9)
+        builders.write_case(tmp_path / folder, case_id, convention=convention, seed=seed)
+    builders.write_case(tmp_path / "val", "BraTS-SSA-00000-000", labelled=False, seed=9)
 
     cases = by_id(index_cases(tmp_path))
 
@@ -106,24 +97,9 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
     assert cases["Brats18_TCIA01_201_1"].facts.grade == "HGG"
 
 
-def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
-    write_decathlon_case(tmp_path / "Task01_BrainTumour")
-    # the same scan in 3-D files, for comparison
-    write_case(tmp_path, CASE_ID)
-
-    case, same = index_cases(tmp_path).cases
-
-    assert (case.case_id, case.release, case.convention) == ("BRATS_001", "msd", "msd")
-    assert case.usable
-    assert case.facts.voxel_hash == same.facts.voxel_hash
-    assert case.facts.tumour_ml == same.facts.tumour_ml
-
-
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
     break_in_ten_ways(brats_root)
-
     cases = index_cases(brats_root).cases
-
     problems = {case.case_id: case.problems for case in cases if not case.usable}
     assert problems.keys() == BAD_CASES.keys()
     for case_id, found in BAD_CASES.items():
@@ -139,9 +115,7 @@ def test_an_unknown_convention_is_refused_before_anything_is_read(tmp_path: Path
 
 def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
     shutil.copytree(brats_root / "BraTS2021_00001", brats_root / "z" / "BraTS2021_00001")
-
     cases = index_cases(brats_root).cases
-
     assert len(cases) == 6
     ignored = "the same scan is in z/BraTS2021_00001/, which was ignored"
     assert [case.remarks for case in cases] == [(), (ignored,), *[()] * 4]
@@ -158,16 +132,6 @@ def test_threads_change_nothing_and_progress_counts_cases(tiny_scans: Path) -> N
     assert shown == [("index", 6)]
 
 
-def test_an_error_in_a_thread_is_raised(tiny_scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(case: Case) -> Case:
-        raise MemoryError(case.case_id)
-
-    monkeypatch.setattr(index_module, "inspect_case", fail)
-
-    with pytest.raises(MemoryError, match="BraTS2021_00000"):
-        index_cases(tiny_scans, n_workers=2)
-
-
 def test_only_changed_cases_are_reread(
     brats_root: Path, tmp_path: Path, inspections: list[str]
 ) -> None:
@@ -182,8 +146,8 @@ def test_only_changed_cases_are_reread(
 
     inspections.clear()
     label_path = brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz"
-    write_nifti(label_path, make_label_map(seed=77))
-    write_case(brats_root, "BraTS2021_00009", seed=9)
+    builders.write_nifti(label_path, builders.make_label_map(seed=77))
+    builders.write_case(brats_root, "BraTS2021_00009", seed=9)
     later = index_cases(brats_root, previous=previous)
 
     assert inspections == ["BraTS2021_00002", "BraTS2021_00004", "BraTS2021_00009"]
@@ -200,7 +164,9 @@ def test_another_convention_reaches_known_cases(tiny_scans: Path) -> None:
 
 def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (brats_root / "BraTS2021_00495.tar").touch()
-    write_nifti(brats_root / "predictions" / "BraTS2021_00000.nii.gz", make_label_map())
+    builders.write_nifti(
+        brats_root / "predictions" / "BraTS2021_00000.nii.gz", builders.make_label_map()
+    )
 
     with caplog.at_level(logging.WARNING):
         index = index_cases(brats_root)
@@ -212,12 +178,10 @@ def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptu
 
 
 def test_names_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
-    write_case(tmp_path / "data")
+    builders.write_case(tmp_path / "data")
     (tmp_path / "data" / CASE_ID).rename(tmp_path / "data" / os.fsdecode(b"M\xfcller"))
-
     index = index_cases(tmp_path / "data")
     write_index(index, tmp_path / "cases.csv")
-
     assert read_index(tmp_path / "cases.csv", tmp_path / "data") == index
 
 
@@ -257,7 +221,7 @@ def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> Non
     write_phantom_cases(root, n_cases=n_cases, seed=0)
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
-        write_nifti(path, renumbered(label_map, convention))
+        builders.write_nifti(path, renumbered(label_map, convention))
 
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
@@ -300,17 +264,6 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
     assert load_case(case).case.remarks == case.remarks
 
 
-def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
-    write_phantom_cases(tmp_path, n_cases=2, seed=0)
-    path = tmp_path / "BraTS2021_00001" / "BraTS2021_00001_seg.nii.gz"
-    write_nifti(path, np.ascontiguousarray(read_label_map(path, case_id="").array[::-1]))
-
-    first, second = index_cases(tmp_path).cases
-
-    assert first.usable
-    assert "It would fit if it were mirrored left to right" in second.problems[0]
-
-
 def inspected(root: Path) -> Case:
     [case] = find_cases(root).cases
     return inspect_case(case)
@@ -318,15 +271,16 @@ def inspected(root: Path) -> Case:
 
 def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic]) -> Path:
     """Write another volume in the place of one of the case."""
-    return write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
+    return builders.write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
 
 
-@pytest.mark.parametrize("label_map", [make_label_map(), np.full(SHAPE, 2, np.uint8)])
+@pytest.mark.parametrize(
+    "label_map", [builders.make_label_map(), np.full(builders.SHAPE, 2, np.uint8)]
+)
 def test_label_values_are_counted(tmp_path: Path, label_map: npt.NDArray[np.uint8]) -> None:
-    write_case(tmp_path, CASE_ID)
+    builders.write_case(tmp_path, CASE_ID)
     path = replaced(tmp_path, "seg", label_map)
     values, counts = np.unique(label_map, return_counts=True)
-
     expected = tuple(zip(values.tolist(), counts.tolist(), strict=True))
     assert inspected(tmp_path).facts.label_voxels == expected
     path.unlink()
@@ -345,7 +299,7 @@ def test_the_tumour_volume_is_that_of_the_whole_tumour(labels: str, litres: int)
 
 
 def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
-    write_case(tmp_path, CASE_ID, spacing_mm=2)
+    builders.write_case(tmp_path, CASE_ID, spacing_mm=2)
     found = inspected(tmp_path)
     assert (found.problems, found.facts.voxel_mm3) == ((), pytest.approx(8))
 
@@ -353,8 +307,8 @@ def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
 def test_a_scan_has_one_hash_whatever_it_is_stored_as_and_others_have_another(
     tmp_path: Path,
 ) -> None:
-    write_case(tmp_path, CASE_ID)
-    array = make_volumes()[0]
+    builders.write_case(tmp_path, CASE_ID)
+    array = builders.make_volumes()[0]
 
     def hash_of(array: npt.NDArray[np.generic]) -> str:
         replaced(tmp_path, "t1", np.ascontiguousarray(array))
@@ -378,14 +332,12 @@ def test_a_scan_has_one_hash_whatever_it_is_stored_as_and_others_have_another(
 
 
 def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, CASE_ID)
+    folder = builders.write_case(tmp_path, CASE_ID)
     for suffix in ("t1", "t1ce"):
         (folder / f"{CASE_ID}_{suffix}.nii.gz").write_bytes(b"")
-    replaced(tmp_path, "flair", make_volumes()[3][:10])
-    replaced(tmp_path, "seg", make_label_map() * 0.5)
-
+    replaced(tmp_path, "flair", builders.make_volumes()[3][:10])
+    replaced(tmp_path, "seg", builders.make_label_map() * 0.5)
     found = inspected(tmp_path)
-
     names = [problem.split(".nii")[0].split("_")[-1] for problem in found.problems]
     assert names == ["t1", "t1ce", "seg", "flair"]
     assert (found.facts.voxel_hash, found.label_values) == ("", ())
@@ -405,7 +357,7 @@ def listed(
         "voxel_mm3": 1e6,
         "voxel_hash": "aaaa",
     }
-    return make_case(case_id, **usual | known)
+    return builders.make_case(case_id, **usual | known)
 
 
 def explained(*cases: Case) -> tuple[Case, ...]:
@@ -437,9 +389,7 @@ def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
 def test_a_named_convention_goes_before_all_others() -> None:
     declared = listed("BRATS_001", (0, 1, 2, 3), convention="brats2023")
     cases = [listed(values=(0, 1, 2, 3)), listed("BraTS2021_00001", (0, 1, 2, 4)), declared]
-
     named = with_conventions(cases, "msd")
-
     assert [case.convention for case in named] == ["msd"] * 3
     assert [case.usable for case in named] == [True, False, True]
 
@@ -466,10 +416,8 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
     c, other, a, b = (listed(folder=name) for name in "cxab")
     # the same scan under two ids is a matter of folds
     other = replace(other, case_id="other")
-
     [kept, same] = without_duplicates([c, other, a, b])
     [labelled] = without_duplicates([a, listed(folder="b", tumour_ml=1.5)])
-
     assert same == other
     assert (str(kept.files["t1n"]), kept.usable) == ("a/t1n.nii.gz", True)
     assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
@@ -506,9 +454,9 @@ def test_the_order_of_cases_does_not_matter() -> None:
 def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> None:
     """Read as three tissues, they would teach a network that all of a tumour is its core."""
     for number in range(2):
-        folder = write_case(tmp_path, f"smith{number}", seed=number)
-        mask = np.minimum(make_label_map(seed=number), 1)
-        write_nifti(folder / f"smith{number}_seg.nii.gz", mask)
+        folder = builders.write_case(tmp_path, f"smith{number}", seed=number)
+        mask = np.minimum(builders.make_label_map(seed=number), 1)
+        builders.write_nifti(folder / f"smith{number}_seg.nii.gz", mask)
 
     cases = index_cases(tmp_path).cases
     named = index_cases(tmp_path, labels="brats2023").cases
@@ -522,7 +470,7 @@ def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> 
 
 COLUMNS = list(_columns())
 
-FULL = make_case(
+FULL = builders.make_case(
     "BRATS_001",
     patient_id="001",
     release="msd",
@@ -554,9 +502,7 @@ BARE = Case(case_id="007", patient_id="007", release="unknown")
 def test_what_is_written_is_read_back_and_can_be_read_by_a_person(tmp_path: Path) -> None:
     cases = tuple(replace(case, root=tmp_path) for case in (FULL, BARE))
     index = CaseIndex(root=tmp_path, cases=cases)
-
     write_index(index, tmp_path / "cases.csv")
-
     assert read_index(tmp_path / "cases.csv", tmp_path) == index
     row = pd.read_csv(tmp_path / "cases.csv", dtype=str).iloc[0]
     assert (row["t1n"], row["label"]) == ("a, b/BRATS_001.nii.gz#1", "x/seg.nii.gz")
@@ -583,6 +529,5 @@ def test_another_table_is_refused(tmp_path: Path, content: bytes | None, found: 
     path = tmp_path / "cases.csv"
     if content is not None:
         path.write_bytes(content)
-
     with pytest.raises(UsageError, match=rf"cases\.csv .*{found}.*Expected a case table .*Remove"):
         read_index(path, tmp_path)

@@ -76,7 +76,7 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
     """Return what happens to a label map in a numbering that lies there as any release."""
     label_map, found = renumbered(truth, numbering), {}
     for release in RELEASES:
-        convention = resolve(release=release, shape=None, values=labels.values).convention
+        convention, _ = resolve(release, labels.values)
         if labels.values - convention.values or judge_group([labels], convention)[0].refusal:
             result = "refused"
         elif (regions_of(label_map, convention) == regions_of(truth, BRATS2017)).all():

@@ -1,16 +1,10 @@
 import csv
+import re
 from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.layouts import (
-    NamedFile,
-    grade_of,
-    is_label_folder,
-    modality_named,
-    parse_case_id,
-    parse_file_name,
-)
+from brats_seg.cases import layouts
 
 
 @pytest.mark.parametrize(
@@ -37,7 +31,7 @@ from brats_seg.cases.layouts import (
 )
 def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     for case, rest in (name.split("|") for name in names.split(", ")):
-        found = parse_file_name(case + rest)
+        found = layouts.parse_file_name(case + rest)
         assert found is not None
         assert (found.case, found.kind, found.variant) == (case, kind, "")
 
@@ -57,7 +51,7 @@ def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     ],
 )
 def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, variant: str) -> None:
-    assert parse_file_name(f"{name}.nii.gz") == NamedFile(
+    assert layouts.parse_file_name(f"{name}.nii.gz") == layouts.NamedFile(
         stem=name, case="sub-01", kind=kind, variant=variant
     )
 
@@ -65,12 +59,12 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
 def test_folders_of_label_maps_are_known_by_their_names() -> None:
     names = ("images_segm", "automated_segm", "labels", "Masks", "tumor segmentations")
     others = ("labels_1_2_3", "predictions", "images_structural")
-    assert list(filter(is_label_folder, names + others)) == list(names)
+    assert list(filter(layouts.is_label_folder, names + others)) == list(names)
 
 
 @pytest.mark.parametrize("word", ["bet", "BET", "brain", "bias"])
 def test_what_a_program_appends_is_told_apart(word: str) -> None:
-    assert parse_file_name(f"scan_t1c_{word}.nii.gz") == NamedFile(
+    assert layouts.parse_file_name(f"scan_t1c_{word}.nii.gz") == layouts.NamedFile(
         stem=f"scan_t1c_{word}", case="scan", kind="t1c", variant=word
     )
 
@@ -86,59 +80,62 @@ def test_what_a_program_appends_is_told_apart(word: str) -> None:
 )
 def test_a_name_without_a_modality_at_its_end_has_none(stems: str) -> None:
     for stem in stems.split():
-        assert parse_file_name(f"{stem}.nii.gz") == NamedFile(stem=stem)
+        assert layouts.parse_file_name(f"{stem}.nii.gz") == layouts.NamedFile(stem=stem)
 
 
 def test_other_files_are_no_scans() -> None:
     names = ("name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2")
-    assert list(map(parse_file_name, names)) == [None] * len(names)
+    assert list(map(layouts.parse_file_name, names)) == [None] * len(names)
 
 
 @pytest.mark.parametrize(
-    ("case_id", "release", "patient_id"),
+    ("release", "case_ids"),
     [
-        ("Brats17_2013_2_1", "brats2017", "2013_2"),
-        ("Brats17_TCIA_201_1", "brats2017", "TCIA_201"),
-        ("Brats18_TCIA01_201_1", "brats2018", "TCIA_201"),
-        ("Brats18_CBICA_ABT_1", "brats2018", "CBICA_ABT"),
-        ("BraTS19_CBICA_AAB_1", "brats2019", "CBICA_AAB"),
-        ("BraTS20_Training_355", "brats2020", "BraTS20_Training_355"),
-        ("BraTS20_Validation_001", "brats2020", "BraTS20_Validation_001"),
-        ("BraTS2021_00000", "brats2021", "BraTS2021_00000"),
-        ("BraTS-GLI-00005-000", "brats2023-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-00005-099", "brats2023-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-00005-100", "brats2024-gli", "BraTS-GLI-00005"),
-        ("BraTS-GLI-02405-101", "brats2024-gli", "BraTS-GLI-02405"),
-        ("BraTS-MEN-00004-000", "brats-men", "BraTS-MEN-00004"),
-        ("BraTS-MET-00086-000", "brats-met", "BraTS-MET-00086"),
-        ("BraTS-PED-00002-000", "brats-ped", "BraTS-PED-00002"),
-        ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002"),
-        ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000"),
-        ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002"),
-        ("UPENN-GBM-00001_11", "upenn-gbm", "UPENN-GBM-00001"),
-        ("UCSF-PDGM-0004", "ucsf-pdgm", "UCSF-PDGM-0004"),
-        ("UCSF-PDGM-0429_FU003d", "ucsf-pdgm", "UCSF-PDGM-0429"),
-        ("sub-01", "bids", "sub-01"),
-        ("sub-01_ses-pre", "bids", "sub-01"),
-        ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas"),
-        ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old"),
-        ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000"),
-        ("", "unknown", ""),
+        ("brats2017", "Brats17_<2013_2>_1 Brats17_<TCIA_201>_1"),
+        ("brats2018", "Brats18_TCIA01_201_1=TCIA_201 Brats18_<CBICA_ABT>_1"),
+        ("brats2019", "BraTS19_<CBICA_AAB>_1"),
+        ("brats2020", "<BraTS20_Training_355> <BraTS20_Validation_001>"),
+        ("brats2021", "<BraTS2021_00000>"),
+        ("brats2023-gli", "<BraTS-GLI-00005>-000 <BraTS-GLI-00005>-099"),
+        ("brats2024-gli", "<BraTS-GLI-00005>-100 <BraTS-GLI-02405>-101"),
+        ("brats-men", "<BraTS-MEN-00004>-000"),
+        ("brats-met", "<BraTS-MET-00086>-000"),
+        ("brats-ped", "<BraTS-PED-00002>-000"),
+        ("brats-ssa", "<BraTS-SSA-00002>-000"),
+        ("brats-goat", "<BraTS-GoAT-00000>"),
+        ("brats2024-men-rt", "<BraTS-MEN-RT-0002>-1"),
+        ("upenn-gbm", "<UPENN-GBM-00001>_11"),
+        ("ucsf-pdgm", "<UCSF-PDGM-0004> <UCSF-PDGM-0429>_FU003d"),
+        ("bids", "<sub-01> <sub-01>_ses-pre"),
+        ("unknown", "<TCGA-FG-6692_atlas> <BraTS2021_00000_old> <BraTS-GLI-0005-000>"),
     ],
 )
-def test_an_id_tells_release_and_patient(case_id: str, release: str, patient_id: str) -> None:
-    assert parse_case_id(case_id) == (release, patient_id)
+def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
+    """The patient is the part in angle brackets, or what follows the sign of equality."""
+    for marked in case_ids.split():
+        case_id, _, patient_id = marked.partition("=")
+        patient_id = patient_id or re.sub(".*<|>.*", "", marked)
+        assert layouts.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
 
 
 def test_words_of_a_description_are_modalities() -> None:
     words = ("FLAIR", "T1w", "t1gd", "T2w", "T1 post", "T2-FLAIR", "seg", "CT")
-    assert [*map(modality_named, words)] == ["t2f", "t1n", "t1c", "t2w", "t1c", "t2f", None, None]
+    assert [*map(layouts.modality_named, words)] == [
+        "t2f",
+        "t1n",
+        "t1c",
+        "t2w",
+        "t1c",
+        "t2f",
+        None,
+        None,
+    ]
 
 
 def test_the_grade_is_a_folder_above() -> None:
-    assert grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
-    assert grade_of(["a", "lgg"]) == "LGG"
-    assert grade_of(["LGG-study", "case"]) == ""
+    assert layouts.grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
+    assert layouts.grade_of(["a", "lgg"]) == "LGG"
+    assert layouts.grade_of(["LGG-study", "case"]) == ""
 
 
 @pytest.mark.real
@@ -148,8 +145,6 @@ def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
         rows = [
             [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
         ]
-
-    patients = [{parse_case_id(case_id)[1] for case_id in row} for row in rows]
-
+    patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

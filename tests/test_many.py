@@ -15,12 +15,7 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
-from brats_seg.errors import (
-    CaseError,
-    EnvironmentalError,
-    LabelError,
-    UsageError,
-)
+from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
 from brats_seg.progress import Item
 from tests.builders import limited_files
 
@@ -76,7 +71,6 @@ def test_a_case_that_fails_does_not_stop_the_others(
     n_workers: int, function, results, failures, caplog: pytest.LogCaptureFixture
 ) -> None:
     done = map_cases(function, CASES, "working", n_workers=n_workers)
-
     assert done.results == results
     for failure, (error, message) in zip(done.failures, failures, strict=True):
         assert (failure.case_id, failure.error) == ("b", error)
@@ -117,7 +111,6 @@ def test_progress_is_shown() -> None:
 def test_failures_are_a_table(tmp_path: Path) -> None:
     path = tmp_path / "failures.csv"
     header = "case_id,error,message\n"
-
     write_failures([], path)
     assert path.read_text() == header
     write_failures([Failure(case_id="b", error="CaseError", message='found "a, b"')], path)
@@ -154,7 +147,6 @@ def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
     """Processes are not forked on macOS, nor by Python 3.14."""
     context = multiprocessing.get_context(method)
     monkeypatch.setattr("multiprocessing.context._default_context._actual_context", context)
-
     with worker_pool(1, when_killed="") as pool:
         assert pool.submit(abs, -1).result() == 1
 
@@ -166,7 +158,6 @@ def test_workers_leave_ctrl_c_to_the_parent_and_do_not_inherit_its_handlers() ->
             found = pool.submit(handlers, 0).result()
     finally:
         signal.signal(signal.SIGTERM, before)
-
     assert found == (signal.SIG_IGN, signal.SIG_DFL)
 
 

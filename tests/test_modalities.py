@@ -1,5 +1,6 @@
 """Which series is which modality, and why."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,33 @@ def test_a_series_is_sorted(description: str, header: dict[str, Any], modality: 
 
 
 @pytest.mark.parametrize(
+    ("modality", "descriptions"),
+    [
+        (
+            "t1c",
+            "T1 INJ|AX T1 GADO|T1 3D injecté|T1 apres injection|T1 con contraste|T1 con CIV|T1 contrastado"
+            "|T1 con contrasto|T1 dopo mdc|T1 com contraste|T1 pós-contraste|T1 PÓS|t1_tra_mit_KM|T1 nach KM"
+            "|t1_mpr_nKM|T1 nach Kontrastmittel|T1 n. KM|T1 sans sat INJ|T1 sin fatsat con gado|T1INJ"
+            "|T1 ohne FS nach KM|T1 iniezione|T1 inyectado|T1 without fatsat POST",
+        ),
+        (
+            "t1n",
+            "T1 sans injection|T1 non injecté|T1 SANS GADO|T1 avant injection|T1 sans l'injection|T1 SANS"
+            "|T1 pas d'injection|T1 sin contraste|T1 sin gado|T1 antes de la inyección|T1 senza mdc|T1 nativ"
+            "|T1 senza mezzo di contrasto|T1 prima del contrasto|T1 sem contraste|T1 pré-contraste|T1 s/ contraste"
+            "|t1_ohne_KM|T1 vor KM|T1 o. KM|t1_oKM|T1 vor i.v. KM|T1 kein Kontrastmittel|T1 head injury"
+            "|T1 post-quirúrgico|T1 position 2",
+        ),
+        ("", "T1 GADO soustraction|T1 con contraste sustracción|T1 sottrazione"),
+    ],
+)
+def test_words_for_contrast_agent_in_other_languages(modality: str, descriptions: str) -> None:
+    one_by_one = {name: sort_series([series(name, **T1)])[0] for name in descriptions.split("|")}
+
+    assert not {name: one.modality for name, one in one_by_one.items() if one.modality != modality}
+
+
+@pytest.mark.parametrize(
     ("description", "header", "reason"),
     [
         ("AX FLAIR", FLAIR, "by its description"),
@@ -124,6 +152,15 @@ def test_a_wrong_override_is_refused(texts: list[str]) -> None:
 
 
 def test_two_t1_without_contrast_agent_are_not_guessed() -> None:
-    t1, t2 = [series("T1", number, **T1) for number in (1, 2)], series("T2", 3, **T2)
+    first, later = (series("T1", number, **T1) for number in (1, 5))
+    others = [series("T1 POST", 2, **T1), series("T2", 3, **T2), series("FLAIR", 4, **FLAIR)]
+    derived = replace(later, image_type=("DERIVED",))
 
-    assert missing_words(sort_series([*t1, t2, series("FLAIR", 4)])) == "no series for t1c"
+    found = sort_series([first, later, *others])
+    known = sort_series([first, later, series("T1 PRE", 6, **T1), *others])
+
+    assert missing_words(found) == "no series for t1n"
+    assert "no contrast agent is named, and it is not the only T1 series" in found[0].reason
+    assert [one.number for one in known if one.modality == "t1n"] == [6]
+    assert missing_words(sort_series([first, later, *others], {"t1n": "1"})) == ""
+    assert missing_words(sort_series([first, derived, *others])) == ""

@@ -13,15 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases.nifti import (
-    SPARE_BYTES,
-    Geometry,
-    planned_resampling,
-    read_geometry,
-    read_label_map,
-    read_volume,
-    write_volume,
-)
+from brats_seg.cases import nifti
 from brats_seg.errors import CaseError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
 
@@ -41,13 +33,13 @@ TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 
 def geometry(
     affine: npt.NDArray[np.float64] = BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1
-) -> Geometry:
+) -> nifti.Geometry:
     codes = {"qform_code": qform_code, "sform_code": sform_code}
-    return Geometry(shape=SHAPE, affine=affine, qform=affine, **codes)
+    return nifti.Geometry(shape=SHAPE, affine=affine, qform=affine, **codes)
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:
-    return read_volume(path, case_id="case_1").array
+    return nifti.read_volume(path, case_id="case_1").array
 
 
 def oracle(path: Path) -> npt.NDArray[np.generic]:
@@ -71,9 +63,7 @@ def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) 
     header.set_data_dtype(array.dtype)
     path = tmp_path / f"scan{suffix}"
     nib.save(nib.Nifti1Image(array, BRATS_AFFINE, header), path)
-
     found = read(path)
-
     np.testing.assert_array_equal(found, oracle(path))
     assert found.dtype == np.dtype(dtype).newbyteorder("=")
 
@@ -88,9 +78,7 @@ def test_scaled_voxels_are_those_of_nibabel(tmp_path: Path, slope: float, interc
 def test_nifti_2_is_read(tmp_path: Path) -> None:
     path = tmp_path / "scan.nii.gz"
     nib.save(nib.Nifti2Image(make_volumes()[2], OBLIQUE), path)
-
-    volume = read_volume(path, case_id="case_1")
-
+    volume = nifti.read_volume(path, case_id="case_1")
     np.testing.assert_array_equal(volume.array, make_volumes()[2])
     np.testing.assert_array_equal(volume.geometry.affine, OBLIQUE)
     nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), path)
@@ -107,7 +95,7 @@ def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
 
 def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "label.nii.gz", make_label_map())
-    for volume in (read_volume(path, case_id="c"), read_label_map(path, case_id="c")):
+    for volume in (nifti.read_volume(path, case_id="c"), nifti.read_label_map(path, case_id="c")):
         with pytest.raises(ValueError, match="read-only"):
             volume.array[0, 0, 0] = 1
 
@@ -115,14 +103,13 @@ def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
 def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
     volumes = make_volumes().astype(np.float32)
     path = write_nifti(tmp_path / "BRATS_001.nii.gz", np.moveaxis(volumes, 0, -1))
-
     for index, expected in enumerate(volumes):
-        found = read_volume(path, case_id="BRATS_001", volume=index)
+        found = nifti.read_volume(path, case_id="BRATS_001", volume=index)
         np.testing.assert_array_equal(found.array, expected)
         assert found.geometry.shape == SHAPE
         # nothing keeps the other volumes in memory
         assert found.array.base is None
-        assert read_geometry(path, case_id="BRATS_001", volume=index) == found.geometry
+        assert nifti.read_geometry(path, case_id="BRATS_001", volume=index) == found.geometry
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (1, 0), (0, 2), (0, 0)])
@@ -137,8 +124,8 @@ def test_a_label_map_lies_where_the_scan_lies(
     scan.header.set_sform(affine, code=codes[1])
     nib.save(scan, tmp_path / "scan.nii.gz")
 
-    grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
-    write_volume(path, make_label_map(), grid)
+    grid = nifti.read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
+    nifti.write_volume(path, make_label_map(), grid)
 
     before, after = nib.load(tmp_path / "scan.nii.gz"), nib.load(path)
     np.testing.assert_allclose(after.affine, before.affine, atol=1e-5)
@@ -148,7 +135,7 @@ def test_a_label_map_lies_where_the_scan_lies(
     assert (after.header["qform_code"], after.header["sform_code"]) == codes
     assert nib.aff2axcodes(after.affine) == nib.aff2axcodes(before.affine)
     assert (after.header.get_xyzt_units()[0], after.get_data_dtype()) == ("mm", np.uint8)
-    label = read_label_map(path, case_id="case_1")
+    label = nifti.read_label_map(path, case_id="case_1")
     np.testing.assert_array_equal(label.array, make_label_map())
     assert (label.geometry, label.array.dtype, label.file) == (grid, np.uint8, path.name)
 
@@ -159,13 +146,13 @@ def test_other_qforms_are_kept_and_equal_volumes_give_equal_bytes(tmp_path: Path
     scan.header.set_sform(BRATS_AFFINE, code=4)
     nib.save(scan, tmp_path / "scan.nii.gz")
 
-    grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
+    grid = nifti.read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
     for name in ("a.nii.gz", "b.nii.gz"):
-        write_volume(tmp_path / name, make_label_map(), grid)
+        nifti.write_volume(tmp_path / name, make_label_map(), grid)
 
     np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
     np.testing.assert_array_equal(grid.qform, np.eye(4))
-    assert read_geometry(tmp_path / "a.nii.gz", case_id="case_1") == grid
+    assert nifti.read_geometry(tmp_path / "a.nii.gz", case_id="case_1") == grid
     assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
 
 
@@ -181,10 +168,9 @@ def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
     # a fourth axis of length one is ignored
     path = write_nifti(tmp_path / "scan.nii", make_volumes()[0][..., None], OBLIQUE)
     np.testing.assert_array_equal(read(path), make_volumes()[0])
-    whole = read_volume(path, case_id="case_1").geometry
+    whole = nifti.read_volume(path, case_id="case_1").geometry
     os.truncate(path, 352)
-
-    assert read_geometry(path, case_id="case_1") == whole
+    assert nifti.read_geometry(path, case_id="case_1") == whole
 
 
 @pytest.mark.parametrize(
@@ -199,8 +185,7 @@ def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
 def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "BraTS2021_00001_t1.nii.gz"
     path.write_bytes(content)
-
-    for reader in (read_volume, read_label_map, read_geometry):
+    for reader in (nifti.read_volume, nifti.read_label_map, nifti.read_geometry):
         with pytest.raises(CaseError, match=rf"^case c, file {path.name}: found {found}.*NIfTI"):
             reader(path, case_id="c")
 
@@ -238,21 +223,20 @@ MIDDLE = len(PACKED) // 2
         (b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 3_000_000, "cut off or damaged"),
         (CONTENT[:9392], "9392 bytes; expected the 18784 that its header states"),
         (gzip.compress(CONTENT[:700], mtime=0), "700 bytes; expected the 18784 that its header"),
-        (CONTENT + bytes(SPARE_BYTES + 1), "more than 1067360 bytes; expected the 18784"),
+        (CONTENT + bytes(nifti.SPARE_BYTES + 1), "more than 1067360 bytes; expected the 18784"),
     ],
     ids=range(12),
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
     path = tmp_path / "scan.nii.gz"
     path.write_bytes(content)
-
-    for reader in (read_volume, read_label_map):
+    for reader in (nifti.read_volume, nifti.read_label_map):
         with pytest.raises(CaseError, match=f"case c, file scan.nii.gz: found .*{found}"):
             reader(path, case_id="c")
 
 
 def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
-    packed = gzip.compress(CONTENT + bytes(100 * SPARE_BYTES), 1)
+    packed = gzip.compress(CONTENT + bytes(100 * nifti.SPARE_BYTES), 1)
     # the last four bytes state the length, or a likely one
     for content in (packed, packed[:-4] + len(CONTENT).to_bytes(4, "little")):
         (tmp_path / "bomb.nii.gz").write_bytes(content)
@@ -263,7 +247,7 @@ def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
-        assert peak < 5 * SPARE_BYTES
+        assert peak < 5 * nifti.SPARE_BYTES
 
 
 def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
@@ -296,8 +280,7 @@ def test_what_is_no_file_is_refused_without_opening_it(
     monkeypatch.chdir(tmp_path)
     path = Path("scan.nii.gz")
     make(path)
-
-    for reader in (read_volume, read_geometry):
+    for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=rf"scan\.nii\.gz: found .* \({found}"):
             reader(path, case_id="c")
 
@@ -321,7 +304,7 @@ def test_axes_other_than_asked_for_are_refused(
     tmp_path: Path, shape: tuple[int, ...], volume: int | None, message: str
 ) -> None:
     path = write_nifti(tmp_path / "scan.nii.gz", np.zeros(shape, dtype=np.int16))
-    for reader in (read_volume, read_geometry):
+    for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=message):
             reader(path, case_id="case_1", volume=volume)
 
@@ -356,7 +339,7 @@ def test_axes_other_than_asked_for_are_refused(
 )
 def test_a_wrong_header_is_refused(tmp_path: Path, fields: dict[str, object], found: str) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
-    for reader in (read_volume, read_geometry):
+    for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=f"found {found}"):
             reader(path, case_id="case_1")
 
@@ -382,12 +365,10 @@ BAD_QFORM = {"qform_code": 1, "sform_code": 2}
 )
 def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str, object]) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
-
-    volume = read_volume(path, case_id="c")
-    write_volume(tmp_path / "label.nii.gz", make_label_map(), volume.geometry)
-
+    volume = nifti.read_volume(path, case_id="c")
+    nifti.write_volume(tmp_path / "label.nii.gz", make_label_map(), volume.geometry)
     np.testing.assert_array_equal(volume.array, make_volumes()[0])
-    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
+    assert nifti.read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
     if "qform_code" in fields and any(fields[code] for code in ("qform_code", "sform_code")):
         np.testing.assert_array_equal(volume.geometry.affine, BRATS_AFFINE)
         assert volume.geometry.qform_code == (fields["sform_code"] == 0)
@@ -395,12 +376,13 @@ def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str,
 
 def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
     affine = np.diag([80.0, 80.0, 80.0, 1.0])
-    volume = read_volume(write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c")
-
-    assert planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
-    assert planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
+    volume = nifti.read_volume(
+        write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c"
+    )
+    assert nifti.planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
+    assert nifti.planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
     with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
-        planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
+        nifti.planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", ">f4"])
@@ -412,7 +394,7 @@ def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -
     nib.save(image, tmp_path / "scaled.nii.gz")
 
     for name in (path.name, "scaled.nii.gz"):
-        labels = read_label_map(tmp_path / name, case_id="case_1").array
+        labels = nifti.read_label_map(tmp_path / name, case_id="case_1").array
         assert labels.dtype == np.uint8
         np.testing.assert_array_equal(labels, make_label_map())
     assert not np.array_equal(oracle(tmp_path / "scaled.nii.gz"), make_label_map())
@@ -432,17 +414,15 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
     array = make_label_map().astype(dtype)
     array[1, 2, 3] = value
     path = write_nifti(tmp_path / "c_seg.nii.gz", array)
-
     with pytest.raises(CaseError, match=rf"c_seg\.nii\.gz: {message}.*not an image"):
-        read_label_map(path, case_id="c")
+        nifti.read_label_map(path, case_id="c")
 
 
 @pytest.mark.real
 def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
     paths = sorted(real_data.rglob("*.nii.gz"))[::7]
     assert len(paths) > 5
-
     for path in paths:
-        volume = read_volume(path, case_id="real")
+        volume = nifti.read_volume(path, case_id="real")
         np.testing.assert_array_equal(volume.array, oracle(path))
         np.testing.assert_array_equal(volume.geometry.affine, nib.load(path).affine)

@@ -60,9 +60,7 @@ def test_files_have_names_geometry_and_types_of_brats_2021(root):
 
 def test_the_files_hold_the_modalities_and_are_the_same_however_many_are_asked_for(root, tmp_path):
     phantom = make_phantom(np.random.default_rng([1, 1]), SHAPE, with_et=True)
-
     write_phantom_cases(tmp_path, n_cases=2, seed=1, shape=SHAPE)
-
     for path in tmp_path.glob("*/*.nii.gz"):
         assert path.read_bytes() == (root / path.relative_to(tmp_path)).read_bytes()
     for suffix, image in zip(("t1", "t1ce", "t2", "flair"), phantom.images, strict=True):
@@ -75,7 +73,6 @@ def test_regions_are_nested_in_a_brain_on_black_and_large_enough_to_learn_from(s
     phantom = make(seed)
     wt, tc, et = regions_of(phantom.label_map, BRATS2017)
     brain = phantom.images > 0
-
     assert phantom.images.dtype == np.int16
     assert (brain == brain[0]).all()
     assert 0.3 < brain[0].mean() < 0.5
@@ -121,7 +118,6 @@ def test_tumours_differ_in_size_and_place():
     tumours = [make(seed).label_map > 0 for seed in range(6)]
     volumes = [tumour.sum() for tumour in tumours]
     centres = np.array([np.argwhere(tumour).mean(axis=0) for tumour in tumours])
-
     assert max(volumes) > 3 * min(volumes)
     assert (np.ptp(centres, axis=0) > 12).all()
 

@@ -202,16 +202,11 @@ def test_a_touched_scan_does_not_hide_damage(root: Path, folder: Path) -> None:
     prepare(root, folder)
     damaged = folder / IDS[1] / "labels.npy"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
-    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+    for repair, found in ((False, [IDS[1]]), (True, [])):
+        touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+        prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=repair)
 
-    prepare(root, folder)
-
-    assert [error.case_id for error in verify_cases(IDS, folder)] == [IDS[1]]
-
-    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
-    prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True)
-
-    assert verify_cases(IDS, folder) == ()
+        assert [error.case_id for error in verify_cases(IDS, folder)] == found
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -256,9 +251,8 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
 
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
-        with pytest.raises(
-            EnvironmentalError, match=rf"the disk is full: .*{IDS[1]} could not .* larger disk"
-        ):
+        advice = rf"the disk is full: .*{IDS[1]} could not .* larger disk"
+        with pytest.raises(EnvironmentalError, match=advice):
             prepare(root, folder, n_workers=n_workers)
 
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
@@ -392,9 +386,8 @@ def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) ->
     with reading(folder):
         # nothing is to be replaced
         prepare_cases(cases, folder, StoreConfig())
-        with pytest.raises(
-            UsageError, match=r"a run is being trained on the cases in .* --prepared"
-        ):
+        in_use = r"a run is being trained on the cases in .* --prepared"
+        with pytest.raises(UsageError, match=in_use):
             prepare_cases(cases, folder, COARSE)
 
     assert stamps(folder) == before

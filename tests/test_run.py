@@ -10,7 +10,7 @@ import pytest
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.held_out import open_held_out, predict_held_out
-from brats_seg.pages.run import _decoded, held_out_scores, placed_prediction, write_run_page
+from brats_seg.pages.run import held_out_scores, placed_prediction, write_run_page
 from brats_seg.pages.write import write_report
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import run_locked
@@ -53,10 +53,7 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
 
     for case in predict_held_out(held_out, CPU, untracked):
         (score,) = (one for one in scores if one.case_id == case.case_id)
-        stored, regions = _decoded(case, held_out)
-        counts = count_regions(regions, stored.reference, case.case_id)
-        assert score.dice == tuple(dice(counts))
-        placed = placed_prediction(held_out, stored, regions, case.case_id)
+        placed = placed_prediction(held_out, case.read(), case.case_id)
         assert placed is not None
         images, reference, prediction, _ = placed
         assert tuple(dice(count_regions(prediction, reference, case.case_id))) == score.dice

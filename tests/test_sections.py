@@ -86,7 +86,6 @@ def test_directions_come_from_the_affine() -> None:
     turned[:3, :3] = np.linalg.qr(np.diag([-1.0, -1.0, 1.0]) + 0.2)[0]
 
     assert Grid.of(flipped) == Grid(spacing_mm=(1.0, 2.0, 3.0), directions=("R", "A", "I"))
-    assert Grid.of(np.diag([-1.0, -1.0, 1.0, 1.0])).directions == ("L", "P", "S")
     assert set(Grid.of(turned).directions) & set("LR")
 
 
@@ -163,29 +162,19 @@ def test_the_whole_tumour_is_seen_where_outlines_coincide(n_coincide: int) -> No
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
 VISIONS = {
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779],
-        [-0.078411, 0.930809, 0.147602],
-        [0.004733, 0.691367, 0.303900],
-    ],
+    "deuteranopia": "0.3673 0.8606 -0.2280 0.2801 0.6725 0.0474 -0.0118 0.0429 0.9689",
+    "protanopia": "0.1523 1.0526 -0.2049 0.1145 0.7863 0.0992 -0.0039 -0.0481 1.0520",
+    "tritanopia": "1.2555 -0.0767 -0.1788 -0.0784 0.9308 0.1476 0.0047 0.6914 0.3039",
 }
 
 
-def smallest_difference(colours: tuple[str, ...], vision: list[list[float]]) -> float:
+def smallest_difference(colours: tuple[str, ...], vision: str) -> float:
+    matrix = np.array(vision.split(), float).reshape(3, 3)
+
     def seen(colour: str) -> np.ndarray:
         rgb = np.array(to_rgb(colour))
         linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-        light = (np.array(vision) @ linear).clip(0, 1)
+        light = (matrix @ linear).clip(0, 1)
         return np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
 
     return min(float(np.linalg.norm(seen(a) - seen(b))) for a, b in combinations(colours, 2))

@@ -130,6 +130,14 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: as_one_series(folder, "LPS", "PIR", "LIP"), "several directions"),
         (lambda folder: as_one_series(folder, "LPS", "LPS"), "several images at one place"),
         (with_copies_and_other_files, ""),
+        (lambda folder: write_one(folder, PixelSpacing=None), "how large its pixels are"),
+        (lambda folder: write_one(folder, PixelSpacing=[0, 0]), "how large its pixels are"),
+        (
+            lambda folder: write_one(folder, PhotometricInterpretation="MONOCHROME1"),
+            "its pixels are MONOCHROME1",
+        ),
+        (lambda folder: write_one(folder, RescaleSlope=-1), "its rescale slope is -1"),
+        (lambda folder: write_one(folder, RescaleSlope=2), ""),
     ],
 )
 def test_what_is_wrong_with_a_series_is_seen(
@@ -152,6 +160,14 @@ def test_values_that_are_not_as_the_standard_says_are_not_quoted(
 
     assert only_series(tmp_path / "exam").problem == ""
     assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
+
+
+def test_a_header_may_say_that_there_was_no_agent(tmp_path: Path) -> None:
+    for index, (agent, has_agent) in enumerate(
+        (("SANS", False), ("ohne KM", False), ("NO CONTRAST", False), ("Gadovist", True))
+    ):
+        write_one(tmp_path / str(index), ContrastBolusAgent=agent)
+        assert only_series(tmp_path / str(index)).has_agent == has_agent, agent
 
 
 def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:

@@ -37,15 +37,15 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 2908,
     "inference": 2124,
-    "cases": 2377,
-    "top level": 1616,
-    "data": 1444,
-    "evaluation": 1213,
+    "cases": 2243,
+    "top level": 1569,
+    "data": 1432,
+    "evaluation": 1160,
     "quality": 1052,
-    "figures": 1046,
+    "figures": 1009,
     "dicom": 881,
     "survival": 958,
-    "pages": 845,
+    "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124

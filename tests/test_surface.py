@@ -5,13 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 from scipy.ndimage import binary_fill_holes
 
 from brats_seg.figures import surface
 from brats_seg.figures.surface import models_of, surface_figure, surface_of, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view
+from tests.test_cases import letters_of
+from tests.test_sections import bar_pixels
+
+CASE = "BraTS2021_00000"
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +44,6 @@ def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None
     assert surface_of(mask, (1.0, 1.0, 1.0)).points_mm.tolist() == [[4.5, 5.5, 6.5]]
 
 
-def letters_of(axes) -> list[str]:
-    found = {text.get_gid(): text.get_text() for text in axes.texts}
-    return [found[edge] for edge in ("left", "right", "top", "bottom")]
-
-
 @pytest.mark.parametrize(
     ("degrees", "letters"),
     [
@@ -62,11 +60,8 @@ def test_both_models_are_drawn_at_one_scale_with_the_sides_of_the_patient(
     figure = surface_figure(models_of(view), azimuth_degrees=degrees)
 
     left, right = figure.axes
-    assert [left.get_title(), right.get_title()] == [
-        "BraTS2021_00000, reference",
-        "BraTS2021_00000, prediction",
-    ]
-    assert letters_of(left) == letters_of(right) == letters
+    assert (left.get_title(), right.get_title()) == (f"{CASE}, reference", f"{CASE}, prediction")
+    assert [*letters_of(left).values()] == [*letters_of(right).values()] == letters
     np.testing.assert_array_equal(left.images[0].get_array(), right.images[0].get_array())
 
 
@@ -87,14 +82,10 @@ def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
 def test_the_scale_bar_is_as_long_as_the_model_shows(view: CaseView) -> None:
     models = models_of(view)
     figure = surface_figure(models)
-    FigureCanvasAgg(figure).draw()
-
     for axes in figure.axes:
-        (bar,) = axes.lines
-        ends = bar.get_transform().transform(np.column_stack(bar.get_data()))
-        (words,) = (text.get_text() for text in axes.texts if text.get_text().endswith(" mm"))
+        length, words = bar_pixels(axes)
         share = float(words.split()[0]) / (2 * models[0].reach_mm)
-        assert np.ptp(ends[:, 0]) == pytest.approx(share * axes.get_window_extent().width)
+        assert length == pytest.approx(share * axes.get_window_extent().width)
 
 
 def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(

@@ -8,20 +8,9 @@ import pytest
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.sections import Grid
-from brats_seg.figures.view import (
-    CaseView,
-    drawn_of,
-    open_view,
-    with_prediction,
-    with_uncertainty,
-)
+from brats_seg.figures.view import drawn_of, open_view, with_prediction, with_uncertainty
 from brats_seg.labels import BRATS2017, BRATS2023
-from tests.builders import (
-    SHAPE,
-    make_label_map,
-    make_volumes,
-    write_nifti,
-)
+from tests.builders import SHAPE, make_label_map, make_volumes, write_nifti
 
 
 def test_the_first_case_is_read_with_its_reference(brats_root: Path) -> None:
@@ -76,18 +65,11 @@ def test_what_cannot_be_read_is_said(brats_root: Path, draw, error, words: str) 
         draw(brats_root)
 
 
-def test_the_background_is_0_whatever_the_files_have_there(tmp_path: Path) -> None:
-    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image))
-
-    np.testing.assert_array_equal(open_view(tmp_path).images, make_volumes())
-
-
-def test_the_directions_of_the_axes_come_from_the_files(tmp_path: Path) -> None:
+def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Path) -> None:
     # 2 mm to the right, 3 mm to the head, 1 mm to the front
     affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
     for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", image, affine)
+        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
 
     view = open_view(tmp_path)
     grid = view.grid
@@ -96,26 +78,20 @@ def test_the_directions_of_the_axes_come_from_the_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
     assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
     assert grid.voxel_ml == 0.006
-    assert Grid.of(affine).directions == ("R", "S", "A")
-
-
-def predicted(brats_root: Path, entropy: np.ndarray, folder: Path) -> CaseView:
-    write_nifti(folder / "uncertainty" / "BraTS2021_00000.nii.gz", entropy)
-    return with_uncertainty(open_view(brats_root), folder)
 
 
 def test_the_uncertainty_is_found_in_the_folder_of_a_prediction_or_refused(
     brats_root: Path, tmp_path: Path
 ) -> None:
     entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
-
-    view = predicted(brats_root, entropy, tmp_path / "p")
-
-    np.testing.assert_array_equal(view.uncertainty, entropy)
+    view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
+    write_nifti(path, entropy)
+    np.testing.assert_array_equal(with_uncertainty(view, tmp_path).uncertainty, entropy)
     for other, message in (
         (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
         (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
         (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
     ):
+        write_nifti(path, other)
         with pytest.raises(CaseError, match=message):
-            predicted(brats_root, other, tmp_path / "p")
+            with_uncertainty(view, tmp_path)

@@ -176,8 +176,9 @@ def test_several_processes_write_the_same_pages(results: Path) -> None:
     [
         ("absent", "absent"),
         ("scans --case X", "there is no case X; there are BraTS2021_00000, BraTS2021_0"),
-        ("scans -o a.html", "a.html is one page, for 2 cases; expected a folder, or one"),
+        ("scans -o a.html", "a.html is one page, for 2 cases; give a folder, or choose"),
         ("results scans -o a.html", "a.html is one page, for 4 cases"),
+        ("results scans -o pages", "several cases would have the page pages/BraTS2021_00000.html"),
         ("results results -o pages", "pages is for one page, not for 2 of the name cohort.html"),
         ("fold0 fold0 -o pages", "pages is for one page, not for 2 of the name report.html"),
         ("results --prediction results", "results holds predictions itself"),
@@ -186,10 +187,7 @@ def test_several_processes_write_the_same_pages(results: Path) -> None:
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
         ("scans --prediction absent", "absent does not exist"),
         ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
-        (
-            "fold0 --case a",
-            "fold0 is a run, whose page shows no folders of cases; leave out --case",
-        ),
+        ("fold0 --case a", "fold0 is a run, whose page shows no cases of others; leave out --case"),
     ],
 )
 def test_what_does_not_fit_together_is_said(

@@ -16,16 +16,9 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.conventions import check_values, resolve
+from brats_seg.cases import nifti
+from brats_seg.cases.conventions import check_values, release_at, resolve
 from brats_seg.cases.layouts import LABEL, parse_case_id
-from brats_seg.cases.nifti import (
-    Geometry,
-    Volume,
-    oriented,
-    read_packed,
-    unpack_label_map,
-    unpack_volume,
-)
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -206,9 +199,9 @@ class CaseFiles:
 class OpenedCase:
     """The voxels of a case as stored, and everything that is wrong with them."""
 
-    volumes: Mapping[str, Volume]
+    volumes: Mapping[str, nifti.Volume]
     """Volumes that can be read, by modality."""
-    label: Volume | None
+    label: nifti.Volume | None
     problems: tuple[CaseError, ...]
     judgement: Judgement
     """What the voxels show, if there are no problems."""
@@ -220,11 +213,11 @@ class LoadedCase:
 
     case: Case
     """The case; its release and its remarks take the voxels into account."""
-    volumes: tuple[Volume, ...]
+    volumes: tuple[nifti.Volume, ...]
     """A volume for each of the modalities of the case, in the axes of BraTS."""
-    label: Volume | None
+    label: nifti.Volume | None
     """Label map in the same axes, uint8."""
-    geometry: Geometry
+    geometry: nifti.Geometry
     """Grid of the files as they are stored."""
     convention: LabelConvention | None
     """Convention of the label map; None without one."""
@@ -286,9 +279,9 @@ def case_of_arrays(
         found = f"{len(images)} images for {', '.join(modalities)}"
         expected = f"an image for each, in the order {', '.join(MODALITIES)}"
         raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
-    geometry = Geometry.at(affine, images.shape[1:], qform_code=1)
+    geometry = nifti.Geometry.at(affine, images.shape[1:], qform_code=1)
     volumes = {
-        modality: Volume(array=image, geometry=geometry, file=modality)
+        modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
     return _loaded(case, _judged(case, volumes, []), "")
@@ -301,7 +294,7 @@ def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
     problems = []
     for path in dict.fromkeys(scan.path for scan in scans):
         try:
-            packed[path] = read_packed(case.root / path, case_id=case.case_id)
+            packed[path] = nifti.read_packed(case.root / path, case_id=case.case_id)
         except CaseError as error:
             problems.append(error)
     sha = {path: hashlib.sha256(content).hexdigest() for path, content in packed.items()}
@@ -311,24 +304,28 @@ def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
 
 def open_files(
     case: Case,
-    files: CaseFiles,
+    files: CaseFiles | None = None,
     *,
     with_label: bool = True,
     modalities: Sequence[str] = MODALITIES,
 ) -> OpenedCase:
     """Decompress, check and judge the files of a case; problems are collected, not raised."""
+    files = files or read_case_files(case, with_label=with_label)
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
-    volumes: dict[str, Volume] = {}
+    volumes: dict[str, nifti.Volume] = {}
     for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
         scan = case.files[kind]
         if scan.path not in files.packed:
             continue
-        unpack = unpack_label_map if kind == LABEL else partial(unpack_volume, volume=scan.volume)
+        unpack = (
+            nifti.unpack_label_map
+            if kind == LABEL
+            else partial(nifti.unpack_volume, volume=scan.volume)
+        )
+        packed, path = files.packed[scan.path], case.path_of(scan)
         try:
-            volumes[kind] = unpack(
-                files.packed[scan.path], case.path_of(scan), case_id=case.case_id
-            )
+            volumes[kind] = unpack(packed, path, case_id=case.case_id)
         except CaseError as error:
             problems.append(error)
     return _judged(case, volumes, problems)
@@ -348,22 +345,19 @@ def label_values_of(label_map: LabelMap) -> frozenset[int]:
     return frozenset(np.flatnonzero(np.bincount(label_map.ravel(order="K"))).tolist())
 
 
-def check_one_grid(case_id: str, grids: Sequence[tuple[str, Geometry]]) -> None:
+def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) -> None:
     """Raise `CaseError` unless all files, given by name and geometry, have the grid of the first."""
     off = [(file, grid) for file, grid in grids if not have_one_grid(grid, grids[0][1])]
     if off:
         first_file, first = grids[0]
-        raise CaseError(
-            case_id,
-            " and ".join(file for file, _ in off),
-            " and ".join(_described(grid, first) for _, grid in off),
-            f"the grid of {first_file}: {_described(first, first)}",
-            "Register and resample all files of the case to one grid (for BraTS the SRI24 atlas "
-            "at 1 mm, without the skull).",
-        )
+        files = " and ".join(file for file, _ in off)
+        found = " and ".join(_described(grid, first) for _, grid in off)
+        expected = f"the grid of {first_file}: {_described(first, first)}"
+        next_step = "Register and resample all files to one grid (for BraTS SRI24, without skull)."
+        raise CaseError(case_id, files, found, expected, next_step)
 
 
-def have_one_grid(one: Geometry, other: Geometry) -> bool:
+def have_one_grid(one: nifti.Geometry, other: nifti.Geometry) -> bool:
     """Return whether voxels of equal index are at the same position."""
     return one.shape == other.shape and np.allclose(
         one.affine, other.affine, rtol=0, atol=AFFINE_TOLERANCE
@@ -387,7 +381,9 @@ def judge_labels(
         yield problems, judgement.warnings
 
 
-def _judged(case: Case, volumes: Mapping[str, Volume], problems: Sequence[CaseError]) -> OpenedCase:
+def _judged(
+    case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError]
+) -> OpenedCase:
     """Add the problems of the voxels, and the judgement of a case without problems."""
     images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
     label = volumes.get(LABEL)
@@ -400,7 +396,7 @@ def _judged(case: Case, volumes: Mapping[str, Volume], problems: Sequence[CaseEr
 
 
 def _wrong_with(
-    case_id: str, volumes: Sequence[Volume], label: Volume | None
+    case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
     try:
@@ -428,7 +424,7 @@ def _wrong_voxels(array: npt.NDArray[Any]) -> str:
     return f"a constant volume, {low} everywhere" if low == high else ""
 
 
-def _shear(geometry: Geometry) -> str:
+def _shear(geometry: nifti.Geometry) -> str:
     """Return how far the axes of a grid are from right angles, in words; nothing if they are not."""
     directions = geometry.affine[:3, :3] / geometry.spacing_mm
     cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
@@ -444,12 +440,8 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
     label, volumes, judgement = opened.label, tuple(opened.volumes.values()), opened.judgement
     geometry = volumes[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
-    resolution = resolve(
-        release=case.release,
-        shape=geometry.shape,
-        values=values,
-        declared=labels or case.convention,
-    )
+    release, declared = release_at(case.release, geometry.shape), labels or case.convention
+    convention, _ = resolve(release, values, declared=declared)
     remarks = [*case.remarks, *judgement.warnings]
     if label:
         shown = ShownLabels(
@@ -461,21 +453,21 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((problems, warnings),) = judge_labels([shown], resolution.convention, is_named=is_named)
+        ((problems, warnings),) = judge_labels([shown], convention, is_named=is_named)
         for problem in problems:
             raise problem
         remarks += warnings
     return LoadedCase(
         # an index has noted some of the remarks already
-        case=replace(case, release=resolution.release, remarks=tuple(dict.fromkeys(remarks))),
-        volumes=tuple(map(oriented, volumes)),
-        label=label and oriented(label),
+        case=replace(case, release=release, remarks=tuple(dict.fromkeys(remarks))),
+        volumes=tuple(map(nifti.oriented, volumes)),
+        label=label and nifti.oriented(label),
         geometry=geometry,
-        convention=resolution.convention if label else None,
+        convention=convention if label else None,
     )
 
 
-def _described(grid: Geometry, first: Geometry) -> str:
+def _described(grid: nifti.Geometry, first: nifti.Geometry) -> str:
     voxels = "x".join(map(str, grid.shape))
     spacing = "x".join(f"{mm:.2f}" for mm in grid.spacing_mm)
     axes = "".join(nib.aff2axcodes(grid.affine))

@@ -18,15 +18,9 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.layouts import (
-    DECATHLON,
-    LABEL,
-    NNUNET,
-    NamedFile,
-    is_label_word,
-    modality_named,
-)
+from brats_seg.cases.layouts import LABEL, NamedFile
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
@@ -38,15 +32,7 @@ DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_TABLE_ERRORS = (
-    OSError,
-    UsageError,
-    ValueError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    RecursionError,
-)
+_INVALID = (OSError, UsageError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
 """Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
@@ -63,7 +49,7 @@ class _Description(BaseModel):
     @property
     def modalities(self) -> dict[int, str]:
         """Modality at each index that has one of BraTS."""
-        named = {index: modality_named(name) for index, name in self.channels.items()}
+        named = {index: layouts.modality_named(name) for index, name in self.channels.items()}
         return {index: modality for index, modality in named.items() if modality}
 
 
@@ -92,7 +78,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     try:
         rows = _ROWS[path.suffix.lower()](path)
         cases = tuple(_case(row, path.parent) for row in rows)
-    except _TABLE_ERRORS as error:
+    except _INVALID as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
             f"{', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV file or keys of "
@@ -123,13 +109,10 @@ def _read_description(path: Path) -> _Description:
         msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
         raise LayoutError(msg) from error
     except ValidationError as error:
-        found = ", ".join(
-            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
-        )
-        msg = (
-            f"{path} is not valid ({found}). Expected the names of the modalities by their "
-            "index under 'modality' or 'channel_names', and the values under 'labels'."
-        )
+        wrong = [(".".join(map(str, part["loc"])), part["msg"]) for part in error.errors()]
+        found = ", ".join(f"{name or 'file'}: {what}" for name, what in wrong)
+        expected = "Expected the modalities by index under 'channel_names', and 'labels'."
+        msg = f"{path} is not valid ({found}). {expected}"
         raise LayoutError(msg) from error
 
 
@@ -152,7 +135,7 @@ def _cases_described(
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),
-            release=DECATHLON if is_msd else NNUNET,
+            release=layouts.DECATHLON if is_msd else layouts.NNUNET,
             convention=convention if LABEL in files else "",
         )
 
@@ -184,7 +167,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
-        kind = LABEL if is_label_word(name) else modality_named(name)
+        kind = LABEL if layouts.is_label_word(name) else layouts.modality_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
             raise UsageError(msg)

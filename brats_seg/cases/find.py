@@ -19,29 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
+from brats_seg.cases import described, layouts
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.described import (
-    DATASET_FOLDERS,
-    DESCRIPTION,
-    cases_of_dataset,
-    data_folder,
-    is_path_table,
-    read_path_table,
-    with_name_checked,
-)
 from brats_seg.cases.folders import LONGEST_ID, Folder, has_dicom, holds_dicom, walk_folders
-from brats_seg.cases.layouts import (
-    BIDS,
-    DERIVATIVES,
-    LABEL,
-    MEN_RT,
-    UNKNOWN,
-    NamedFile,
-    grade_of,
-    is_label_folder,
-    parse_case_id,
-    parse_file_name,
-)
+from brats_seg.cases.layouts import BIDS, DERIVATIVES, LABEL, UNKNOWN, NamedFile, parse_case_id
 from brats_seg.errors import LayoutError, UsageError, counted, printable, some_of
 from brats_seg.labels import MODALITIES
 
@@ -53,20 +34,12 @@ EXPECTED_LABELS = (
 )
 """Names that label maps are looked for by, as words for a message."""
 
-# kind of file, suffixes, what to do
+_ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _UNREAD = (
-    (
-        "archives are not read",
-        (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar"),
-        "unpack them (tar -xf FILE -C FOLDER, or unzip FILE -d FOLDER) and give that folder",
-    ),
-    (
-        "HDF5 files are not read",
-        (".h5", ".hdf5"),
-        "they hold 2-D slices, and whole volumes are needed (on Kaggle "
-        "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)",
-    ),
+    ("archives are not read", _ARCHIVES, "unpack them (tar -xf or unzip) and give that folder"),
+    ("HDF5 files are not read", (".h5", ".hdf5"), "they hold slices; whole volumes are needed"),
 )
+"""Kind of file, suffixes, what to do."""
 _CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes them as they are"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = re.compile(
@@ -117,8 +90,8 @@ def find_cases(
     if not os.path.exists(root):  # noqa: PTH110 - Path.exists raises if the name is too long
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
-    if is_path_table(root):
-        cases, notices = list(read_path_table(root)), list[str]()
+    if described.is_path_table(root):
+        cases, notices = list(described.read_path_table(root)), list[str]()
     elif os.path.isdir(root):  # noqa: PTH112 - as above
         cases, notices = _find_below(root, label_files, with_labels=with_labels)
     else:
@@ -127,7 +100,8 @@ def find_cases(
             "archive must be unpacked first. For one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise LayoutError(msg)
-    complete = [_with_key(case, data_folder(root), with_label=with_labels) for case in cases]
+    folder = described.data_folder(root)
+    complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
     return Discovery(cases=_sorted(complete), notices=tuple(notices))
 
 
@@ -154,12 +128,10 @@ def find_inputs(
         raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in cases)
     next_step = "Rename or omit all but one: their results would have the same name."
-    return _sorted(
-        case.with_problem(f"{n_of_id[case.case_id]} cases of this id", "one", next_step)
-        if n_of_id[case.case_id] > 1
-        else case
-        for case in map(with_name_checked, cases)
-    )
+    for i, case in enumerate(map(described.with_name_checked, cases)):
+        n = n_of_id[case.case_id]
+        cases[i] = case.with_problem(f"{n} cases of this id", "one", next_step) if n > 1 else case
+    return _sorted(cases)
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
@@ -169,12 +141,13 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     folder.
     """
     if case_id is None:
-        names = [parse_file_name(path.name) for path in files.values()]
+        names = [layouts.parse_file_name(path.name) for path in files.values()]
         ids = {name.case for name in names if name}
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    return with_name_checked(_with_id_checked(replace(Case.named(case_id, scans), root=Path("/"))))
+    case = replace(Case.named(case_id, scans), root=Path("/"))
+    return described.with_name_checked(_with_id_checked(case))
 
 
 def find_data(places: Iterable[Path]) -> Path | None:
@@ -204,7 +177,7 @@ def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 def _with_id_checked(case: Case) -> Case:
     """Return a case with what is wrong if its id names another task, or cannot name its results."""
-    if case.release == MEN_RT:
+    if case.release == layouts.MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
         case = case.with_problem(found, ", ".join(MODALITIES), next_step)
@@ -217,7 +190,7 @@ def _with_id_checked(case: Case) -> Case:
 def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
     """Add what does not depend on the layout."""
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
-    grade = grade_of(reversed((root.resolve() / case.folder).parts))
+    grade = layouts.grade_of(reversed((root.resolve() / case.folder).parts))
     facts = replace(case.facts, grade=grade, files_key=_files_key(files, root))
     return _with_id_checked(replace(case, root=root, files=files, facts=facts))
 
@@ -313,11 +286,6 @@ class _Group:
         """Number of modalities; derivatives are on one grid and without the skull."""
         return len({scan.kind for scan in self.scans}), DERIVATIVES in self.folder.parent.parts
 
-    @property
-    def release(self) -> str:
-        """Release that the id belongs to."""
-        return parse_case_id(self.case_id)[0]
-
 
 def _find_below(
     root: Path, label_files: str | None, *, with_labels: bool
@@ -325,7 +293,7 @@ def _find_below(
     """Return the cases of a folder, and sentences about the files that were ignored."""
     folders = [_with_label_pattern(folder, label_files) for folder in walk_folders(root)]
     unique = [_without_packed_copies(folder) for folder in folders]
-    described, groups = _cases_in({folder.path: folder for folder in unique}, root)
+    cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
     superseded = _superseded(groups)
     groups = _named_apart(
         [group for group in groups if group not in superseded], root.resolve().name
@@ -335,7 +303,7 @@ def _find_below(
         # label maps may be beside scans that others supersede
         above = {group.folder for group in superseded}
         candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
-    cases = [*described, *(_assembled(group, candidates.get(group, ())) for group in groups)]
+    cases += [_assembled(group, candidates.get(group, ())) for group in groups]
     used = {scan.path for case in cases for scan in case.files.values()}
     unused = [
         scan.path
@@ -347,17 +315,15 @@ def _find_below(
     if not cases:
         msg = (
             f"{root} holds no cases: {'; '.join(notices) or 'it holds no scans'}. Expected a release "
-            "of BraTS, UPENN-GBM, UCSF-PDGM, a BIDS data set, the decathlon's Task01_BrainTumour, a "
-            ".csv or .json table of paths, or NIfTI files called CASE_t1, CASE_t1ce, CASE_t2 and "
-            "CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f."
+            "of BraTS, UPENN-GBM or UCSF-PDGM, a BIDS data set, the decathlon's task 1, a table of "
+            "paths, or NIfTI files called CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair."
         )
         raise LayoutError(msg)
     if label_files and not any(case.label for case in cases):
-        others = some_of([printable(path.as_posix()) for path in unused]) or "none"
+        names = some_of([printable(path.as_posix()) for path in unused]) or "none"
         msg = (
-            f"no case below {root} has a label map called {label_files!r}; the files that are no "
-            f"scan are {others}. Expected a pattern of names, such as '*_tumour.nii.gz', or of paths "
-            "below the folder, such as 'masks/*'. Each name begins with the id of its case."
+            f"no case below {root} has a label map called {label_files!r}; the files that are no scan "
+            f"are {names}. Expected a pattern such as '*_tumour.nii.gz', or 'masks/*' for paths."
         )
         raise LayoutError(msg)
     return cases, notices
@@ -365,10 +331,9 @@ def _find_below(
 
 def _superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
-    most = {group.case_id: group.worth for group in sorted(groups, key=lambda group: group.worth)}
-    return [
-        group for group in groups if group.worth < most[group.case_id] and group.release == BIDS
-    ]
+    of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == BIDS]
+    most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
+    return [group for group in of_bids if group.worth < most[group.case_id]]
 
 
 def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:
@@ -393,18 +358,18 @@ def _without_packed_copies(folder: Folder) -> Folder:
 
 def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], list[_Group]]:
     """Return the cases of descriptions, and the scans of all other cases."""
-    of_datasets: set[Path] = set()
-    described: list[Case] = []
+    in_datasets: set[Path] = set()
+    cases: list[Case] = []
     groups: list[_Group] = []
     for path, folder in folders.items():
-        if DESCRIPTION in folder.others and path / DATASET_FOLDERS[0] in folders:
-            parts = {name: folders.get(path / name, Folder(path=path)) for name in DATASET_FOLDERS}
-            of_datasets |= {path / name for name in DATASET_FOLDERS}
-            scans = {name: part.scans for name, part in parts.items()}
-            described += cases_of_dataset(root, path, scans)
-        elif path not in of_datasets:
+        parts = {name: folders.get(path / name) for name in described.DATASET_FOLDERS}
+        if described.DESCRIPTION in folder.others and parts["imagesTr"]:
+            in_datasets |= {path / name for name in parts}
+            scans = {name: part.scans if part else () for name, part in parts.items()}
+            cases += described.cases_of_dataset(root, path, scans)
+        elif path not in in_datasets:
             groups += _groups_in(folder, (root.resolve() / path).name)
-    return described, groups
+    return cases, groups
 
 
 def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
@@ -493,7 +458,7 @@ def _label_candidates(
     for folder in folders:
         path, beside = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in searched or DERIVATIVES in path.parts
-        if beside or is_searched or any(map(is_label_folder, path.parts)):
+        if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
                 names = () if beside else _owner_names(scan, folder, is_given=is_given)
                 apart = next((of_name[name] for name in names if name in of_name), [])

@@ -42,7 +42,7 @@ class Split:
     validation: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class FoldRow:
     """The fold of one case."""
 
@@ -69,10 +69,7 @@ class FoldTable:
                 folds_of[row.patient_id].add(row.fold)
         for patient_id, folds in folds_of.items():
             if len(folds) > 1:
-                msg = (
-                    f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
-                    "tested on a patient that it was trained on; expected one fold per patient"
-                )
+                msg = f"patient {patient_id} lies in folds {_joined(sorted(folds))}; expected one"
                 raise FoldError(msg)
 
     @property
@@ -119,10 +116,8 @@ def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
     if path.exists():
         read_folds(path).split(fold)
     elif fold not in range(n_folds := _n_folds(config)):
-        msg = (
-            f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}. Choose "
-            "one of them, or set folds.n_folds"
-        )
+        found = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
+        msg = f"{found}. Choose one of them, or set folds.n_folds"
         raise FoldError(msg)
 
 
@@ -144,10 +139,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         folds = _notebook_folds(groups)
     else:
         folds = _stratified_folds(groups, config.n_folds, config.seed)
-    rows = [
-        FoldRow(case_id=case.case_id, patient_id=case.patient_id, fold=folds.get(case.case_id))
-        for case in ordered
-    ]
+    rows = (FoldRow(case.case_id, case.patient_id, folds.get(case.case_id)) for case in ordered)
     return FoldTable(rows=tuple(rows))
 
 
@@ -159,20 +151,16 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     fold_of = {row.case_id: row.fold for row in table.rows}
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
     if missing:
-        msg = (
-            f"the fold table has no row for {_named(missing)}. Give each a row, with an empty fold to "
-            "leave it out; or remove the table to have new folds made of all cases"
-        )
+        next_step = "Give each a row, with an empty fold to leave it out, or remove the table"
+        msg = f"the fold table has no row for {_named(missing)}. {next_step}"
         raise FoldError(msg)
     for group in _groups_of(cases):
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
-            msg = (
-                f"{_named(used)} are scans of one patient, or near copies of one, but lie in folds "
-                f"{_joined(sorted(folds))} of the fold table. Give them one fold, or remove the table "
-                "to have new folds made"
-            )
+            found = f"{_named(used)} are scans of one patient, or near copies of one"
+            where = f"but lie in folds {_joined(sorted(folds))} of the fold table"
+            msg = f"{found}, {where}. Give them one fold, or remove the table"
             raise FoldError(msg)
 
 
@@ -229,14 +217,11 @@ def _n_folds(config: FoldConfig) -> int:
 
 def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
     """Group the cases of each patient, and of patients who share a scan or near copies of one."""
-    keys: list[list[Hashable]] = [
-        [
-            ("patient", case.patient_id),
-            *([("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []),
-            *(("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)),
-        ]
-        for case in ordered
-    ]
+    keys: list[list[Hashable]] = []
+    for case in ordered:
+        ids = [("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)]
+        scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
+        keys.append([("patient", case.patient_id), *ids, *scan])
     groups: defaultdict[int, list[Case]] = defaultdict(list)
     for first, case in zip(first_of_group(keys), ordered, strict=True):
         groups[first].append(case)
@@ -250,7 +235,11 @@ def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> 
     to the smallest. scikit-learn's StratifiedGroupKFold warns or leaves folds empty if there are few
     patients.
     """
-    _check_enough(groups, n_folds)
+    if len(groups) < n_folds:
+        found = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
+        next_step = "Add patients, or ask for fewer folds: --set folds.n_folds=N"
+        msg = f"{found} (those who share a scan count as one). {next_step}"
+        raise FoldError(msg)
     rng = np.random.default_rng(seed)
     totals = [0] * n_folds
     folds: dict[str, int] = {}
@@ -279,9 +268,8 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     decades = [(ages[name] or 0) // 10 for name in aged]
     if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
         msg = (
-            f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
-            f"{len(aged)} of {counted(len(cases), 'case')} have an age, too few of one decade. Put the "
-            "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
+            f"only {len(aged)} of {counted(len(cases), 'case')} have an age, too few of one decade. Add "
+            "the release's survival_*.csv to the data, or use --set folds.scheme=stratified"
         )
         raise FoldError(msg)
     # scikit-learn takes a second to import, and no other scheme uses it
@@ -298,15 +286,6 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
         used = [case.case_id for case in group if case.case_id in folds]
         folds |= dict.fromkeys(used, folds[used[0]]) if used else {}
     return folds
-
-
-def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
-    if len(groups) < n_folds:
-        msg = (
-            f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan "
-            "count as one). Add patients, or ask for fewer folds: --set folds.n_folds=N"
-        )
-        raise FoldError(msg)
 
 
 def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]]:
@@ -339,7 +318,7 @@ def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:
     if fold and not fold.isdecimal():
         msg = f"case {case_id} has fold {fold!r}; expected a number from 0, or nothing"
         raise FoldError(msg)
-    return FoldRow(case_id=case_id, patient_id=patient_id, fold=int(fold) if fold else None)
+    return FoldRow(case_id, patient_id, int(fold) if fold else None)
 
 
 def _named(case_ids: Sequence[str]) -> str:

@@ -19,15 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import (
-    Case,
-    CaseFacts,
-    CaseIndex,
-    ScanFile,
-    judge_labels,
-    open_files,
-    read_case_files,
-)
+from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
 from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
@@ -79,12 +71,9 @@ def index_cases(
     with ThreadPoolExecutor(n_workers or 1) as pool:
         results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
         inspected = iter(list(track(results, what="index", total=len(new))))
-    cases = [
-        _recalled(case, known[case.facts.files_key])
-        if case.facts.files_key in known
-        else next(inspected)
-        for case in discovery.cases
-    ]
+    previous_of = [known.get(case.facts.files_key) for case in discovery.cases]
+    both = zip(discovery.cases, previous_of, strict=True)
+    cases = [_recalled(case, earlier) if earlier else next(inspected) for case, earlier in both]
     kept = without_duplicates(with_conventions(cases, labels or ""))
     if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
@@ -93,7 +82,7 @@ def index_cases(
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    opened = open_files(case, read_case_files(case))
+    opened = open_files(case)
     label, judgement, judge = opened.label, opened.judgement, judges("near_copies")
     first = opened.volumes.get(next(iter(case.modalities), ""))
     facts = replace(
@@ -152,16 +141,15 @@ def read_index(path: Path, root: Path) -> CaseIndex:
 
     File names are relative to the data folder, or to the folder of the table of paths.
     """
-    expected = (
-        "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
-        "folder again."
-    )
     try:
         table = read_table(path, required=list(_columns()), short_rows=False)
         rows, folder = table.to_dict("records"), data_folder(root)
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except (UsageError, ValueError) as error:
-        msg = f"{path} is not a case table: {error}. {expected}"
+        next_step = (
+            "Expected a case table of `brats-seg index`. Remove it, and index the data again."
+        )
+        msg = f"{path} is not a case table: {error}. {next_step}"
         raise UsageError(msg) from error
 
 
@@ -174,9 +162,8 @@ def summarise(index: CaseIndex) -> tuple[str, ...]:
         *_release_lines(index.cases),
     ]
     if index.cases and not any(case.label for case in index.cases):
-        lines.append(
-            f"looked for label maps called {EXPECTED_LABELS}; name others with --label-files"
-        )
+        looked_for = f"looked for label maps called {EXPECTED_LABELS}"
+        lines.append(f"{looked_for}; name others with --label-files")
     if broken:
         lines.append(f"{counted(len(broken), 'case')} cannot be used:")
         lines += [f"  {problem}" for case in broken for problem in case.problems]
@@ -241,17 +228,14 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
     values = sorted({value for case in labelled for value in case.label_values})
     declared = next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    resolution = resolve(
-        release=group[0].release, shape=None, values=values, declared=labels or declared
+    convention, is_ambiguous = resolve(group[0].release, values, declared=labels or declared)
+    guess = (
+        f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
+        "names do not confirm it: if that is wrong, name the convention with --labels"
     )
-    convention, guess = resolution.convention, list[str]()
-    if resolution.is_ambiguous:
-        guess = [
-            f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
-            "names do not confirm it: if that is wrong, name the convention with --labels"
-        ]
+    guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
-    are_masks = resolution.is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
+    are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
     judged = judge_labels(map(_shown, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
@@ -270,7 +254,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             convention=convention.name,
             facts=replace(case.facts, tumour_ml=_tumour_ml(case.facts, convention)),
             problems=(*case.problems, *map(str, problems)),
-            remarks=(*remarks, *guess, *warnings, *empty),
+            remarks=(*remarks, *guesses, *warnings, *empty),
         )
 
 
@@ -301,15 +285,12 @@ def _one_of(duplicates: Sequence[Case]) -> list[Case]:
         remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
         return [replace(chosen, remarks=(*chosen.remarks, remark))]
     next_step = "Remove or rename the one that is not wanted."
-    return [
-        case.with_problem(
-            f"{what} of the same id in {_others(case, duplicates)}",
-            "one folder per id",
-            next_step,
-            f"{case.folder.as_posix()}/",
-        )
-        for case in duplicates
-    ]
+    refused = []
+    for case in duplicates:
+        found = f"{what} of the same id in {_others(case, duplicates)}"
+        folder = f"{case.folder.as_posix()}/"
+        refused.append(case.with_problem(found, "one folder per id", next_step, folder))
+    return refused
 
 
 def _others(case: Case, duplicates: Sequence[Case]) -> str:

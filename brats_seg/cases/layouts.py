@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    BRATS2024,
-    BRATS2024_PED,
-    MODALITIES,
-    MSD,
-    LabelConvention,
-)
+from brats_seg import labels
+from brats_seg.labels import MODALITIES, LabelConvention
 
 UNKNOWN = "unknown"
 """Release of a case whose id matches no pattern."""
@@ -96,11 +89,11 @@ _AFTER_CONTRAST = re.compile(
 )
 
 # conventions of label maps with neither 3 nor 4, with 3 alone, with 4 alone, and with both
-_EARLY = (BRATS2017, BRATS2023, BRATS2017, BRATS2017)
-_LATE = (BRATS2023, BRATS2023, BRATS2017, BRATS2023)
-_CHILDREN = (BRATS2023, BRATS2023, BRATS2024_PED, BRATS2024_PED)
-_METASTASES = (BRATS2023, BRATS2023, BRATS2024, BRATS2024)
-_ANY = (BRATS2023, BRATS2023, BRATS2017, BRATS2024)
+_EARLY = (labels.BRATS2017, labels.BRATS2023, labels.BRATS2017, labels.BRATS2017)
+_LATE = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2023)
+_CHILDREN = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024_PED, labels.BRATS2024_PED)
+_METASTASES = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024, labels.BRATS2024)
+_ANY = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2024)
 
 # pattern of the case ids, release, conventions; the first pattern that matches gives the release
 _RELEASES = tuple(
@@ -113,7 +106,7 @@ _RELEASES = tuple(
         (r"(?P<patient>brats2021_\d{5})", "brats2021", _EARLY),
         (r"(?P<patient>brats-men-rt-\d{4})-\d", MEN_RT, _ANY),
         # 4 is the resection cavity, which also occurs in cases without enhancing tumour
-        (r"(?P<patient>brats-gli-\d{5})-[1-9]\d\d", GLI_2024, (BRATS2024,) * 4),
+        (r"(?P<patient>brats-gli-\d{5})-[1-9]\d\d", GLI_2024, (labels.BRATS2024,) * 4),
         (r"(?P<patient>brats-gli-\d{5})(-\d{3})?", GLI_2023, _LATE),
         # these tasks have kept their names since 2023: the name does not give the year
         (r"(?P<patient>brats-men-\d{5})(-\d{3})?", "brats-men", _LATE),
@@ -202,7 +195,7 @@ def conventions_of(release: str) -> tuple[LabelConvention, ...]:
     """Return the conventions of a release: without 3 and 4, with 3 alone, with 4 alone, with both."""
     if release == DECATHLON:
         # the three tissues have another order, which the values do not show
-        return (MSD,) * 4
+        return (labels.MSD,) * 4
     return next((conventions for _, name, conventions in _RELEASES if name == release), _ANY)
 
 

@@ -125,9 +125,7 @@ def worker_pool(
     try:
         pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
     except OSError as error:
-        msg = (
-            f"worker processes could not be started ({error}): /dev/shm or `ulimit -f` is too small"
-        )
+        msg = f"worker processes could not start ({error}): /dev/shm or `ulimit -f` is too small"
         raise EnvironmentalError(msg) from error
     try:
         yield pool

@@ -211,13 +211,10 @@ def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> 
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        found = (
-            f"voxels of {_edges(geometry.spacing_mm)} mm, which give {_by(resampling.after)} voxels "
-            f"of {_edges(spacing_mm)} mm"
-        )
+        after = f"{_by(resampling.after)} voxels of {_edges(spacing_mm)} mm"
+        found = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
-        next_step = "Correct the spacing in the header, or convert the scan again."
-        raise CaseError(case_id, volume.file, found, expected, next_step)
+        raise CaseError(case_id, volume.file, found, expected, "Correct the spacing in the header.")
     return resampling
 
 

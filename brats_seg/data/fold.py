@@ -12,20 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from brats_seg.cases import folds
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import EXPECTED_LABELS
-from brats_seg.cases.folds import (
-    FoldTable,
-    Split,
-    check_covers,
-    check_fold,
-    fold_table_path,
-    make_folds,
-    read_folds,
-    write_folds,
-)
+from brats_seg.cases.folds import FoldTable, Split
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
@@ -116,7 +108,7 @@ def open_fold(
         6
     """
     folder = prepared_path or prepared_path_of(root)
-    check_fold(fold, fold_table_path(folder, config.folds), config.folds)
+    folds.check_fold(fold, folds.fold_table_path(folder, config.folds), config.folds)
     prepared = prepare_data(root, config=config, prepared_path=folder, repair=repair, track=track)
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)
@@ -158,8 +150,8 @@ def prepare_data(
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
     for line in remark_lines(cases):
         log.warning(line)
-    folds_path = fold_table_path(folder, config.folds)
-    folds = open_folds(cases, folds_path, config)
+    folds_path = folds.fold_table_path(folder, config.folds)
+    table = open_folds(cases, folds_path, config)
     failures = prepare_cases(
         cases, folder, config.store, repair=repair, n_workers=n_workers, track=track
     )
@@ -169,7 +161,7 @@ def prepare_data(
         log.warning("left out: %s", failure.message)
     failed = {failure.case_id for failure in failures}
     return PreparedData(
-        folds=folds,
+        folds=table,
         folds_path=folds_path,
         case_ids=frozenset(case.case_id for case in cases) - failed,
     )
@@ -243,10 +235,10 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
         # of two processes with other settings, the second keeps the table of the first
         with alone_at(path, wait=True):
             if not path.exists():
-                write_folds(make_folds(cases, config.folds), path)
-    table = read_folds(path)
+                folds.write_folds(folds.make_folds(cases, config.folds), path)
+    table = folds.read_folds(path)
     try:
-        check_covers(table, cases)
+        folds.check_covers(table, cases)
     except FoldError as error:
         msg = f"{path}: {error}"
         raise FoldError(msg) from None

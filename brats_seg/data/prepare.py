@@ -21,6 +21,7 @@ from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
+from brats_seg.data import normalisation
 from brats_seg.data.manifest import (
     FOREGROUND_NAME,
     IMAGE_NAME,
@@ -33,14 +34,6 @@ from brats_seg.data.manifest import (
     read_manifest,
     sources_of,
     verify_cases,
-)
-from brats_seg.data.normalisation import (
-    Brain,
-    at_spacing,
-    choose_spacing,
-    extract_brain,
-    grid_of,
-    spacing_line,
 )
 from brats_seg.data.store import Voxels, write_array
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
@@ -189,8 +182,8 @@ def spacing_for(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Spa
         config: Settings; a spacing that they have is kept.
     """
     spacings = [grid[1] for case in cases if (grid := _grid(case, folder))]
-    spacing_mm = config.spacing_mm or choose_spacing(spacings)
-    if line := spacing_line(spacings, spacing_mm):
+    spacing_mm = config.spacing_mm or normalisation.choose_spacing(spacings)
+    if line := normalisation.spacing_line(spacings, spacing_mm):
         log.info(line)
     return spacing_mm
 
@@ -308,11 +301,11 @@ def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
     """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
     manifest = read_manifest(folder / case.case_id)
     if manifest is not None and _is_of(manifest, case):
-        return grid_of(manifest.scan)
+        return normalisation.grid_of(manifest.scan)
     scan = case.images[0]
     try:
         path = case.path_of(scan)
-        return grid_of(read_geometry(path, case_id=case.case_id, volume=scan.volume))
+        return normalisation.grid_of(read_geometry(path, case_id=case.case_id, volume=scan.volume))
     except CaseError:
         return None
 
@@ -336,8 +329,8 @@ def _prepare(job: _Job) -> None:
 
 def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
     loaded = load_case(job.case, files=files)
-    resampled, _ = at_spacing(loaded, job.spacing_mm)
-    brain = extract_brain(job.case_id, resampled.volumes, resampled.label)
+    resampled, _ = normalisation.at_spacing(loaded, job.spacing_mm)
+    brain = normalisation.extract_brain(job.case_id, resampled.volumes, resampled.label)
     with whole_folder(job.path, when_full=_WHEN_FULL) as folder:
         manifest = Manifest(
             convention=loaded.convention.name if loaded.convention else "",
@@ -355,7 +348,10 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
 
 
 def _write_files(
-    folder: Path, brain: Brain, convention: LabelConvention | None, spacing_mm: Spacing
+    folder: Path,
+    brain: normalisation.Brain,
+    convention: LabelConvention | None,
+    spacing_mm: Spacing,
 ) -> tuple[StoredFile, ...]:
     """Write arrays and measures of a case, and return names, sizes and check sums."""
     arrays: dict[str, npt.NDArray[np.generic]] = {IMAGE_NAME: brain.image}

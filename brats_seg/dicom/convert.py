@@ -10,6 +10,7 @@ problem that says so, unless `preprocess` is asked to prepare them.
 import hashlib
 import logging
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -38,14 +39,11 @@ log = logging.getLogger(__name__)
 SOURCE_NAME = "dicom.json"
 """Name of the file that says which DICOM files a case was converted from."""
 _SEPARATE = "Separate the patients' files, or export the examination again."
-_NOT_ENOUGH = (
-    "--preprocess was not enough: look at the scans, and prepare them with other programs."
-)
-_PREPARE = (
-    "Add --preprocess to have it done by greedy and HD-BET, or prepare the converted files in {} with "
-    "programs of your own, and predict those."
-)
+_NOT_ENOUGH = "--preprocess was not enough: prepare the scans with other programs."
+_PREPARE = "Add --preprocess (greedy, HD-BET), or prepare the converted files with other programs."
 _LOOK = "Convert it with dcm2niix and look at what it prints, or name another series."
+_ADVICE = (OVERRIDE, _SEPARATE, _NOT_ENOUGH, _PREPARE, _LOOK)
+"""Next steps of examinations; each is told with the first examination that needs it."""
 _TIMEOUT_S = 600
 """Longest time of converting one series: the largest take a few seconds."""
 
@@ -121,9 +119,13 @@ def convert_studies(
     convert = partial(_converted, scans=scans, options=options)
     done = map_cases(convert, studies, "converting DICOM", track=track)
     cases = {case.case_id: case for case in done.results}
+    given: set[str] = set()
     for failure in done.failures:
-        case = Case.named(failure.case_id, {})
-        cases[failure.case_id] = replace(case, problems=(failure.message,))
+        message = failure.message
+        for advice in filter(message.endswith, _ADVICE):
+            message = message.removesuffix(f" {advice}") if advice in given else message
+            given.add(advice)
+        cases[failure.case_id] = replace(Case.named(failure.case_id, {}), problems=(message,))
     return tuple(Conversion(study, cases[study.case_id]) for study in studies)
 
 
@@ -141,19 +143,16 @@ def _converted(study: DicomStudy, scans: Path, options: DicomOptions) -> Case:
     _check_usable(study, options)
     folder = scans / study.case_id
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
-    series = {
-        one.modality: replace(one, files=tuple(path.absolute() for path in one.files))
-        for one in study.series
-        if one.modality
-    }
-    key = _key(series, options)
+    series = {one.modality: one for one in study.series if one.modality}
+    identifiers = options.with_identifiers
+    wanted = DicomSource(key=_key(series, options), series=series, with_identifiers=identifiers)
     source = read_source(folder)
-    if source is None or source.key != key or not all(map(Path.exists, files.values())):
-        source = _convert(study.case_id, series, files, options, key)
+    if source is None or source.key != wanted.key or not all(map(Path.exists, files.values())):
+        source = _convert(study.case_id, wanted, files, preprocess=options.preprocess)
     if source.unready:
+        found = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
-        next_step = _NOT_ENOUGH if source.preparation else _PREPARE.format(folder)
-        found = "; ".join(source.unready)
+        next_step = _NOT_ENOUGH if source.preparation else _PREPARE
         raise CaseError(study.case_id, str(study.folder), found, expected, next_step)
     return single_input(study.case_id, files)
 
@@ -177,32 +176,21 @@ def _key(series: Mapping[str, Series], options: DicomOptions) -> str:
     for modality, one in series.items():
         for path in one.files:
             status = path.stat()
-            line = f"{modality} {path} {status.st_size} {status.st_mtime_ns}\n"
-            key.update(line.encode(errors="surrogateescape"))
+            key.update(f"{modality} {status.st_size} {status.st_mtime_ns} ".encode() + bytes(path))
     return key.hexdigest()[:32]
 
 
 def _convert(
-    case_id: str,
-    series: dict[str, Series],
-    files: Mapping[str, Path],
-    options: DicomOptions,
-    key: str,
+    case_id: str, wanted: DicomSource, files: Mapping[str, Path], *, preprocess: bool
 ) -> DicomSource:
-    volumes: Sequence[Volume] = [_volume(series[name], case_id) for name in MODALITIES]
+    volumes: Sequence[Volume] = [_volume(wanted.series[name], case_id) for name in MODALITIES]
     unready, steps = unready_words(volumes), tuple[str, ...]()
-    if unready and options.preprocess:
+    if unready and preprocess:
         volumes, steps = prepare(case_id, volumes)
         unready = unready_words(volumes)
     for path, volume in zip(files.values(), volumes, strict=True):
         write_volume(path, volume.array, volume.geometry)
-    source = DicomSource(
-        key=key,
-        series=series,
-        preparation=steps,
-        unready=unready,
-        with_identifiers=options.with_identifiers,
-    )
+    source = wanted.model_copy(update={"preparation": steps, "unready": unready})
     # after the scans: where it is, they are there
     write_json(files["t1c"].with_name(SOURCE_NAME), source.model_dump(mode="json"))
     return source
@@ -215,15 +203,14 @@ def _volume(series: Series, case_id: str) -> Volume:
         CaseError: dcm2niix fails, or makes several volumes of the series.
     """
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as name:
-        slices, output = Path(name, "slices"), Path(name, "output")
+        output, slices = Path(name), Path(name, "slices")
         slices.mkdir()
-        output.mkdir()
         for index, path in enumerate(series.files):
-            (slices / f"{index:05d}.dcm").symlink_to(path.absolute())
-        code = _run_converter(slices, output)
+            (slices / f"{index:05d}.dcm").symlink_to(path)
+        ended = _run_converter(slices, output)
         volumes = sorted(output.glob("*.nii"))
-        if len(volumes) != 1:
-            found = f"{counted(len(volumes), 'volume')} made of it by dcm2niix (exit code {code})"
+        if ended < 0 or len(volumes) != 1:
+            found = f"exit status {ended} of dcm2niix and {counted(len(volumes), 'volume')}"
             raise CaseError(case_id, str(series), found, "one volume", _LOOK)
         return read_volume(volumes[0], case_id=case_id)
 
@@ -233,10 +220,11 @@ def _run_converter(slices: Path, output: Path) -> int:
     options = "-g i -b n -z n -x i -w 1 -f scan -o"
     command = [_converter(), *options.split(), str(output), str(slices)]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            command, capture_output=True, check=False, timeout=_TIMEOUT_S
+        ).returncode
     except subprocess.TimeoutExpired:
-        return -1
-    return done.returncode
+        return -signal.SIGKILL
 
 
 def _converter() -> str:

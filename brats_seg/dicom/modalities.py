@@ -6,6 +6,7 @@ contrast agent, nothing is guessed: a person says it with an override.
 """
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,16 +16,13 @@ from brats_seg.dicom.series import Series
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES
 
-OVERRIDE = (
-    "Export what is missing, or name the series of a modality: --series MODALITY=NUMBER, or a part of "
-    "its description."
-)
+OVERRIDE = "Export what is missing, or add --series MODALITY=NUMBER or =PART OF THE DESCRIPTION."
 """Next step where a modality has no series, or one that cannot be converted."""
 
 _FEWEST_SLICES = 8
 """Slices of a series that can hold a whole brain: with 5 mm there are 25 or more."""
 _T1 = "t1"
-"""Weighting of t1n and t1c."""
+"""Weighting of t1n and t1c, and of a series that does not say which of them it is."""
 _WEIGHTINGS = (
     ("t2f", r"flair|dark.?fluid|t2.?tirm|tirm.?t2"),
     (_T1, r"t1|mprage|spgr|bravo|\bvibe|tfl.?3d|3d.?tfl"),
@@ -34,14 +32,14 @@ _WEIGHTINGS = (
 _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
 _OTHERS = (
     ("a localiser", r"\bloc|locali[sz]er|scout|survey|plane.?loc|aahead|\b3.?pl\b"),
-    ("diffusion", r"dwi|diff|\bdti|adc|trace|tensor|\bb.?[1-9]\d{2,3}\b|ep2d|\bfa.?map|resolve"),
+    ("diffusion", r"dwi|dif[fu]|\bdti|adc|trace|tensor|\bb.?[1-9]\d{2,3}\b|ep2d|\bfa.?map|resolve"),
     ("perfusion", r"perf|\bdsc|\bdce|\basl\b|\bcb[fv]\b|\bmtt\b|\bttp\b|\bpwi\b|twist|tmax"),
     (
         "susceptibility",
         r"\bswi|\bswan|suscep|t2.?\*|t2.?star|t2.{0,6}gre|hemo|veno|\bphase\b|min.?ip",
     ),
     ("angiography", r"\btof|angio|\bmra\b|\bmrv\b|\bmip\b|\bpc.?3d"),
-    ("a difference image", r"subtr|\bsub\b"),
+    ("a difference image", r"su[bs]s?tr|soustr|sottr|\bsub\b"),
     ("spectroscopy", r"spectro|\bcsi\b|\bsvs\b|\bmrs\b"),
     ("balanced steady state", r"ciss|fiesta|trufi|b.?tfe"),
     ("fat suppression by a short inversion time", r"\bstir\b"),
@@ -54,8 +52,21 @@ _DERIVED_KINDS = (
     r"|MINIMUM|T1 MAP|T2 MAP|PHASE|SCREEN SAVE|CBF|CBV"
 )
 """Words of the image type of series that are none of the four modalities."""
-_BEFORE = r"\bpre\b(?!.?op)|pre.?(?:con|gd|gad|km|ce\b)|nativ|without|\bw/?o\b|\bohne\b|non.?con|unenh|\bplain\b|\bt1n"
-_AFTER = r"post(?!.?op|.?surg|.?rt\b|erior)|\+\s?c\b|\bc\s?\+|\bgd|gad|\bce\b|\bkm\b|contrast|t1.?c\b|t1.?ce|t1.?gd|\+gd|enhanced"
+_AGENT = r"(?:inj(?!ur)|iny|iniez|gad|gd|[ck]ontrast|n?km\b|mdc\b|civ\b|ce\b)"
+"""Contrast agent and its injection in English, French, Spanish, Italian, Portuguese and German."""
+_NOT_YET = (
+    r"\b(?:without|wo|w/o|no[nt]?|sans|pas|avant|sin|antes|senza|prima|sem|ohne|keine?|vor|o\.|v\.|s/)\W*"
+    r"(?:(?:i\W?v|de|del|di|do|da|dem|la|le|il|l|d|produit|medio|mezzo|meio)\W+){0,3}"
+)
+_BEFORE = (
+    r"\bpre\b(?!.?(?:op|quir|cir|chir))|pre.?(?:con|gd|gad|km|ce\b|inj)|\bnativ|non.?con|unenh|\bplain\b|\bt1n"
+    r"|(?:without|\bw/?o\b|\bohne\b)(?!\W*(?:fat|fett|fs|sat))|\b[ov]km\b|\b(?:sans|sin|senza|sem)$"
+    rf"|{_NOT_YET}{_AGENT}"
+)
+_AFTER = (
+    r"pos(?:t|\b)(?!.?op|.?surg|.?rt\b|.?quir|.?cir|.?chir|.?rad|erior)|\+\s?c\b|\bc\s?\+|enhanced|t1.?c\b"
+    rf"|gad|contrast|(?:\b|t1|\bm){_AGENT}"
+)
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -65,9 +76,9 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
         word, _, wanted = text.partition("=")
         modality = modality_named(word.strip())
         if not modality or not wanted.strip() or modality in chosen:
+            expected = "MODALITY=NUMBER or MODALITY=PART OF THE DESCRIPTION"
             msg = (
-                f"--series {text!r}: expected MODALITY=NUMBER or MODALITY=PART OF THE DESCRIPTION, "
-                f"once for each of {', '.join(MODALITIES)}"
+                f"--series {text!r}: expected {expected}, once for each of {', '.join(MODALITIES)}"
             )
             raise UsageError(msg)
         chosen[modality] = wanted.strip()
@@ -84,7 +95,7 @@ def sort_series(
     series by modality that a user chose: its number, or a part of its description.
     """
     overrides = overrides or {}
-    judged = [_judged(one, overrides) for one in series]
+    judged = _told_apart([_judged(one, overrides) for one in series])
     rank = partial(_rank, overrides=overrides)
     best = {
         one.modality: max((other for other in judged if other.modality == one.modality), key=rank)
@@ -94,12 +105,21 @@ def sort_series(
     for one in judged:
         better = best[one.modality]
         if one.modality and one is not better:
-            why = (
-                one.problem or f"series {better.number} has thinner slices, is later, or was chosen"
-            )
-            one = replace(one, modality="", reason=f"{one.modality}, but {why}")
+            why = f"series {better.number} has thinner slices, is later, or was chosen"
+            one = replace(one, modality="", reason=f"{one.modality}, but {one.problem or why}")
         found.append(one)
     return tuple(found)
+
+
+def _told_apart(series: Sequence[Series]) -> list[Series]:
+    """Take a T1 series that says nothing of contrast agent for t1n, unless there are several."""
+    silent = [one for one in series if one.modality == _T1]
+    whole = [one for one in silent if not one.problem and "DERIVED" not in one.image_type]
+    is_known = any(one.modality == "t1n" and not one.problem for one in series)
+    modality = "" if is_known or len(whole) > 1 else "t1n"
+    why = "" if modality else ", and it is not the only T1 series"
+    taken = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
+    return [taken.get(one, one) for one in series]
 
 
 def missing_words(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
@@ -138,7 +158,9 @@ def _judged(series: Series, overrides: Mapping[str, str]) -> Series:
         if _fits(series, wanted):
             reason = f"chosen by --series {modality}={wanted}"
             return replace(series, modality=modality, reason=reason)
-    text = re.sub(r"[_^,;:]", " ", series.description.lower())
+    # without accents
+    plain = unicodedata.normalize("NFKD", series.description).encode("ascii", "ignore").decode()
+    text = re.sub(r"[_^,;:]", " ", plain.lower()).strip()
     reason = _why_excluded(series, text)
     modality, reason = ("", reason) if reason else _modality(series, text)
     return replace(series, modality=modality, reason=reason)
@@ -182,7 +204,7 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
     ):
         if is_so:
             return modality, f"T1 by {why}; {agent}"
-    return "t1n", f"T1 by {why}; no contrast agent is named"
+    return _T1, f"T1 by {why}; no contrast agent is named"
 
 
 def _described(text: str) -> str:

@@ -19,15 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from brats_seg import wings
+from brats_seg.cases import nifti
 from brats_seg.cases.case import have_one_grid
-from brats_seg.cases.nifti import (
-    Volume,
-    planned_resampling,
-    read_label_map,
-    read_volume,
-    resampled,
-    write_volume,
-)
+from brats_seg.cases.nifti import Volume
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import Resampling, Spacing
@@ -75,10 +69,10 @@ def check_tools() -> None:
     if shutil.which("hd-bet") is None:
         missing.append(f"hd-bet is not installed: {INSTALL_PREPROCESS}")
     elif not (Path.home() / WEIGHTS).is_file():
-        missing.append(
-            f"hd-bet has no weights in {Path.home() / WEIGHTS}; it downloads them when it first "
-            "runs, so run it once yourself (hd-bet -i SCAN.nii.gz -o OUT.nii.gz), or copy them there"
+        fetch = (
+            "copy them there, or run hd-bet -i SCAN.nii.gz -o OUT.nii.gz once, which fetches them"
         )
+        missing.append(f"hd-bet has no weights in {Path.home() / WEIGHTS}: {fetch}")
     if missing:
         msg = f"--preprocess cannot run: {'; '.join(missing)}"
         raise EnvironmentalError(msg)
@@ -98,7 +92,7 @@ def prepare(case_id: str, volumes: Sequence[Volume]) -> tuple[Sequence[Volume], 
         else:
             steps = ["t1c resampled to 1 mm, the others registered to it by greedy (rigid)"]
             fixed = _at_one_mm(volumes[_REFERENCE], case_id)
-            write_volume(folder / "fixed.nii", fixed.array, fixed.geometry)
+            nifti.write_volume(folder / "fixed.nii", fixed.array, fixed.geometry)
             volumes = [
                 fixed if index == _REFERENCE else _registered(case_id, volume, fixed, folder)
                 for index, volume in enumerate(volumes)
@@ -126,27 +120,27 @@ def _has_skull(volumes: Sequence[Volume]) -> bool:
 
 
 def _at_one_mm(volume: Volume, case_id: str) -> Volume:
-    resampling = planned_resampling(volume, ONE_MM, case_id=case_id)
-    return volume if resampling is None else resampled(volume, resampling)
+    resampling = nifti.planned_resampling(volume, ONE_MM, case_id=case_id)
+    return volume if resampling is None else nifti.resampled(volume, resampling)
 
 
 def _registered(case_id: str, volume: Volume, fixed: Volume, folder: Path) -> Volume:
     """Return a modality on the grid of `fixed`, which is in the folder."""
-    write_volume(folder / "moving.nii", volume.array, volume.geometry)
+    nifti.write_volume(folder / "moving.nii", volume.array, volume.geometry)
     for options in (f"-d 3 -V 0 -seed 1 {_RIGID}", f"-d 3 -V 0 {_RESLICE}"):
         _run(case_id, "greedy", [sys.executable, "-c", _GREEDY, options], folder)
-    moved = read_volume(folder / "moved.nii", case_id=case_id)
+    moved = nifti.read_volume(folder / "moved.nii", case_id=case_id)
     # with exactly the header of the grid
     return replace(moved, geometry=fixed.geometry)
 
 
 def _brain(case_id: str, t1c: Volume, folder: Path) -> Volume:
     """Return the mask of the brain that HD-BET finds."""
-    write_volume(folder / "t1c.nii.gz", t1c.array, t1c.geometry)
+    nifti.write_volume(folder / "t1c.nii.gz", t1c.array, t1c.geometry)
     device = "cuda" if shutil.which("nvidia-smi") else "cpu --disable_tta"
     command = f"hd-bet -i t1c.nii.gz -o brain.nii.gz --save_bet_mask -device {device}"
     _run(case_id, "hd-bet", command.split(), folder)
-    return read_label_map(folder / "brain_bet.nii.gz", case_id=case_id)
+    return nifti.read_label_map(folder / "brain_bet.nii.gz", case_id=case_id)
 
 
 def _run(case_id: str, name: str, command: Sequence[str], folder: Path) -> None:
@@ -160,6 +154,5 @@ def _run(case_id: str, name: str, command: Sequence[str], folder: Path) -> None:
         code, lines = -1, [f"no result after {_TIMEOUT_S} s"]
     if code:
         found = f"{name} failed with exit code {code}: {lines[-1] if lines else 'no message'}"
-        expected = "registered and skull-stripped scans"
         next_step = "Prepare the scans with programs of your own."
-        raise CaseError(case_id, "(all)", found, expected, next_step)
+        raise CaseError(case_id, "(all)", found, "registered, skull-stripped scans", next_step)

@@ -18,14 +18,8 @@ import numpy.typing as npt
 from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry
+from brats_seg.dicom import series
 from brats_seg.dicom.convert import DicomSource
-from brats_seg.dicom.series import (
-    HEADER_ERRORS,
-    INSTALL_DICOM,
-    frames_of,
-    plane_of,
-    read_header,
-)
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap
@@ -84,7 +78,7 @@ def write_segmentation(
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             on_images = _label_map_on(images, label_map, geometry)
             segmentation = _segmentation(images, on_images, convention)
-    except HEADER_ERRORS as error:
+    except series.HEADER_ERRORS as error:
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
         return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"
@@ -95,7 +89,7 @@ def write_segmentation(
 
 def _image(path: Path, *, with_identifiers: bool) -> Any:
     """Return the header of an image, without what may identify the patient unless it is wanted."""
-    header = read_header(path, None if with_identifiers else _IMAGE)
+    header = series.read_header(path, None if with_identifiers else _IMAGE)
     for name in _PATIENT:
         if name not in header:
             setattr(header, name, None)
@@ -115,8 +109,8 @@ def _label_map_on(
     rows, columns = np.indices((images[0].Rows, images[0].Columns))
     pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
     slices = []
-    for frame in (frame for image in images for frame in frames_of(image)):
-        directions, position = plane_of(frame)
+    for frame in (frame for image in images for frame in series.frames_of(image)):
+        directions, position = series.plane_of(frame)
         row_mm, column_mm = map(float, frame["PixelSpacing"])
         # from (column, row, 1) of a pixel to its voxel
         step = np.stack([directions[0] * column_mm, directions[1] * row_mm, position], axis=1)
@@ -135,7 +129,7 @@ def _segmentation(
         from highdicom import AlgorithmIdentificationSequence
         from highdicom.seg import Segmentation, SegmentDescription
     except ImportError:
-        msg = f"a DICOM segmentation needs highdicom, which is not installed: {INSTALL_DICOM}"
+        msg = f"a DICOM segmentation needs highdicom: {series.INSTALL_DICOM}"
         raise EnvironmentalError(msg) from None
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code

@@ -45,6 +45,7 @@ _OF_FRAMES = {
     "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
     "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
     "PixelSpacing": ("PixelMeasuresSequence", "PixelSpacing"),
+    "RescaleSlope": ("PixelValueTransformationSequence", "RescaleSlope"),
     "EchoTime": ("MREchoSequence", "EffectiveEchoTime"),
     "RepetitionTime": ("MRTimingAndRelatedParametersSequence", "RepetitionTime"),
     "InversionTime": ("MRModifierSequence", "InversionTimes"),
@@ -57,6 +58,7 @@ _KEPT = (
     *("SeriesDescription", "ProtocolName", "SequenceName", "ImageType", "ScanningSequence"),
     *("ContrastBolusAgent", "ContrastBolusVolume", "ContrastBolusAgentSequence", "Rows", "Columns"),
     *("InstanceNumber", "ImagesInAcquisition", "PatientIdentityRemoved"),
+    "PhotometricInterpretation",
     *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
 )
 """Elements of a header that are kept, with those of its frames."""
@@ -72,7 +74,8 @@ HEADER_ERRORS = (
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
-_NO_AGENT = frozenset({"", "none", "no", "n", "without", "0"})
+_NO_AGENT = r"(?:no|none|not|n|n/a|nil|without|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|$)"
+"""What stands in the place of a contrast agent where none was given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,7 +339,7 @@ def _series(images: Sequence[_Image]) -> Series:
         files, spacing_mm, problem = _ordered(images)
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
-        problem = "its headers do not say where its slices lie"
+        problem = "its headers do not say where its slices lie, or how large its pixels are"
     names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
     return Series(
@@ -344,19 +347,29 @@ def _series(images: Sequence[_Image]) -> Series:
         description=next(filter(None, map(first.text, names)), ""),
         kind=first.text("Modality"),
         n_slices=len(images),
-        files=tuple(dict.fromkeys(files)),
+        files=tuple(dict.fromkeys(map(Path.absolute, files))),
         image_type=first.texts["ImageType"],
         techniques=_techniques(first),
         echo_ms=first.number("EchoTime"),
         repetition_ms=first.number("RepetitionTime"),
         inversion_ms=first.number("InversionTime"),
-        has_agent=agent not in _NO_AGENT
+        has_agent=not re.match(_NO_AGENT, agent)
         or bool(first.texts["ContrastBolusAgentSequence"])
         or bool(first.number("ContrastBolusVolume")),
         is_diffusion=bool(first.number("DiffusionBValue")),
         spacing_mm=spacing_mm,
-        problem=problem,
+        problem=problem or _wrong_pixels(images),
     )
+
+
+def _wrong_pixels(images: Sequence[_Image]) -> str:
+    """Return why larger values of the pixels may not be brighter; empty if they are."""
+    kinds = {image.text("PhotometricInterpretation") for image in images} - {"", "MONOCHROME2"}
+    if kinds:
+        return f"its pixels are {', '.join(sorted(kinds))}, not MONOCHROME2"
+    slopes = [float(text) for image in images for text in image.texts["RescaleSlope"]]
+    wrong = [slope for slope in slopes if not slope > 0]
+    return f"its rescale slope is {wrong[0]:g}, not above 0" if wrong else ""
 
 
 def _techniques(image: _Image) -> tuple[str, ...]:
@@ -375,7 +388,9 @@ def _ordered(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     """Return the files along the normal of the slices, the spacing in mm, and what is wrong."""
     files = [image.path for image in images]
     planes = [plane_of(image.texts) for image in images]
-    row_mm, column_mm = map(float, images[0].texts["PixelSpacing"] or ("0", "0"))
+    row_mm, column_mm = map(float, images[0].texts["PixelSpacing"])
+    if not min(row_mm, column_mm) > 0:
+        raise ValueError
     directions = planes[0][0]
     if not all(np.allclose(plane[0], directions, atol=1e-3) for plane in planes):
         return files, (column_mm, row_mm, 0.0), "its slices have several directions"
@@ -396,9 +411,7 @@ def _gap(images: Sequence[_Image], steps: npt.NDArray[np.float64], usual_mm: flo
         return "it has several images at one place, as of several times or contrasts"
     widest = float(steps.max())
     if widest > usual_mm * (1 + _GAP_TOLERANCE) or steps.min() < usual_mm * (1 - _GAP_TOLERANCE):
-        return (
-            f"slices are missing, or not evenly spaced: {widest:.2f} mm between two neighbours, and "
-            f"{usual_mm:.2f} mm between most"
-        )
+        gaps = f"{widest:.2f} mm between two neighbours, and {usual_mm:.2f} mm between most"
+        return f"slices are missing, or not evenly spaced: {gaps}"
     expected = images[0].number("ImagesInAcquisition") or 0
     return f"slices are missing: {len(images)} of {expected:.0f}" if len(images) < expected else ""

@@ -7,6 +7,7 @@ the ranks are averaged over all of them, and a permutation test gives the p valu
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -157,13 +158,9 @@ def rank_sets(
     # sums of half ranks are exact: means would differ in their last bits where leads are equal
     sums = ranks.sum(axis=(2, 3))
     # the share of exchanges of two sets within cases that give as large a lead
+    total = partial(np.sum, axis=-1)
     leads = [
-        permutation_p_value(
-            lambda lead: lead.sum(axis=-1),
-            sums[behind] - sums[ahead],
-            rng,
-            permutation_type="samples",
-        )
+        permutation_p_value(total, sums[behind] - sums[ahead], rng, permutation_type="samples")
         for ahead, behind in pairwise(order)
     ]
     return tuple(
@@ -180,11 +177,8 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
     first, *others = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
     for name, other in zip(names[1:], others, strict=True):
         if len(differing := first.index.symmetric_difference(other.index)):
-            msg = (
-                f"{names[0]} and {name} do not hold scores of the same cases and regions: "
-                f"{len(differing)} are in one only, such as {' '.join(differing[0])}. "
-                "Score both against the same references, by one protocol."
-            )
+            found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
+            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {found}"
             raise UsageError(msg)
         if list(first) != list(other):
             msg = f"{names[0]} and {name} were scored by two protocols; expected one"

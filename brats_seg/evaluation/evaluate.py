@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
+from brats_seg.cases.conventions import check_values, resolve_all
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError
@@ -198,7 +198,7 @@ def read_pair(pair: Pair) -> LabelPair:
         LabelError: The reference does not lie on a tumour of the scans.
     """
     label = read_label_map(pair.reference, case_id=pair.case_id)
-    predicted, remarks = None, list[str]()
+    predicted, remarks = None, tuple[str, ...]()
     if pair.prediction is not None:
         predicted = read_label_map(pair.prediction, case_id=pair.case_id)
         remarks = _check_grids(pair.case_id, label, predicted)
@@ -369,38 +369,35 @@ def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
         return ()
 
 
-def _check_grids(case_id: str, label: Volume, predicted: Volume) -> list[str]:
+def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, ...]:
     """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
     if have_one_grid(label.geometry, predicted.geometry):
-        return []
+        return ()
     # both files may have the same name
-    grids = {
-        f"{side} {volume.file}": volume.geometry
-        for side, volume in (("reference", label), ("prediction", predicted))
-    }
+    sides = (f"reference {label.file}", label), (f"prediction {predicted.file}", predicted)
+    grids = [(file, volume.geometry) for file, volume in sides]
     # arrays are saved with the identity when their affine is not known
-    without_affine = [
-        file for file, grid in grids.items() if np.array_equal(grid.affine, np.eye(4))
-    ]
+    without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:
-        check_one_grid(case_id, [*grids.items()])
-    return [
-        f"case {case_id}: {without_affine[0]} has no affine, so that voxels were paired by index"
-    ]
+        check_one_grid(case_id, grids)
+    found = f"{without_affine[0]} has no affine, so that voxels were paired by index"
+    return (f"case {case_id}: {found}",)
 
 
 def _with_conventions(
     pairs: Sequence[LabelPair], protocol: ScoringProtocol
 ) -> tuple[LabelPair, ...]:
     """Add the conventions of all pairs, and the reasons why references cannot be in theirs."""
-    references, predictions = (
-        _conventions(pairs, values, protocol)
-        for values in (
-            [pair.reference.values for pair in pairs],
-            # only 0 for a missing prediction, which changes no convention
-            [pair.predicted_values for pair in pairs],
-        )
-    )
+    shapes = {pair.case_id: pair.geometry.shape for pair in pairs}
+
+    def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
+        if protocol.labels is not None:
+            return dict.fromkeys(values, protocol.labels)
+        return resolve_all({one: (shapes[one], values[one]) for one in values})
+
+    references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
+    # only 0 for a missing prediction, which changes no convention
+    predictions = conventions_of({pair.case_id: pair.predicted_values for pair in pairs})
     refusals = _refusals([pair.reference for pair in pairs], references)
     return tuple(
         replace(
@@ -410,19 +407,6 @@ def _with_conventions(
         )
         for pair in pairs
     )
-
-
-def _conventions(
-    pairs: Sequence[LabelPair], values: Sequence[frozenset[int]], protocol: ScoringProtocol
-) -> dict[str, LabelConvention]:
-    """Return the convention of one side of each pair by case id, given its label values."""
-    if protocol.labels is not None:
-        return dict.fromkeys((pair.case_id for pair in pairs), protocol.labels)
-    contents = {
-        pair.case_id: LabelContent(shape=pair.geometry.shape, values=of_pair)
-        for pair, of_pair in zip(pairs, values, strict=True)
-    }
-    return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
 
 
 def _refusals(

@@ -14,24 +14,14 @@ import numpy as np
 from nibabel.affines import apply_affine, voxel_sizes
 from scipy import ndimage
 
+from brats_seg.evaluation import protocols
 from brats_seg.evaluation.metrics import dice_of_counts, hausdorff95, surface_dice
-from brats_seg.evaluation.protocols import (
-    NSD_TOLERANCES_MM,
-    LesionRules,
-    ScoredRegion,
-    ScoringProtocol,
-)
+from brats_seg.evaluation.protocols import LesionRules, ScoredRegion, ScoringProtocol
 from brats_seg.labels import REGIONS, RegionMasks
+from brats_seg.voxels import shapes
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Affine, Spacing
-from brats_seg.voxels.shapes import (
-    Lesions,
-    SectionDiameters,
-    first_of_group,
-    longest_diameter_mm,
-    number_components,
-    section_diameters,
-)
+from brats_seg.voxels.shapes import Lesions, number_components
 
 _DILATION = ndimage.generate_binary_structure(3, 2)
 
@@ -42,7 +32,7 @@ _TOUCHING = (
     ("snfh", ("et", "rc", "netc")),
 )
 """Tissues in the order in which their lesions are joined, with the tissues that join them."""
-_BEST = (1.0, 0.0, *(1.0 for _ in NSD_TOLERANCES_MM))
+_BEST = (1.0, 0.0, *(1.0 for _ in protocols.NSD_TOLERANCES_MM))
 
 MOST_LISTED = 10
 """Lesions of a region that are measured at most, the largest first."""
@@ -95,7 +85,7 @@ class Lesion:
     """Centre of mass in the coordinates of the file (NIfTI: to the right, to the front, up)."""
     longest_mm: float
     """Longest diameter in space."""
-    axial: SectionDiameters
+    axial: shapes.SectionDiameters
     """Perpendicular diameters in the axial section where their product is largest."""
 
     @property
@@ -137,10 +127,8 @@ def reference_lesions(
     masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules
 ) -> list[Lesions]:
     """Return the lesions of each region of a reference, including small ones."""
-    lesions = {
-        region.name: number_lesions(mask, region.dilation)
-        for region, mask in zip(regions, masks, strict=True)
-    }
+    pairs = zip(regions, masks, strict=True)
+    lesions = {region.name: number_lesions(mask, region.dilation) for region, mask in pairs}
     return list((join_touching(lesions) if rules.joins_touching else lesions).values())
 
 
@@ -203,7 +191,7 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
             for name in neighbours:
                 for lesion, neighbour in touched[tissue, name]:
                     keys[lesion].append((name, part_of[name][neighbour]))
-            part_of[tissue] = list(first_of_group(keys))
+            part_of[tissue] = list(shapes.first_of_group(keys))
     joined = {name: np.array(part_of[name], np.int32)[lesions[name]] for name in part_of}
     return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
 
@@ -222,9 +210,8 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    return tuple(
-        _list_region(region, mask, affine) for region, mask in zip(REGIONS, regions, strict=True)
-    )
+    pairs = zip(REGIONS, regions, strict=True)
+    return tuple(_list_region(region, mask, affine) for region, mask in pairs)
 
 
 def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
@@ -242,8 +229,8 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
         measured = Lesion(
             ml=float(ml[index]),
             centre_mm=(x, y, z),
-            longest_mm=longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
-            axial=section_diameters(lesion, (x_mm, y_mm, z_mm)),
+            longest_mm=shapes.longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
+            axial=shapes.section_diameters(lesion, (x_mm, y_mm, z_mm)),
         )
         lesions.append(measured)
     others_ml = ml[order[n_listed:]]
@@ -260,7 +247,7 @@ def _score_region(
 ) -> LesionScores:
     matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
     n_false_positive = n_unmatched if rules.counts_false_positives else 0
-    worst = (0.0, scale.penalty_mm, *(0.0 for _ in NSD_TOLERANCES_MM))
+    worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
     rows = [*(match or worst for match in matches), *[worst] * n_false_positive]
     dice, hd95, nsd_half_mm, nsd_one_mm = np.mean(rows or [_BEST], axis=0).tolist()
     counts = (len(matches), n_false_positive, matches.count(None))
@@ -297,7 +284,7 @@ def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float,
     return (
         float(dice_of_counts(*counts)),
         hausdorff95(lesion, predicted, spacing_mm),
-        *surface_dice(lesion, predicted, spacing_mm, NSD_TOLERANCES_MM),
+        *surface_dice(lesion, predicted, spacing_mm, protocols.NSD_TOLERANCES_MM),
     )
 
 

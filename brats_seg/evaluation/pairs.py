@@ -17,7 +17,7 @@ from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The files of the label maps of one case."""
 
@@ -35,7 +35,7 @@ class Pairing:
 
     pairs: tuple[Pair, ...]
     """Sorted by case id."""
-    without_reference: tuple[str, ...]
+    without_reference: tuple[str, ...] = ()
     """Predicted cases that cannot be scored."""
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -73,36 +73,26 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,), without_reference=())
+        return Pairing(pairs=(pair,))
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
-        msg = (
-            f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
-            f"{some_of(predictions)}. Name each prediction as its case, for example "
-            f"{next(iter(references))}.nii.gz."
-        )
+        names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
+        msg = f"no case is in both folders: {names}. Name each prediction as its case."
         raise LayoutError(msg)
     cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
     pairs = [
-        Pair(
-            case_id=case_id,
-            reference=path,
-            prediction=predictions.get(case_id),
-            case=cases.get(path),
-        )
+        Pair(case_id, path, predictions.get(case_id), cases.get(path))
         for case_id, path in references.items()
     ]
-    remarks = []
-    if (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists():
-        remarks.append(
-            f"{reference} was written by `predict`, and is scored as the reference: the references "
-            "come first, then the predictions"
-        )
+    remark = (
+        f"{reference} was written by `predict`, and is scored as the reference, which comes first"
+    )
+    is_swapped = (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists()
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
-        remarks=tuple(remarks),
+        remarks=(remark,) if is_swapped else (),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
@@ -134,10 +124,7 @@ def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
         if path in used or case_id in of_scans:
             continue
         if case_id in label_maps:
-            msg = (
-                f"case {case_id} has two label maps, {label_maps[case_id]} and {path}. "
-                "Keep one of them, or name the folder that holds the right ones."
-            )
+            msg = f"case {case_id} has two label maps, {label_maps[case_id]} and {path}; keep one"
             raise UsageError(msg)
         label_maps[case_id] = path
     if not label_maps:

@@ -1,7 +1,12 @@
-"""Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
+"""Draw charts: scores, distributions of a cohort, predicted survival, and the history of a run.
+
+A history is a table with a row for each epoch and columns `train_<name>` and `val_<name>`.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +18,10 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.scores import score_columns, title_of
-from brats_seg.figures.sections import (
-    FIRST_COLOUR,
-    REGION_COLOURS,
-    SECOND_COLOUR,
-    fitting_size,
-    light_figure,
-)
-from brats_seg.labels import REGIONS
+from brats_seg.figures import sections
+from brats_seg.figures.sections import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR
+from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.progress import Item, tracked
 
 Values = npt.NDArray[np.float64]
 
@@ -39,6 +40,14 @@ _TITLE_SIZE = 12.0
 _AXES_SHARE = 0.85
 """Width of the axes as a share of the figure."""
 
+Row = Mapping[str, float]
+HISTORY_NAME = "history.csv"
+PHASES = {"train": "training", "val": "validation"}
+"""Phases of an epoch, by their prefix in columns."""
+_PHASE_COLOURS = {"train": "tab:blue", "val": "tab:orange"}
+_STYLES = ("--", "-.", ":", (0, (1, 4)))
+"""Line styles of the parts of a curve, as many as there are modalities."""
+
 
 def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
     """Draw a score of every case as a point, and a box for each region: median and quartiles.
@@ -47,7 +56,7 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
         UsageError: There are no scores, or they have no such column.
     """
     by_region = _by_region(scores, column)
-    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    figure = sections.light_figure(1.6 + 1.4 * len(by_region), 4.8)
     axes = figure.subplots()
     boxes = axes.boxplot(
         list(by_region.values()),
@@ -85,7 +94,7 @@ def bar_figure(scores: pd.DataFrame) -> Figure:
     """
     means = {column: _by_region(scores, column) for column in _BARS}
     regions = list(means["dice"])
-    figure = light_figure(1.6 + 1.4 * len(regions), 4.8)
+    figure = sections.light_figure(1.6 + 1.4 * len(regions), 4.8)
     axes = figure.subplots()
     for offset, (column, colour) in zip((-0.2, 0.2), _BARS.items(), strict=True):
         heights = [values.mean() for values in means[column].values()]
@@ -113,12 +122,10 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
     is_alive = np.array([row is not None and row.survival_censored for row in rows], bool)
     ml = np.array([case.facts.tumour_ml for case in cases], float)
     if not np.isfinite([ages, days, ml]).any():
-        msg = (
-            f"of {counted(len(ages), 'case')} neither age, survival nor label map is known; expected "
-            "survival_*.csv or name_mapping*.csv beside the scans, or label maps"
-        )
+        n_cases = counted(len(ages), "case")
+        msg = f"of {n_cases} neither age, survival nor label map is known; expected one of them"
         raise UsageError(msg)
-    figure = light_figure(12, 3.8)
+    figure = sections.light_figure(12, 3.8)
     of_age, of_days, of_ml = figure.subplots(1, 3)
     _draw_histogram(of_age, "age (years)", [ages], [FIRST_COLOUR])
     by_outcome = [np.where(is_alive, np.nan, days), np.where(is_alive, days, np.nan)]
@@ -130,7 +137,7 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
 
 def volume_figure(volumes_ml: Mapping[str, npt.ArrayLike]) -> Figure:
     """Draw a histogram of the volumes `(n,)` of each region over cases."""
-    figure = light_figure(4 * len(volumes_ml), 3.4)
+    figure = sections.light_figure(4 * len(volumes_ml), 3.4)
     panels = figure.subplots(1, len(volumes_ml), squeeze=False)[0]
     for axes, (region, ml) in zip(panels, volumes_ml.items(), strict=True):
         values = np.asarray(ml, float)
@@ -160,7 +167,7 @@ def survival_figure(
     """
     reported, predicted = np.asarray(reported_days, float), np.asarray(predicted_days, float)
     is_alive = np.asarray(censored, bool)
-    figure = light_figure(5.6, 5.6)
+    figure = sections.light_figure(5.6, 5.6)
     axes = figure.subplots()
     look: dict[str, Any] = {"edgecolors": "black", "linewidths": 0.5, "alpha": 0.8}
     marks = zip((~is_alive, is_alive), "o>", _OUTCOME_COLOURS, _OUTCOMES, strict=True)
@@ -198,7 +205,7 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
 def _set_title(axes: Any, words: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
-    axes.set_title(words, fontsize=fitting_size(words, width_inches, _TITLE_SIZE))
+    axes.set_title(words, fontsize=sections.fitting_size(words, width_inches, _TITLE_SIZE))
 
 
 def _finish(axes: Any, column: str, title: str) -> None:
@@ -237,3 +244,135 @@ def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Seq
     axes.yaxis.get_major_locator().set_params(integer=True)
     if len(parts) > 1:
         axes.legend(fontsize="small")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A value that is computed in both phases of every epoch."""
+
+    name: str
+    """Name in the columns of the history: `train_<name>`, `val_<name>`, and `val_<name>_<part>` for each part."""
+    title: str
+    """Title in figures."""
+    parts: tuple[str, ...] = ()
+    """Names of the parts whose mean the value is."""
+    limits: tuple[float, float] | None = None
+    """Limits of the axis; None fits them to the values."""
+    digits: int = 3
+    """Digits after the point, in the line that is logged."""
+    shows_parts: bool = False
+    """Whether that line shows the parts too."""
+
+
+CURVES = (
+    Curve(name="loss", title="loss", digits=4),
+    Curve(name="dice", title="Dice", parts=REGIONS, limits=(0, 1), shows_parts=True),
+    Curve(name="jaccard", title="Jaccard", parts=REGIONS, limits=(0, 1)),
+    Curve(name="rmse", title="RMSE in the brain", parts=MODALITIES, shows_parts=True),
+)
+"""All curves; a history has those of its task."""
+
+
+def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
+    """Return the curves that a history with those columns has."""
+    return tuple(curve for curve in CURVES if f"train_{curve.name}" in columns)
+
+
+def read_history(run_path: Path) -> pd.DataFrame:
+    """Read `history.csv` of a run.
+
+    Raises:
+        UsageError: The file is missing, or holds no history.
+    """
+    path = run_path / HISTORY_NAME
+    try:
+        table = pd.read_csv(path)
+    except FileNotFoundError:
+        msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
+        raise UsageError(msg) from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
+        table = pd.DataFrame()
+    if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
+        msg = f"{path} holds no epochs; the run writes it again after its next epoch"
+        raise UsageError(msg)
+    return table
+
+
+def history_figure(table: pd.DataFrame) -> Figure:
+    """Draw every curve of a history over its epochs, in both phases."""
+    curves = curves_of(table.columns)
+    # margins are fixed: computing them takes as long as the rest of the drawing
+    figure = Figure(figsize=(8, 3 * len(curves)))
+    bottom = 0.24 / len(curves)
+    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=bottom, hspace=0.08)
+    (column,) = figure.subplots(len(curves), 1, sharex=True, squeeze=False).T
+    for axes, curve in zip(column, curves, strict=True):
+        _draw_curve(axes, table, curve)
+    column[-1].set_xlabel("epoch")
+    column[-1].xaxis.get_major_locator().set_params(integer=True)
+    if len(table) == 1:
+        column[-1].set_xlim(table["epoch"].iloc[0] - 1, table["epoch"].iloc[0] + 1)
+    figure.text(0.98, 0.01, sections.RESEARCH_USE, fontsize="x-small", color="grey", ha="right")
+    return figure
+
+
+def _draw_curve(axes: Any, table: pd.DataFrame, curve: Curve) -> None:
+    """Draw the known values of a curve; a line without any has no entry in the legend."""
+    lines: dict[str, dict[str, Any]] = {
+        f"{phase}_{curve.name}": {"color": _PHASE_COLOURS[phase], "marker": ".", "label": name}
+        for phase, name in PHASES.items()
+    }
+    for part, style in zip(curve.parts, _STYLES, strict=False):
+        label = f"validation {sections.MODALITY_NAMES.get(part, part.upper())}"
+        look = {"color": _PHASE_COLOURS["val"], "linestyle": style, "linewidth": 1, "label": label}
+        lines[f"val_{curve.name}_{part}"] = look
+    for column, look in lines.items():
+        values = table[["epoch", column]].dropna()
+        if len(values) == 1:
+            look["marker"] = "."  # a line of one epoch would not be seen
+        if len(values):
+            axes.plot(*values.to_numpy().T, **look)
+    if curve.limits is not None:
+        axes.set_ylim(curve.limits)
+    axes.set_ylabel(curve.title)
+    axes.grid(visible=True, alpha=0.3)
+    if axes.lines:
+        # looking for the best position takes long with many points: scores rise, losses fall
+        position = {"loc": "upper left"} if curve.limits else {"loc": "upper right", "ncols": 3}
+        axes.legend(fontsize="small", **position)
+
+
+@dataclass(kw_only=True, slots=True)
+class LiveHistory:
+    """Show `history.png` of a run in a notebook, updated after every epoch, with progress bars.
+
+    It is given to a trainer as `track`, and called at the start of each phase of an epoch; call
+    `show` for the last epoch. In a text console it shows the progress bars alone.
+
+        Trainer(data=data, config=config, run_path=run_path).run(track=LiveHistory(run_path=run_path))
+    """
+
+    run_path: Path
+    """Folder of the run."""
+    _shown_ns: int = field(default=0, init=False)
+    _display: Any = field(default=None, init=False)
+
+    def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
+        """Update the picture, and pass items through unchanged below a progress bar."""
+        self.show()
+        return tracked(items, what=what, total=total)
+
+    def show(self) -> None:
+        """Show the picture if it has changed."""
+        path = self.run_path / "history.png"
+        if not path.exists() or path.stat().st_mtime_ns == self._shown_ns:
+            return
+        # IPython is installed wherever a notebook runs, and needed nowhere else
+        from IPython.display import Image, display
+
+        self._shown_ns = path.stat().st_mtime_ns
+        picture = Image(data=path.read_bytes())
+        if self._display is None:
+            self._display = display(picture, display_id=True)
+        else:
+            self._display.update(picture)

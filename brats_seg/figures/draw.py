@@ -11,9 +11,8 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import read_scores
+from brats_seg.figures import charts
 from brats_seg.figures.cases import montage_figure, sample_figure, uncertainty_figure, view_figure
-from brats_seg.figures.charts import bar_figure, cohort_figure, score_figure
-from brats_seg.figures.history import history_figure, read_history
 from brats_seg.figures.sections import check_suffix, write_figure
 from brats_seg.figures.surface import models_of, surface_figure, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view, with_prediction, with_uncertainty
@@ -85,7 +84,7 @@ def _distributions(
 ) -> Figure:
     table = read_clinical_tables(source, clinical)
     index = index_cases(source, labels=labels, n_workers=available_cpus(), track=tracked)
-    return cohort_figure(with_clinical(index.cases, table), table)
+    return charts.cohort_figure(with_clinical(index.cases, table), table)
 
 
 _CASE = ("prediction", "case", "labels")
@@ -95,9 +94,9 @@ FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "preview": (lambda source, **case: view_figure(_view(source, **case)), _CASE),
     "uncertainty": (_uncertainty, _CASE),
     "surface": (_surface, _CASE),
-    "scores": (lambda source, **column: score_figure(read_scores(source), **column), ("column",)),
-    "bars": (lambda source: bar_figure(read_scores(source)), ()),
+    "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
+    "bars": (lambda source: charts.bar_figure(read_scores(source)), ()),
     "distributions": (_distributions, ("clinical", "labels")),
-    "history": (lambda source: history_figure(read_history(source)), ()),
+    "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),
 }
 """Function that draws each kind of figure from its source, and the options that it has."""

@@ -218,14 +218,7 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
 def draw_outline(axes: Any, section: Mask, colour: str, width: float, style: LineStyle) -> None:
     """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
     if section.any():
-        axes.contour(
-            section,
-            levels=[0.5],
-            colors=[colour],
-            linewidths=[width],
-            linestyles=[style],
-            origin=None,
-        )
+        axes.contour(section, [0.5], colors=[colour], linewidths=[width], linestyles=[style])
 
 
 def dark_figure(width: float, height: float) -> Figure:
@@ -290,13 +283,10 @@ def add_dark_legend(figure: Figure, entries: Sequence[Artist], words: str = SMAL
     legend.get_title().set_color("grey")
 
 
-def check_suffix(path: Path) -> None:
-    """Raise `UsageError` unless the name of the file ends in one of `SUFFIXES`."""
-    if path.suffix.lower() not in SUFFIXES:
-        msg = (
-            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in "
-            f"{' or '.join(SUFFIXES)}"
-        )
+def check_suffix(path: Path, suffixes: Sequence[str] = SUFFIXES) -> None:
+    """Raise `UsageError` unless the name of the file has one of the suffixes."""
+    if path.suffix.lower() not in suffixes:
+        msg = f"{path} ends in {path.suffix or 'nothing'}; expected {' or '.join(suffixes)}"
         raise UsageError(msg)
 
 
@@ -314,15 +304,13 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
 
 def _zoom(axes: Any, brain: Mask) -> None:
     """Set the limits to the brain `(rows, columns)`, whichever way the axes run."""
-    for axis, limits, set_limits in (
-        (0, axes.get_xlim(), axes.set_xlim),
-        (1, axes.get_ylim(), axes.set_ylim),
-    ):
+    for axis, name in enumerate("xy"):
         inside = np.flatnonzero(brain.any(axis=axis))
         if inside.size:
             margin = _MARGIN * (inside[-1] - inside[0] + 1)
             ends = (inside[0] - margin, inside[-1] + margin)
-            set_limits(ends if limits[0] < limits[1] else ends[::-1])
+            is_inverted = getattr(axes, f"{name}axis_inverted")()
+            axes.set(**{f"{name}lim": ends[::-1] if is_inverted else ends})
 
 
 def _draw_mark(axes: Any, words: str, **position: Any) -> None:

@@ -76,9 +76,8 @@ class CaseView:
         """
         name = modality_named(modality)
         if name not in self.modalities:
-            msg = (
-                f"{self.case_id} has no {name or modality}; there are {', '.join(self.modalities)}"
-            )
+            has = ", ".join(self.modalities)
+            msg = f"{self.case_id} has no {name or modality}; there are {has}"
             raise UsageError(msg)
         return self.images[self.modalities.index(name)]
 
@@ -162,13 +161,9 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     low, high = volume.array.min(), volume.array.max()
     # NaN fails the comparison, as intended
     if not (low >= 0 and high <= _MOST_BITS):
-        raise CaseError(
-            view.case_id,
-            file=volume.file,
-            found=f"values from {low:g} to {high:g}",
-            expected="entropies from 0 to 1 bit",
-            next_step="Give the map that predict --uncertainty wrote.",
-        )
+        found, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
+        next_step = "Give the map that predict --uncertainty wrote."
+        raise CaseError(view.case_id, volume.file, found, expected, next_step)
     return replace(view, uncertainty=oriented(volume).array)
 
 
@@ -179,13 +174,8 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
         CaseError: The case has neither.
     """
     if not view.sides:
-        raise CaseError(
-            view.case_id,
-            file="label map",
-            found="neither reference nor prediction",
-            expected="one of them, to draw",
-            next_step="Give the prediction, or choose another case.",
-        )
+        found, next_step = "neither reference nor prediction", "Give it, or choose another case."
+        raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)
     # the prediction stands on the right
     return {name: side.regions for name, side in reversed(view.sides.items())}
 
@@ -209,8 +199,8 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     label = read_label_map(path, case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
     values, shape = label_values_of(label.array), label.geometry.shape
-    found = resolve(release=view.release, shape=shape, values=values, declared=labels)
-    check_values(values, found.convention, view.case_id, label.file)
+    convention, _ = resolve(view.release, values, shape=shape, declared=labels)
+    check_values(values, convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long
     label_map = np.ascontiguousarray(oriented(label).array)
-    return Labelled(label_map=label_map, convention=found.convention)
+    return Labelled(label_map=label_map, convention=convention)

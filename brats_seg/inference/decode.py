@@ -75,11 +75,11 @@ def convention_to_write(
             is written, if they had only one.
         trained_on: Names of the conventions of the training cases.
     """
-    by_release = resolve(release=release, shape=None, values=())
-    if not by_release.is_ambiguous:
-        if labels in {None, by_release.convention.name}:
-            return by_release.convention, ""
-        known = f"the release of the scans has {by_release.convention.name}"
+    of_release, is_ambiguous = resolve(release, ())
+    if not is_ambiguous:
+        if labels in {None, of_release.name}:
+            return of_release, ""
+        known = f"the release of the scans has {of_release.name}"
     elif release in {UNKNOWN, NNUNET}:
         known = "the names of the scans show no release"
     else:

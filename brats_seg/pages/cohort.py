@@ -7,7 +7,6 @@ first, those with the lowest mean Dice at the top; then those with most warnings
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from statistics import median
@@ -41,26 +40,6 @@ _AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
 _PICTURE_WIDTH = 160
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CohortRow:
-    """A predicted case in the table."""
-
-    record: Record
-    ml: tuple[float, ...]
-    """Volume of each of `REGIONS`."""
-    dice: tuple[float, ...]
-    """Dice of each of `REGIONS`; empty without a reference."""
-    page: str
-    """Link to the page of the case; empty without one."""
-    picture: str
-    """URI of its picture; empty without one."""
-
-    @property
-    def mean_dice(self) -> float | None:
-        """Mean over the regions; None without a reference."""
-        return float(np.mean(self.dice)) if self.dice else None
-
-
 def write_cohort_page(
     results: Path,
     page: Path,
@@ -87,12 +66,9 @@ def write_cohort_page(
     """
     entries = OutputFolder(results).entries()
     if not entries:
-        msg = (
-            f"{results} has no record of predictions; expected a folder with {MANIFEST_NAME}, as "
-            "`brats-seg predict` writes it"
-        )
+        msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
-    done = {name: one for name, one in entries.items() if isinstance(one, Record)}
+    records = [one for one in entries.values() if isinstance(one, Record)]
     scored = joined_scores(())
     remarks: tuple[str, ...] = ()
     if scores is not None:
@@ -103,23 +79,27 @@ def write_cohort_page(
         scored = found.scores
         unscored = (f"not scored: {failure.message}" for failure in found.failures)
         remarks = (*found.remarks, *unscored)
-    scored = scored[scored["case_id"].isin(done)]
-    rows = _rows(results, page, [*done.values()], dice_by_case(scored), track)
+    scored = scored[scored["case_id"].isin([record.case_id for record in records])]
+    dice = dice_by_case(scored)
+    means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
+    # the cases that need a look come first
+    records.sort(key=lambda one: (means.get(one.case_id, np.inf), -len(one.warnings)))
     summaries = summarise_scores(scored, np.random.default_rng(0))
     write_page(
         page,
         "cohort.html",
         title=f"Predictions in {results.resolve().name}",
-        rows=rows,
+        records=records,
+        dice=dice,
+        means=means,
+        links={one.case_id: _link(results, one.case_id, page) for one in records},
+        pictures=_pictures(results, records, track),
         failures=[one for one in entries.values() if isinstance(one, Failure)],
-        n_with_warnings=sum(bool(record.warnings) for record in done.values()),
         remarks=remarks,
-        facts=tuple(_facts([*done.values()])),
+        facts=tuple(_facts(records)),
         regions=REGIONS,
-        has_scores=any(row.dice for row in rows),
-        has_pictures=any(row.picture for row in rows),
         summaries=[(s.region, s.n_cases, s.spread("dice").mean_text(s.n_cases)) for s in summaries],
-        charts=[(words, picture_uri(figure)) for words, figure in _charts(rows)],
+        charts=[(words, picture_uri(figure)) for words, figure in _charts(records, dice)],
     )
 
 
@@ -135,33 +115,12 @@ def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
     return dict(zip(complete.index, map(tuple, complete.to_numpy().tolist()), strict=True))
 
 
-def _rows(
-    results: Path,
-    page: Path,
-    records: Sequence[Record],
-    dice: dict[str, tuple[float, ...]],
-    track: Track,
-) -> list[CohortRow]:
-    """Return the row of each case, the worst first."""
-    rows = []
+def _pictures(results: Path, records: Sequence[Record], track: Track) -> dict[str, str]:
+    """Return the URI of the picture of each case; empty for those without one."""
     with ThreadPoolExecutor(available_cpus()) as pool:
-        pictures = pool.map(_thumbnail, [_preview(results, record) for record in records])
-        shown = track(pictures, what="reading pictures", total=len(records))
-        for record, picture in zip(records, shown, strict=True):
-            ml = {part.name: part.ml for part in record.volumes}
-            row = CohortRow(
-                record=record,
-                ml=tuple(ml[region] for region in REGIONS),
-                dice=dice.get(record.case_id, ()),
-                page=_link(results, record.case_id, page),
-                picture=picture,
-            )
-            rows.append(row)
-    # the cases that need a look come first
-    return sorted(
-        rows,
-        key=lambda row: (not row.dice, row.mean_dice or 0.0, -len(row.record.warnings)),
-    )
+        thumbnails = pool.map(_thumbnail, [_preview(results, record) for record in records])
+        shown = track(thumbnails, what="reading pictures", total=len(records))
+        return {record.case_id: uri for record, uri in zip(records, shown, strict=True)}
 
 
 def _preview(results: Path, record: Record) -> Path | None:
@@ -200,14 +159,17 @@ def _link(results: Path, case_id: str, page: Path) -> str:
     return ""
 
 
-def _charts(rows: Sequence[CohortRow]) -> Iterator[tuple[str, Figure]]:
+def _charts(
+    records: Sequence[Record], dice: dict[str, tuple[float, ...]]
+) -> Iterator[tuple[str, Figure]]:
     """Yield the distributions over the cases, each with its words for those who cannot see it."""
-    scored = [row.dice for row in rows if row.dice]
-    if len(scored) > 1:
+    if len(dice) > 1:
+        scored = [dice[record.case_id] for record in records if record.case_id in dice]
         yield "Dice of every case by region", dice_figure(scored)
-    if rows:
-        volumes = {region: [row.ml[k] for row in rows] for k, region in enumerate(REGIONS)}
-        yield "Predicted volume of every case by region", volume_figure(volumes)
+    if records:
+        parts = [part for record in records for part in record.volumes]
+        ml = {name: [part.ml for part in parts if part.name == name] for name in REGIONS}
+        yield "Predicted volume of every case by region", volume_figure(ml)
 
 
 def _facts(records: Sequence[Record]) -> Iterator[Fact]:

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 from PIL import Image
 
-from brats_seg.errors import UsageError
+from brats_seg.figures.sections import check_suffix
 from brats_seg.files import whole_file
 
 _PACKAGE = "brats_seg.pages"
@@ -55,11 +55,7 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
         UsageError: The name of the file has another ending.
         EnvironmentalError: The file cannot be written.
     """
-    if path.suffix.lower() != PAGE_SUFFIX:
-        msg = (
-            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {PAGE_SUFFIX}"
-        )
-        raise UsageError(msg)
+    check_suffix(path, [PAGE_SUFFIX])
     page = _environment().get_template(template)
     text = page.render(title=title, version=version("brats_seg"), **values)
     with whole_file(path) as beside:

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -15,19 +14,12 @@ from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_conf
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
-from brats_seg.figures.charts import dice_figure
-from brats_seg.figures.history import PHASES, curves_of, history_figure, read_history
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.decode import decode_regions
-from brats_seg.inference.held_out import (
-    HeldOut,
-    HeldOutCase,
-    Probabilities,
-    open_held_out,
-    predict_held_out,
-)
+from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages.html import Fact, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
@@ -46,8 +38,7 @@ _N_WORST = 3
 """Held-out cases of a run that are drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOutScore:
+class HeldOutScore(NamedTuple):
     """Scores of a held-out case, each for the regions of `REGIONS`."""
 
     case_id: str
@@ -93,7 +84,7 @@ def write_run_page(
         CaseError: A held-out case cannot be predicted.
         EnvironmentalError: The device is not available, or the page cannot be written.
     """
-    history = read_history(run)
+    history = charts.read_history(run)
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
@@ -113,13 +104,15 @@ def write_run_page(
         title=f"Run {run.resolve().name}",
         remarks=tuple(_remarks(run, history, config, best)),
         facts=tuple(_facts(history, config, split, best)),
-        history=picture_uri(history_figure(history)),
+        history=picture_uri(charts.history_figure(history)),
         epochs=shown["epoch"].tolist(),
         best_epoch=best_epoch,
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=picture_uri(dice_figure([one.dice for one in scores])) if len(scores) > 1 else None,
+        chart=picture_uri(charts.dice_figure([one.dice for one in scores]))
+        if len(scores) > 1
+        else None,
         pictures=pictures,
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),
@@ -132,22 +125,19 @@ def held_out_scores(
     held_out: HeldOut, device: Device, track: Track = untracked
 ) -> tuple[list[HeldOutScore], list[tuple[HeldOutScore, str, str]]]:
     """Return the scores of the held-out cases, the worst first, and the worst with two pictures."""
-    cases = predict_held_out(held_out, device, track)
-    by_id = {case.case_id: case for case in cases}
-    scores = [_score(case.case_id, *_decoded(case, held_out)) for case in cases]
+    cases = {case.case_id: case for case in predict_held_out(held_out, device, track)}
+    scores = [_score(held_out, case.read(), case_id) for case_id, case in cases.items()]
     scores.sort(key=lambda one: (one.mean_dice, one.case_id))
     pictures = []
     for score in scores[:_N_WORST]:
-        placed = placed_prediction(
-            held_out, *_decoded(by_id[score.case_id], held_out), score.case_id
-        )
+        placed = placed_prediction(held_out, cases[score.case_id].read(), score.case_id)
         if placed is not None:
             pictures.append((score, *_pictures(*placed)))
     return scores, pictures
 
 
 def placed_prediction(
-    held_out: HeldOut, stored: Probabilities, prediction: RegionMasks, case_id: str
+    held_out: HeldOut, stored: Probabilities, case_id: str
 ) -> tuple[dict[str, "np.ndarray"], RegionMasks, RegionMasks, Grid] | None:
     """Return images, reference and prediction of a held-out case on the grid of the prepared cases.
 
@@ -158,6 +148,7 @@ def placed_prediction(
     whole, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
     if whole is None or cut is None:
         return None
+    prediction = _decoded(held_out, stored)
     x, y, z = (one - other for one, other in zip(whole.start, cut.start, strict=True))
     box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
     shape = cast("Triple", reference.shape[1:])
@@ -166,14 +157,13 @@ def placed_prediction(
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
 
 
-def _decoded(case: HeldOutCase, held_out: HeldOut) -> tuple[Probabilities, RegionMasks]:
-    stored = case.read()
+def _decoded(held_out: HeldOut, stored: Probabilities) -> RegionMasks:
     decoding = held_out.trained.fitted.decoding
-    return stored, decode_regions(stored.values, decoding, prod(stored.spacing_mm))
+    return decode_regions(stored.values, decoding, prod(stored.spacing_mm))
 
 
-def _score(case_id: str, stored: Probabilities, prediction: RegionMasks) -> HeldOutScore:
-    counts = count_regions(prediction, stored.reference, case_id)
+def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
+    counts = count_regions(_decoded(held_out, stored), stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))
     return HeldOutScore(case_id, tuple(dice(counts).tolist()), *volumes)
@@ -227,8 +217,8 @@ def _facts(
 
 def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
     """Yield each value of the history, by its name, in the epochs that are shown."""
-    for phase, words in PHASES.items():
-        for curve in curves_of(shown.columns):
+    for phase, words in charts.PHASES.items():
+        for curve in charts.curves_of(shown.columns):
             for part in ("", *curve.parts):
                 column = "_".join(filter(None, (phase, curve.name, part)))
                 if column in shown:

@@ -5,6 +5,7 @@ warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictio
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,23 +179,15 @@ def _check(inputs: Sequence[Path], options: PageOptions) -> None:
     flags = ("reference", "prediction", "scores", "case_ids")
     useless = [f"--{flag.removesuffix('_ids')}" for flag in flags if getattr(options, flag)]
     useless += [str(path) for path in inputs if path not in runs]
-    for is_wrong, message in (
-        (
-            runs and useless,
-            f"{runs and runs[0]} is a run, whose page shows no folders of cases; leave out "
-            f"{', '.join(useless)}",
-        ),
-        (
-            options.prepared and not runs,
-            f"--data and --prepared are for the page of a run, and {inputs[0]} is none; leave them out",
-        ),
-        (
-            options.scores and options.reference,
-            f"both --reference {options.reference} and --scores {options.scores} are given; expected one",
-        ),
-    ):
-        if is_wrong:
-            raise UsageError(message)
+    if runs and useless:
+        msg = f"{runs[0]} is a run, whose page shows no cases of others; leave out {', '.join(useless)}"
+        raise UsageError(msg)
+    if options.prepared and not runs:
+        msg = f"--data and --prepared are for a run, and {inputs[0]} is none; leave them out"
+        raise UsageError(msg)
+    if options.scores and options.reference:
+        msg = "both --reference and --scores are given; expected one"
+        raise UsageError(msg)
 
 
 def _page(folder: Path, name: str) -> Path:
@@ -251,13 +244,9 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         prediction = predictions.get(case.case_id)
         problem = None
         if folder is not None and prediction is None:
-            problem = CaseError(
-                case.case_id,
-                file=str(folder),
-                found="no prediction of this case",
-                expected="a label map named after the case",
-                next_step="Predict it, or leave --prediction out for a page of the scans alone.",
-            )
+            found, expected = "no prediction of this case", "a label map named after the case"
+            next_step = "Predict it, or leave --prediction out for a page of the scans alone."
+            problem = CaseError(case.case_id, str(folder), found, expected, next_step)
         page = page_path(above or Path(), case.case_id)
         yield PageFiles(case=case, page=page, prediction=prediction, problem=problem)
 
@@ -272,9 +261,8 @@ def _label_maps(path: Path | None, case_ids: Sequence[str] = ()) -> Mapping[str,
         msg = f"{path} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
     if len(case_ids) != 1:
-        msg = (
-            f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one with --case"
-        )
+        n_cases = counted(len(case_ids), "case")
+        msg = f"{path} is one label map, for {n_cases}; choose one with --case"
         raise UsageError(msg)
     return {case_ids[0]: path}
 
@@ -288,15 +276,17 @@ def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     if options.case_ids:
         found = [files for files in found if files.case_id in options.case_ids]
     output = options.output
-    if output is None:
-        return found
-    if output.suffix.lower() == PAGE_SUFFIX and len(found) != 1:
-        msg = (
-            f"{output} is one page, for {counted(len(found), 'case')}; expected a folder, or one "
-            "case: choose it with --case"
-        )
+    if output and output.suffix.lower() == PAGE_SUFFIX and len(found) != 1:
+        n_cases = counted(len(found), "case")
+        msg = f"{output} is one page, for {n_cases}; give a folder, or choose one with --case"
         raise UsageError(msg)
-    return [replace(files, page=_page(output, files.page.name)) for files in found]
+    if output:
+        found = [replace(files, page=_page(output, files.page.name)) for files in found]
+    pages = Counter(files.page for files in found)
+    if twice := [str(page) for page, n_cases in pages.items() if n_cases > 1]:
+        msg = f"several cases would have the page {some_of(twice)}; write the pages of each folder apart"
+        raise UsageError(msg)
+    return found
 
 
 def _gone(files: PageFiles, record: Record) -> CaseError | None:
@@ -316,10 +306,9 @@ def _gone(files: PageFiles, record: Record) -> CaseError | None:
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
     yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
-    pairs = zip(
-        loaded.case.modalities, loaded.hashes, record.inputs if record else (), strict=False
-    )
-    if changed := [name for name, now, then in pairs if now != then]:
+    then = record.inputs if record else ()
+    pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)
+    if changed := [name for name, now, before in pairs if now != before]:
         yield (
             f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
             "changed. Predict the case again."
@@ -346,9 +335,8 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
     elif loaded.label is not None:
         yield Fact("Reference", loaded.label.file)
     yield Fact("Release of the scans", loaded.case.release)
-    for modality, volume, content in zip(
-        loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False
-    ):
+    scans = zip(loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False)
+    for modality, volume, content in scans:
         sha256, _, index = content.partition("#")
         words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
         yield Fact(f"File of {modality}", words, is_code=True)

@@ -24,7 +24,7 @@ import pandas as pd
 
 from brats_seg.config import Config, TrackingConfig, flat_settings
 from brats_seg.errors import EnvironmentalError
-from brats_seg.figures import history as figures
+from brats_seg.figures import charts as figures
 from brats_seg.files import whole_file, write_json
 from brats_seg.progress import left_text
 

@@ -22,7 +22,7 @@ from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
 from brats_seg.data.manifest import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
-from brats_seg.figures.history import Row
+from brats_seg.figures.charts import Row
 from brats_seg.files import reading
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
