@@ -45,8 +45,7 @@ from brats_seg.models.build import size_multiple
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.runtime.windows import predict_logits
-from brats_seg.training.batches import Batch, read_batches
-from brats_seg.training.run_plan import plan_run
+from brats_seg.training.run_plan import Batch, plan_run, read_batches
 from brats_seg.voxels.box import Triple, rounded_up
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last_3d}

@@ -22,9 +22,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import parameters_to_vector
 
 from brats_seg.runtime.memory import give_back_memory
-from brats_seg.training.batches import Batch
 from brats_seg.training.independence import LARGEST_TOLERANCE, REPLAY_TOLERANCE, ReplayError
 from brats_seg.training.ranks import Ranks
+from brats_seg.training.run_plan import Batch
 from brats_seg.training.state import RunState
 
 PLAIN = "optimizer.name=sgd"

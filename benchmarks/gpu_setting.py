@@ -15,11 +15,10 @@ from brats_seg.data.loader import Sample
 from brats_seg.runtime.device import Device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.training import accumulation
-from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.losses import count_voxels, task_of
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.run_plan import RunPlan
+from brats_seg.training.run_plan import Batch, RunPlan
 from brats_seg.training.state import RunState, new_state
 from brats_seg.voxels.box import Triple
 

@@ -32,14 +32,7 @@ from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
-from brats_seg.inference.batch import (
-    BatchOutcome,
-    CaseOutcome,
-    CaseWork,
-    check_apart,
-    finish_batch,
-    local_outcomes,
-)
+from brats_seg.inference import batch
 from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.predict import Predictor
@@ -58,7 +51,7 @@ class OutOfFoldResults:
     """Predictions and scores of cases, each by the run that it was held out of."""
 
     tuning: Tuning
-    batch: BatchOutcome
+    batch: batch.BatchOutcome
     evaluation: Evaluation
     """Scores, a row for each case and region, and cases that could not be scored."""
     fingerprint: str
@@ -98,7 +91,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     prepared_path: Path | None = None,
     max_hours: float | None = None,
     track: Track = untracked,
-    on_case: Callable[[CaseOutcome], None] = lambda _: None,
+    on_case: Callable[[batch.CaseOutcome], None] = lambda _: None,
 ) -> CrossValidation:
     """Train every fold, then predict, score and export with the runs.
 
@@ -153,17 +146,17 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         )
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
-        check_apart(list(chain(*cases.values())), predictions)
+        batch.check_apart(list(chain(*cases.values())), predictions)
         outcomes = out_of_fold_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))
-        batch = finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
+        predicted = batch.finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
         pairing = reference_pairs(chain(*cases.values()), predictions.path)
         n_workers = available_cpus()
         evaluation = score_predictions(pairing, protocol, output, n_workers=n_workers, track=track)
         scores = CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries)
         exported = export_model(paths, output / "model", replace=True, scores=scores)
     results = OutOfFoldResults(
-        tuning=tuning, batch=batch, evaluation=evaluation, fingerprint=exported.fingerprint
+        tuning=tuning, batch=predicted, evaluation=evaluation, fingerprint=exported.fingerprint
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 
@@ -177,15 +170,15 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> dict[Path, 
 
 def out_of_fold_outcomes(
     cases: Mapping[Path, Sequence[Case]], settings: PredictionSettings, output: OutputFolder
-) -> Generator[CaseOutcome]:
+) -> Generator[batch.CaseOutcome]:
     """Predict the held-out cases of one run after another.
 
     Cases that an earlier call finished with the same scans, weights and settings are kept.
     """
     for run, held_out in cases.items():
         predictor = Predictor.load([run], settings)
-        work = CaseWork(predictor=predictor, output=output, earlier=output.records())
-        yield from local_outcomes(held_out, work)
+        work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
+        yield from batch.local_outcomes(held_out, work)
 
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:

@@ -154,7 +154,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
         import torch
 
         from brats_seg.runtime.machine import machine_findings
-        from brats_seg.training.batches import shared_memory_needed
+        from brats_seg.training.run_plan import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"

@@ -28,15 +28,12 @@ def view(tiny_scans: Path) -> CaseView:
 
 
 def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
-    ml = [part[2] for part in part_rows(view)]
-    scores = [part[3] for part in part_rows(view)]
-
+    _, _, ml, scores = zip(*part_rows(view), strict=True)
     wt, tc, et, oedema, necrosis = (part["reference"] for part in ml)
     assert ml[0]["prediction"] == wt == pytest.approx(oedema + tc)
     assert tc == pytest.approx(et + necrosis)
-    assert scores[0] is not None
     assert 0.5 < scores[0] < 1
-    assert scores[3:] == [None, None]
+    assert scores[3:] == (None, None)
 
 
 def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_path: Path) -> None:

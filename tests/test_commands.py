@@ -231,7 +231,6 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model nothing", 2, "nothing holds no model"),
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
-        ("predict data --model runs/fold0 --labels brats1999", 2, "'brats1999' is unknown"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --window half", 2, "half"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),

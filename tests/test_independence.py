@@ -1,7 +1,7 @@
 """Test that layers which mix patches or change in a pass are found, and no others are refused."""
 
-import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -72,10 +72,6 @@ def numpy_noise(features: Tensor) -> Tensor:
     return features + torch.from_numpy(np.random.rand(*features.shape)).to(features)  # noqa: NPY002
 
 
-def old_spectral_norm() -> nn.Module:
-    return spectral_norm(nn.Conv3d(6, 6, 1))
-
-
 MIXED = "another output beside another patch: it mixes them"
 IN_A_PASS = "another output in another pass"
 FAULTS = {
@@ -128,21 +124,17 @@ def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
 @pytest.mark.parametrize(
     ("make", "layer"),
     [
-        (old_spectral_norm, r"'1\.1' \(Conv3d\)"),
-        (
-            lambda: parametrizations.spectral_norm(nn.Conv3d(6, 6, 1)),
-            r"'1\.1\.parametrizations\.weight\.0' \(_SpectralNorm\)",
-        ),
+        (spectral_norm, r"'1\.1' \(Conv3d\)"),
+        (parametrizations.spectral_norm, r"'1\.1\.parametrizations\.weight\.0' \(_Sp"),
     ],
-    ids=["old", "new"],
 )
 def test_spectral_norm_is_refused_unless_it_is_frozen(
-    make: Callable[[], nn.Module], layer: str
+    make: Callable[[nn.Module], nn.Module], layer: str
 ) -> None:
     """Also where the power iteration has converged, until the weights change."""
     for seed in range(5):
         torch.manual_seed(seed)
-        norm = make()
+        norm = make(nn.Conv3d(6, 6, 1))
         for _ in range(100 * (seed % 2)):
             norm(torch.zeros(1, 6, 1, 1, 1))
         network = nn.Sequential(nn.Conv3d(4, 6, 1), nn.Sequential(nn.ReLU(), norm))
@@ -195,11 +187,7 @@ def test_layers_that_take_each_patch_by_itself_are_accepted(name: str, device: D
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("unet", 16),
-        ("notebook", 16),
-        ("segresnet", 16),
-        ("dynunet", 16),
-        ("autoencoder", 16),
+        *((name, 16) for name in ("unet", "notebook", "segresnet", "dynunet", "autoencoder")),
         pytest.param("swin-unetr", 64, marks=pytest.mark.slow),
     ],
 )
@@ -231,10 +219,8 @@ def test_networks_of_monai_are_refused_for_batch_norm_only(
     network = getattr(nets, name)(spatial_dims=3, in_channels=4, out_channels=3, **arguments)
     has_batch_norm = any(isinstance(m, nn.BatchNorm3d) for m in network.modules())
 
-    if has_batch_norm:
-        with pytest.raises(ConfigError, match=r"BatchNorm3d\) .* mixes them"):
-            ask(network, 16)
-    else:
+    refused = pytest.raises(ConfigError, match=r"BatchNorm3d\) .* mixes them")
+    with refused if has_batch_norm else nullcontext():
         ask(network, 16)
 
 
@@ -269,15 +255,7 @@ def test_a_patch_of_zeros_is_enough_to_ask_and_a_network_for_one_patch_is_accept
 
 
 def test_an_output_without_a_row_for_each_patch_is_left_out() -> None:
-    class WithPrototypes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head, self.prototypes = nn.Conv3d(4, 3, 1), nn.Parameter(torch.rand(7, 4))
-
-        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-            return self.head(image), self.prototypes
-
-    ask(WithPrototypes())
+    ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: (x, torch.ones(7, 4)))))
 
 
 def test_memory_that_runs_out_while_asking_does_not_end_a_run(
@@ -291,7 +269,6 @@ def test_memory_that_runs_out_while_asking_does_not_end_a_run(
     ask(around(Layer(full)))
 
     assert "memory ran out before it was clear" in caplog.text
-    assert caplog.records[0].levelno == logging.WARNING
 
 
 def test_two_passes_that_differ_are_noticed_in_any_precision() -> None:

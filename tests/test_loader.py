@@ -58,10 +58,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_prepared(tmp_path_factory.mktemp("data"), n_cases=3)
 
 
-def make_dataset(folder: Path, kind: type[PatchDataset] = PatchDataset) -> PatchDataset:
-    return kind(
-        folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="full", seed=1
-    )
+def make_dataset(
+    folder: Path, kind: type[PatchDataset] = PatchDataset, names: tuple[str, ...] = ()
+) -> PatchDataset:
+    patch, extra = PatchConfig(size=(12, 12, 12)), transforms_named(names)
+    return kind(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
 
 def test_a_seed_never_changes() -> None:
@@ -106,22 +107,6 @@ def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     assert len({epoch_patches(ids, *other)[0].case_id for other in ((3, 3, 55), (2, 3, 56))}) == 2
 
 
-@pytest.mark.parametrize("n_workers", [0, 1, 2])
-def test_patches_come_in_the_order_of_the_draws_whoever_makes_them(
-    folder: Path, n_workers: int
-) -> None:
-    keys, dataset = epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
-    before = torch.get_rng_state()
-    samples = list(patch_loader(dataset, keys, n_workers))
-
-    assert torch.equal(torch.get_rng_state(), before)
-    assert len(samples) == 15
-    for key, sample in zip(keys, samples, strict=True):
-        assert sample.case_id == key.case_id
-        assert torch.equal(sample.image, dataset[key].image)
-        assert torch.equal(sample.target, dataset[key].target)
-
-
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> None:
     samples = patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 20, 1), 2)
     next(samples)
@@ -145,9 +130,8 @@ def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> N
 def test_a_killed_worker_is_explained(folder: Path) -> None:
     samples = patch_loader(make_dataset(folder, DeadlyDataset), epoch_patches(IDS, 0, 5, 1), 2)
 
-    with pytest.raises(
-        EnvironmentalError, match=r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
-    ):
+    killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
+    with pytest.raises(EnvironmentalError, match=killed):
         list(samples)
 
     assert multiprocessing.active_children() == []
@@ -161,10 +145,8 @@ def test_too_little_shared_memory_is_explained(
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
 
-    with pytest.raises(
-        EnvironmentalError,
-        match=r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size",
-    ):
+    too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
+    with pytest.raises(EnvironmentalError, match=too_small):
         list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
 
 
@@ -196,29 +178,22 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_
 
 
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
-def test_transforms_of_a_user_give_the_same_patches_whoever_makes_them(
-    folder: Path, n_workers: int
+@pytest.mark.parametrize("names", [(), NAMED], ids=["ours", "of a user"])
+def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
+    folder: Path, names: tuple[str, ...], n_workers: int
 ) -> None:
-    def dataset() -> PatchDataset:
-        return PatchDataset(
-            folder,
-            patch=PatchConfig(size=(12, 12, 12)),
-            multiple=(1, 1, 1),
-            augment="full",
-            seed=1,
-            transforms=transforms_named(NAMED),
-        )
+    keys, plain = epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
+    dataset, alone = (make_dataset(folder, names=names) for _ in range(2))
+    before = torch.get_rng_state()
+    samples = list(patch_loader(dataset, keys, n_workers))
 
-    keys, plain = epoch_patches(IDS, 0, 4, 1), make_dataset(folder)
-    samples = list(patch_loader(dataset(), keys, n_workers))
-    alone = dataset()
-
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(samples) == 15
     for key, sample in reversed(list(zip(keys, samples, strict=True))):
-        assert torch.equal(sample.image, alone[key].image)
-        assert torch.equal(sample.target, alone[key].target)
+        assert equal(sample, alone[key])
         assert (type(sample.image), sample.image.dtype) == (Tensor, torch.float16)
         assert (type(sample.target), sample.target.dtype) == (Tensor, torch.uint8)
-        assert not torch.equal(sample.image, plain[key].image)
+        assert torch.equal(sample.image, plain[key].image) == (not names)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from brats_seg.training.accumulation import (
     resume_mode,
     step_fallback,
 )
-from brats_seg.training.batches import Batch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, Measure, count_voxels
+from brats_seg.training.run_plan import Batch
 from tests.builders import write_case
 from tests.training_builders import weights as saved_weights
 

@@ -30,11 +30,17 @@ from tests.test_scores import score_row
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
 SUFFIXES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
 PAGES = ("case", "cohort", "run")
+
+
+def volume(name: str, ml: float) -> PartVolume:
+    return PartVolume(name=name, ml=ml, n_components=1)
+
+
 RECORD = Record(
     **dict.fromkeys(("case_id", "model", "key", "version"), "0123"),
     **dict.fromkeys(("seconds", "peak_memory_mb"), 1.0),
     **dict.fromkeys(("inputs", "outputs"), ()),
-    volumes=tuple(PartVolume(name=region, ml=1, n_components=1) for region in REGIONS),
+    volumes=tuple(volume(region, 1) for region in REGIONS),
     files={},
     device="cpu",
     settings=PredictionSettings(),
@@ -66,21 +72,18 @@ def view(scans: Path) -> CaseView:
 def write_results(folder: Path, *, name: str = "") -> Path:
     """Write the records of four predictions, one of which failed, and a table of scores of two."""
     folder.mkdir()
-    volumes = {"fair": (90, 0.5, 3), "bad": (89, 0.12, 3), "unknown": (200, 9, 1)}
+    ml = {"fair": (90, 0.5, 3), "bad": (89, 0.12, 3), "unknown": (200, 9, 1)}
     records = [
         RECORD.model_copy(
             update={
                 "case_id": f"{case_id}{name}",
                 "model": f"0123{name}",
                 "warnings": (f"odd {name}",) if case_id == "fair" else (),
-                "volumes": tuple(
-                    PartVolume(name=region, ml=ml, n_components=1)
-                    for region, ml in zip(REGIONS, part, strict=True)
-                ),
+                "volumes": tuple(map(volume, REGIONS, ml[case_id])),
                 "outputs": (f"previews/{case_id}{name}.png",),
             }
         )
-        for case_id, part in volumes.items()
+        for case_id in ml
     ]
     failed = {"case_id": f"lost{name}", "error": "CaseError", "message": f"a file is empty {name}"}
     lines = [*(record.model_dump_json() for record in records), json.dumps(failed)]
@@ -239,8 +242,8 @@ def test_a_value_in_the_page_is_that_of_the_file(
 ) -> None:
     """At a voxel of the file: both what the page says and what NiiVue draws."""
     paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
-    volume = read_volume(paths["t1c"], case_id="a")
-    mm = (volume.geometry.affine @ [*voxel, 1])[:3].tolist()
+    scan = read_volume(paths["t1c"], case_id="a")
+    mm = (scan.geometry.affine @ [*voxel, 1])[:3].tolist()
 
     page.run(f"viewers[0].goTo({json.dumps(mm)})")
 
@@ -251,7 +254,7 @@ def test_a_value_in_the_page_is_that_of_the_file(
         "(() => { const v = viewers[0].nv.volumes[0], x = v.mm2vox("
         f"{json.dumps(mm)}); return v.getValue(x[0], x[1], x[2], 0); }})()"
     )
-    assert shown == volume.array[voxel]
+    assert shown == scan.array[voxel]
     label = read_volume(scans / f"{scans.name}_seg.nii.gz", case_id="a").array[voxel]
     assert said(page, "reference").split(":")[0] == (str(label) if label else "none")
 

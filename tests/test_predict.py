@@ -85,26 +85,24 @@ def assert_same_geometry(label_map: nib.Nifti1Image, scan: nib.Nifti1Image) -> N
             np.testing.assert_allclose(label_map.header[field], scan.header[field], atol=1e-6)
 
 
-def test_every_orientation_gives_the_same_tumour_in_the_same_place(tmp_path: Path) -> None:
-    """The result of this network depends on the direction of the axes."""
-    images = [written(folder, tmp_path / f"{folder.name}-out") for folder in turned_scans(tmp_path)]
-
-    reference = nib.as_closest_canonical(images[0])
-    assert np.asarray(reference.dataobj).any()
-    for image in images[1:]:
-        canonical = nib.as_closest_canonical(image)
-        np.testing.assert_allclose(canonical.affine, reference.affine, atol=1e-6)
-        assert np.array_equal(np.asarray(canonical.dataobj), np.asarray(reference.dataobj))
-
-
 @pytest.mark.parametrize("codes", [(1, 1), (0, 2), (4, 0), (0, 0)])
-def test_the_label_map_has_the_geometry_of_the_scan(tmp_path: Path, codes: tuple[int, int]) -> None:
+def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
+    tmp_path: Path, codes: tuple[int, int]
+) -> None:
+    """The result of this network depends on the direction of the axes."""
+    maps = []
     for folder in turned_scans(tmp_path, codes):
         label_map = written(folder, tmp_path / f"{folder.name}-out")
 
         assert_same_geometry(label_map, nib.load(folder / f"{folder.name}_t1.nii.gz"))
         assert label_map.get_data_dtype() == np.uint8
         assert set(np.unique(np.asarray(label_map.dataobj))) == {0, 1, 2, 4}
+        maps.append(nib.as_closest_canonical(label_map))
+
+    # without codes the file does not say how its axes run
+    for one in maps[1:] if any(codes) else ():
+        np.testing.assert_allclose(one.affine, maps[0].affine, atol=1e-6)
+        assert np.array_equal(np.asarray(one.dataobj), np.asarray(maps[0].dataobj))
 
 
 @pytest.mark.real
@@ -228,8 +226,6 @@ def test_a_predictor_takes_files_arrays_and_a_network_of_the_caller_as_a_folder(
         assert result.probabilities.shape == (3, *label_map.shape)
     with pytest.raises(UsageError, match="trained with normalisation none"):
         Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)
-    with pytest.raises(CaseError, match="found 3 images for t1n"):
-        predictor.predict_arrays(np.ones((3, 9, 9, 9)), np.eye(4))
     with pytest.raises(CaseError, match="a constant volume"):
         predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))
 
@@ -263,15 +259,6 @@ def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
     other = replace(other, members=(member,))
 
     np.testing.assert_allclose(applied(make_model()), applied(other), atol=1e-6)
-
-
-def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
-    paths = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
-
-    both, *single = [applied(load_model(p, CPU)) for p in (paths, paths[:1], paths[1:])]
-
-    np.testing.assert_allclose(both, np.mean(single, axis=0), atol=1e-6)
-    assert np.abs(single[0] - single[1]).max() > 0.01
 
 
 def test_probabilities_not_logits_are_averaged():

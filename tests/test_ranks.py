@@ -74,20 +74,8 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
     settings = "folds.n_folds=3 patch.per_case=2 model.widths=4,8 optimizer.name=sgd"
     settings += " loss.batch_dice=true validation.every=1"
-    arguments = [
-        "-m",
-        "brats_seg",
-        "train",
-        "--data",
-        "scans",
-        "--epochs",
-        "2",
-        "--patch",
-        "8,8,8",
-        "--precision",
-        "fp32",
-    ]
-    arguments += ["--effective-batch", "3"]
+    words = "-m brats_seg train --data scans --epochs 2 --patch 8,8,8 --precision fp32"
+    arguments = [*words.split(), "--effective-batch", "3"]
     arguments += [part for setting in settings.split() for part in ("--set", setting)]
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
 

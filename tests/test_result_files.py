@@ -11,16 +11,9 @@ import numpy as np
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.figures.draw import draw
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.results import (
-    OutputFolder,
-    bids_name,
-    check_names,
-    label_tables,
-    write_preview,
-)
+from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
@@ -28,41 +21,33 @@ from tests.builders import Run, make_volumes, write_case
 from tests.inference_builders import make_model, read_scan, write_run, write_scan
 
 
-def test_other_programs_get_each_value_with_its_colour() -> None:
-    texts = label_tables("bids", BRATS2017)
-
-    snap = [line.split() for line in texts["labels-brats2017.txt"].splitlines()]
-    assert [line for line in snap if not line[0].startswith("#")] == [
-        ["0", "0", "0", "0", "0", "0", "0", '"Clear', 'Label"'],
-        ["1", "240", "228", "66", "1", "1", "1", '"NCR/NET"'],
-        ["2", "86", "180", "233", "1", "1", "1", '"ED"'],
-        ["4", "213", "94", "0", "1", "1", "1", '"ET"'],
-    ]
-    assert texts["labels-brats2017.ctbl"].splitlines()[1:] == [
-        "0 background 0 0 0 0",
-        "1 NCR/NET 240 228 66 255",
-        "2 ED 86 180 233 255",
-        "4 ET 213 94 0 255",
-    ]
-    assert texts["desc-brats2017_dseg.tsv"].splitlines() == [
-        "index\tname\tcolor",
-        "1\tNCR/NET\t#f0e442",
-        "2\tED\t#56b4e9",
-        "4\tET\t#d55e00",
-    ]
-    assert json.loads(texts["dataset_description.json"])["DatasetType"] == "derivative"
-    assert {*label_tables("plain", BRATS2017)} == {"labels-brats2017.txt", "labels-brats2017.ctbl"}
-
-
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: convention.name)
-def test_all_values_of_a_convention_are_described_in_different_colours(convention) -> None:
-    text = label_tables("plain", convention)[f"labels-{convention.name}.ctbl"]
-    rows = [line.split() for line in text.splitlines()[1:]]
+def test_other_programs_get_each_value_with_its_tissue_and_colour(convention) -> None:
+    """ITK-SNAP, 3D Slicer and BIDS; a name has no spaces, and no two values one colour."""
+    texts = label_tables("bids", convention)
+    snap, slicer, bids = (
+        [line.split() for line in texts[name].splitlines() if not line.startswith(("#", "index"))]
+        for name in (
+            *(f"labels-{convention.name}.{kind}" for kind in ("txt", "ctbl")),
+            next(name for name in texts if name.endswith("_dseg.tsv")),
+        )
+    )
 
-    assert {int(row[0]) for row in rows} == convention.values
-    assert len({tuple(row[2:]) for row in rows}) == len(rows)
-    # a value, a name without spaces, and four numbers
-    assert {len(row) for row in rows} == {6}
+    if convention == BRATS2017:
+        assert snap[0] == ["0", "0", "0", "0", "0", "0", "0", '"Clear', 'Label"']
+        assert snap[3] == ["4", "213", "94", "0", "1", "1", "1", '"ET"']
+        assert slicer[0] == ["0", "background", "0", "0", "0", "0"]
+        assert slicer[1] == ["1", "NCR/NET", "240", "228", "66", "255"]
+        assert bids[1] == ["2", "ED", "#56b4e9"]
+    assert {int(row[0]) for row in slicer} == convention.values
+    assert len({tuple(row[2:]) for row in slicer}) == len(slicer)
+    named = [(value, f'"{tissue}"', *colour) for value, tissue, *colour, _ in slicer[1:]]
+    assert named == [(value, tissue, *colour) for value, *colour, _, _, _, tissue in snap[1:]]
+    rows = [(value, tissue, *bytes.fromhex(colour[1:])) for value, tissue, colour in bids]
+    assert rows == [(value, tissue, *map(int, colour)) for value, tissue, *colour, _ in slicer[1:]]
+    assert json.loads(texts["dataset_description.json"])["DatasetType"] == "derivative"
+    plain = {f"labels-{convention.name}.txt", f"labels-{convention.name}.ctbl"}
+    assert {*label_tables("plain", convention)} == plain
 
 
 def test_names_in_bids_are_safe_and_refused_if_two_cases_would_share_one() -> None:
@@ -159,18 +144,3 @@ def test_a_tumour_is_outlined_on_scans_of_any_grid(tmp_path: Path) -> None:
     for index, affine in enumerate((np.diag([1.0, 1.0, 3.0, 1.0]), np.eye(4)[[2, 0, 1, 3]])):
         scan = write_scan(tmp_path / f"scan{index}", make_volumes(), affine)
         assert n_coloured(preview_of(scan)) > n_coloured(without)
-
-
-def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:
-    scan = read_scan(write_case(tmp_path / "scans"))
-    settings, output = PredictionSettings(uncertainty=True), OutputFolder(tmp_path / "p")
-    result = predict_scan(make_model(settings=settings), scan)
-    with output.opened():
-        output.write_case(scan, result, settings)
-
-    draw("uncertainty", tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
-
-    assert result.uncertainty.max() > 0.5
-    # the colours of high entropies are between magenta and orange
-    red, green, blue, _ = np.moveaxis(matplotlib.image.imread(tmp_path / "a.png"), -1, 0)
-    assert ((red > 0.7) & (green < 0.75) & (red - blue > 0.2)).sum() > 500

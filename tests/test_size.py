@@ -35,17 +35,17 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3006,
-    "inference": 2124,
+    "training": 2908,
+    "inference": 2103,
     "cases": 2243,
-    "top level": 1569,
+    "top level": 1562,
     "data": 1432,
-    "evaluation": 1163,
+    "evaluation": 1160,
     "quality": 1052,
-    "figures": 1012,
+    "figures": 1009,
     "dicom": 881,
     "survival": 958,
-    "pages": 791,
+    "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_592, 124

@@ -11,6 +11,7 @@ from scipy.ndimage import binary_fill_holes
 from brats_seg.figures import surface
 from brats_seg.figures.surface import models_of, surface_figure, surface_of, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view
+from tests.test_cases import letters_of
 from tests.test_sections import bar_pixels
 
 CASE = "BraTS2021_00000"
@@ -43,11 +44,6 @@ def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None
     assert surface_of(mask, (1.0, 1.0, 1.0)).points_mm.tolist() == [[4.5, 5.5, 6.5]]
 
 
-def letters_of(axes) -> list[str]:
-    """Return the letters at the left, the right, the top and the bottom."""
-    return [text.get_text() for text in axes.texts if text.get_gid()]
-
-
 @pytest.mark.parametrize(
     ("degrees", "letters"),
     [
@@ -65,7 +61,7 @@ def test_both_models_are_drawn_at_one_scale_with_the_sides_of_the_patient(
 
     left, right = figure.axes
     assert (left.get_title(), right.get_title()) == (f"{CASE}, reference", f"{CASE}, prediction")
-    assert letters_of(left) == letters_of(right) == letters
+    assert [*letters_of(left).values()] == [*letters_of(right).values()] == letters
     np.testing.assert_array_equal(left.images[0].get_array(), right.images[0].get_array())
 
 

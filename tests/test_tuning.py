@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,9 @@ import torch
 
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference import tuning as tuning_module
-from brats_seg.inference.held_out import (
-    FOLDER_NAME,
-    HeldOut,
-    HeldOutCase,
-    open_held_out,
-    predict_held_out,
-)
+from brats_seg.inference.held_out import FOLDER_NAME, HeldOutCase, open_held_out, predict_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.tuning import (
-    fit_cases,
-    metric_named,
-    store_tuning,
-    tune,
-    tune_runs,
-)
+from brats_seg.inference.tuning import fit_cases, metric_named, tune_runs
 from brats_seg.progress import untracked
 from brats_seg.quality.expected_dice import dice_lines
 from brats_seg.runtime.weights import Decoding, run_locked
@@ -148,25 +137,27 @@ def test_an_unknown_metric_is_refused() -> None:
 
 
 @pytest.fixture
-def held_out(tmp_path: Path, tiny_prepared: Path) -> list[HeldOut]:
+def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
     """Two runs with random weights, each with half of the cases held out."""
-    runs = [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
-    return [open_held_out(run, tiny_prepared) for run in runs]
+    return [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
 
 
-def test_a_case_is_asked_for_once_and_again_with_other_weights(held_out: list[HeldOut]) -> None:
+def test_a_case_is_asked_for_once_and_again_with_other_weights(
+    runs: list[Path], tiny_prepared: Path
+) -> None:
     """A second start reads the stored predictions of the first, also of an interrupted one."""
-    cases = predict_held_out(held_out[0], CPU, untracked)
+    held_out = open_held_out(runs[0], tiny_prepared)
+    cases = predict_held_out(held_out, CPU, untracked)
     time = cases[0].path.stat().st_mtime_ns
     cases[1].path.unlink()
 
-    again = predict_held_out(held_out[0], CPU, untracked)
+    again = predict_held_out(held_out, CPU, untracked)
     assert [case.case_id for case in cases] == [CASES[0], CASES[2], CASES[4]]
     assert cases == again
     assert (cases[0].path.stat().st_mtime_ns, cases[1].path.exists()) == (time, True)
 
-    weights = {name: value + 1 for name, value in held_out[0].trained.weights.items()}
-    other = replace(held_out[0], trained=replace(held_out[0].trained, weights=weights))
+    weights = {name: value + 1 for name, value in held_out.trained.weights.items()}
+    other = replace(held_out, trained=replace(held_out.trained, weights=weights))
     cases = predict_held_out(other, CPU, untracked)
     # those of the former weights are removed
     (folder,) = (other.run / FOLDER_NAME).iterdir()
@@ -174,39 +165,42 @@ def test_a_case_is_asked_for_once_and_again_with_other_weights(held_out: list[He
 
 
 def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
-    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch
+    runs: list[Path],
+    tiny_prepared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tuning = tune(held_out, DICE, CPU)
-    store_tuning(tuning, held_out)
-    stored = [open_held_out(run.run, run.data.folder) for run in held_out]
-
-    assert load_model([run.run for run in held_out], CPU).decoding == tuning.fitted.decoding
-    # the fitted scores are of these cases, so that the mean is no lower than before
-    assert sum(tuning.after) >= sum(tuning.before)
-    for after, before in zip(stored, held_out, strict=True):
-        assert after.data.fingerprint == after.trained.identity.fingerprint
-        for name, value in before.trained.weights.items():
-            assert torch.equal(after.trained.weights[name], value)
-    # no network is asked again
-    monkeypatch.delattr("brats_seg.inference.held_out._predict_and_store")
-    assert tune(stored, DICE, CPU) == tuning
-
-
-def test_too_few_cases_are_named_before_a_network_is_asked(
-    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tuning_module, "predict_held_out", None)
-    with pytest.raises(TypeError):
-        tune(held_out, DICE, CPU)
-
+    before = [open_held_out(run, tiny_prepared) for run in runs]
+    tune = partial(tune_runs, runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
+    with monkeypatch.context() as patched:
+        patched.delattr(tuning_module, "predict_held_out")
+        with pytest.raises(NameError):
+            tune()
+    # said before a network is asked
     [warning] = caplog.messages
     assert warning.startswith("6 held-out cases cannot change a setting: ")
     assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in warning
 
+    tuning = tune()
+
+    assert load_model(runs, CPU).decoding == tuning.fitted.decoding
+    # the fitted scores are of these cases, so that the mean is no lower than before
+    assert sum(tuning.after) >= sum(tuning.before)
+    for run, one in zip(runs, before, strict=True):
+        after = open_held_out(run, tiny_prepared)
+        assert after.data.fingerprint == after.trained.identity.fingerprint
+        for name, value in one.trained.weights.items():
+            assert torch.equal(after.trained.weights[name], value)
+    # no network is asked again
+    monkeypatch.delattr("brats_seg.inference.held_out._predict_and_store")
+    assert tune() == tuning
+
 
 @pytest.mark.slow
-def test_workers_change_nothing(held_out: list[HeldOut]) -> None:
-    assert tune(held_out, DICE, CPU, n_workers=2) == tune(held_out, DICE, CPU)
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    cases = write_cases(tmp_path, add_rim)
+
+    assert fit_cases(cases, DICE, n_workers=2) == fit_cases(cases, DICE)
 
 
 def test_a_run_that_is_being_trained_or_is_absent_is_not_tuned(

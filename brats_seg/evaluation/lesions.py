@@ -127,10 +127,8 @@ def reference_lesions(
     masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules
 ) -> list[Lesions]:
     """Return the lesions of each region of a reference, including small ones."""
-    lesions = {
-        region.name: number_lesions(mask, region.dilation)
-        for region, mask in zip(regions, masks, strict=True)
-    }
+    pairs = zip(regions, masks, strict=True)
+    lesions = {region.name: number_lesions(mask, region.dilation) for region, mask in pairs}
     return list((join_touching(lesions) if rules.joins_touching else lesions).values())
 
 
@@ -212,9 +210,8 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    return tuple(
-        _list_region(region, mask, affine) for region, mask in zip(REGIONS, regions, strict=True)
-    )
+    pairs = zip(REGIONS, regions, strict=True)
+    return tuple(_list_region(region, mask, affine) for region, mask in pairs)
 
 
 def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:

@@ -94,10 +94,7 @@ FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "preview": (lambda source, **case: view_figure(_view(source, **case)), _CASE),
     "uncertainty": (_uncertainty, _CASE),
     "surface": (_surface, _CASE),
-    "scores": (
-        lambda source, **column: charts.score_figure(read_scores(source), **column),
-        ("column",),
-    ),
+    "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
     "bars": (lambda source: charts.bar_figure(read_scores(source)), ()),
     "distributions": (_distributions, ("clinical", "labels")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),

@@ -10,33 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg import labels
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
-from brats_seg.labels import (
-    BRATS2023,
-    REGIONS,
-    LabelConvention,
-    LabelMap,
-    RegionMasks,
-    convention_named,
-    label_map_of,
-    regions_of,
-)
 from brats_seg.runtime.weights import Decoding
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import nested_regions, number_components
 
 TISSUES = ("ed", "ncr")
 """Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
-PARTS = (*REGIONS, *TISSUES)
+PARTS = (*labels.REGIONS, *TISSUES)
 
 
 def decode(
     probabilities: npt.NDArray[np.float32],
     decoding: Decoding,
-    convention: LabelConvention,
+    convention: labels.LabelConvention,
     voxel_mm3: float,
-) -> LabelMap:
+) -> labels.LabelMap:
     """Return the label map (x, y, z) of probabilities (3, x, y, z).
 
     Example:
@@ -45,12 +36,12 @@ def decode(
         >>> int(decode(probabilities, Decoding(), BRATS2023, voxel_mm3=1.0)[0, 0, 0])
         1
     """
-    return label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
+    return labels.label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
 
 
 def decode_regions(
     probabilities: npt.NDArray[np.float32], decoding: Decoding, voxel_mm3: float
-) -> RegionMasks:
+) -> labels.RegionMasks:
     """Return nested region masks: ET in TC in WT.
 
     A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
@@ -65,32 +56,32 @@ def decode_regions(
 
 
 def convention_to_write(
-    labels: str | None, release: str, trained_on: Sequence[str]
-) -> tuple[LabelConvention, str]:
+    asked_for: str | None, release: str, trained_on: Sequence[str]
+) -> tuple[labels.LabelConvention, str]:
     """Return the label convention to write a case in, and the reason if it is not that of its release.
 
     Args:
-        labels: Name of the convention that the user asked for.
+        asked_for: Name of the convention that the user asked for.
         release: Release of the case; where it allows several conventions, that of the training cases
             is written, if they had only one.
         trained_on: Names of the conventions of the training cases.
     """
     of_release, is_ambiguous = resolve(release, ())
     if not is_ambiguous:
-        if labels in {None, of_release.name}:
+        if asked_for in {None, of_release.name}:
             return of_release, ""
         known = f"the release of the scans has {of_release.name}"
     elif release in {UNKNOWN, NNUNET}:
         known = "the names of the scans show no release"
     else:
         known = f"the release {release} exists in several conventions"
-    if labels is not None:
-        return convention_named(labels), f"asked for; {known}"
+    if asked_for is not None:
+        return labels.convention_named(asked_for), f"asked for; {known}"
     if len(trained_on) == 1:
         reason = f"{known}, and the model was trained on this convention"
-        return convention_named(trained_on[0]), reason
+        return labels.convention_named(trained_on[0]), reason
     names = ", ".join(trained_on) or "labels of no known convention"
-    return BRATS2023, f"{known}, and the model was trained on {names}"
+    return labels.BRATS2023, f"{known}, and the model was trained on {names}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +96,10 @@ class PartVolume:
 
 
 def measure(
-    label_map: LabelMap, convention: LabelConvention, voxel_mm3: float
+    label_map: labels.LabelMap, convention: labels.LabelConvention, voxel_mm3: float
 ) -> tuple[PartVolume, ...]:
     """Measure every region and tissue of a label map (x, y, z)."""
-    wt, tc, et = regions_of(label_map, convention)
+    wt, tc, et = labels.regions_of(label_map, convention)
     masks = (wt, tc, et, wt & ~tc, tc & ~et)
     return tuple(
         PartVolume(

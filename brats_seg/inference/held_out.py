@@ -60,11 +60,6 @@ class HeldOut:
         changes = {"fitted": weights.NOT_FITTED, "subset_scores": ()}
         return replace(self.trained, card=self.trained.card.model_copy(update=changes))
 
-    @property
-    def key(self) -> str:
-        """Hash of the weights and the training set."""
-        return weights.fingerprint_of([self.unfitted])
-
     def store(self, card: weights.ModelCard) -> None:
         """Store a card with the weights, unless it is there already."""
         if card != self.trained.card:
@@ -185,7 +180,7 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
 
 def _clean_folder(held_out: HeldOut, device: Device) -> Path:
     """Return the folder for these weights and cases, and remove the folders of others."""
-    parts = f"{held_out.key} {held_out.data.fingerprint} {device.precision}"
+    parts = f"{weights.fingerprint_of([held_out.unfitted])} {held_out.data.fingerprint} {device.precision}"
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
     above = held_out.run / FOLDER_NAME
     for other in above.glob("*"):

@@ -40,7 +40,7 @@ from brats_seg.inference.held_out import (
 )
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
-from brats_seg.runtime.device import Device, choose_device
+from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelCard, run_locked
 from brats_seg.wings import judges
 
@@ -146,38 +146,16 @@ def tune_runs(
             # a training would replace the weights that the settings are fitted to
             locks.enter_context(run_locked(run))
         held_out = [open_held_out(run, prepared_path) for run in folders]
-        tuning = tune(held_out, protocol, torch_device, n_workers=available_cpus(), track=track)
-        store_tuning(tuning, held_out)
+        _warn_of_few(sum(len(run.data.split.validation) for run in held_out))
+        # those that an earlier call predicted with the same weights are read
+        cases = [case for run in held_out for case in predict_held_out(run, torch_device, track)]
+        tuning = fit_cases(cases, protocol, n_workers=available_cpus(), track=track)
+        tuning = replace(tuning, runs=tuple(str(run.run) for run in held_out))
+        _store(tuning, held_out)
         # with the settings that are stored now
         held_out = [open_held_out(run, prepared_path) for run in folders]
         scores = [one for run in held_out for one in measure_subsets(run, torch_device, track)]
     return replace(tuning, subset_scores=pooled(scores))
-
-
-def tune(
-    held_out: Sequence[HeldOut],
-    protocol: ScoringProtocol,
-    device: Device,
-    *,
-    n_workers: int = 0,
-    track: Track = untracked,
-) -> Tuning:
-    """Fit the decoding of several runs to the mean score of their held-out cases.
-
-    Cases that an earlier call predicted with the same weights are read. If they are too few for any
-    gain to be significant, a warning says so before they are predicted.
-    """
-    n_cases = sum(len(run.data.split.validation) for run in held_out)
-    if n_cases < significance.FEWEST_CASES:
-        log.warning(
-            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
-            "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
-            *(counted(n_cases, "held-out case"), significance.least_p_value(n_cases)),
-            *(significance.LARGEST_CHANCE, significance.FEWEST_CASES),
-        )
-    cases = [case for run in held_out for case in predict_held_out(run, device, track)]
-    tuning = fit_cases(cases, protocol, n_workers=n_workers, track=track)
-    return replace(tuning, runs=tuple(str(run.run) for run in held_out))
 
 
 def fit_cases(
@@ -225,7 +203,7 @@ def metric_named(name: str, task: str) -> ScoringProtocol:
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
 
 
-def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
+def _store(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     """Store the chosen settings with the weights of each run, and `tuning.json` beside them."""
     content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
     for run in held_out:
@@ -242,6 +220,17 @@ def tuned_card(
     if (fitted, notes) == (card.fitted, card.notes):
         return card
     return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
+
+
+def _warn_of_few(n_cases: int) -> None:
+    """Warn before cases are predicted that are too few for any gain to be significant."""
+    if n_cases < significance.FEWEST_CASES:
+        log.warning(
+            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
+            "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
+            *(counted(n_cases, "held-out case"), significance.least_p_value(n_cases)),
+            *(significance.LARGEST_CHANCE, significance.FEWEST_CASES),
+        )
 
 
 def _fit_decoding(

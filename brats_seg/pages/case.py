@@ -7,9 +7,8 @@ the volumes would take more than `MOST_BYTES`. Without a script or WebGL the tab
 import base64
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nibabel as nib
 import numpy as np
@@ -40,8 +39,7 @@ _COARSEST = 256
 _INT16 = np.iinfo(np.int16)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddedVolume:
+class EmbeddedVolume(NamedTuple):
     """One volume in a page, from which the page makes a NIfTI file."""
 
     name: str
@@ -88,7 +86,7 @@ def write_case_page(
         legend=_legend(view),
         pictures=tuple(_pictures(view)),
         viewer={
-            "volumes": [asdict(volume) for volume in volumes],
+            "volumes": [volume._asdict() for volume in volumes],
             "shape": box.shape,
             "to_voxel": np.linalg.inv(_affine_in(view, box)).tolist(),
             "to_file": np.linalg.inv(view.geometry.affine).tolist(),

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -39,8 +38,7 @@ _N_WORST = 3
 """Held-out cases of a run that are drawn."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOutScore:
+class HeldOutScore(NamedTuple):
     """Scores of a held-out case, each for the regions of `REGIONS`."""
 
     case_id: str

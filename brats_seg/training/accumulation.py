@@ -15,18 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
-from brats_seg.models.interface import (
-    ActivationCheckpointing,
-    set_activation_checkpointing,
-    supported_checkpointing,
-)
+from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
-from brats_seg.training.batches import Batch
 from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
 from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
+from brats_seg.training.run_plan import Batch
 
 log = logging.getLogger(__name__)
 
@@ -190,11 +186,15 @@ class MemoryMode:
 
     micro_batch: int
     """Patches in one forward pass."""
-    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+    checkpointing: interface.ActivationCheckpointing = interface.ActivationCheckpointing.NONE
 
     def __str__(self) -> str:
         kind = self.checkpointing
-        more = "" if kind is ActivationCheckpointing.NONE else f", checkpointing {kind.value}"
+        more = (
+            ""
+            if kind is interface.ActivationCheckpointing.NONE
+            else f", checkpointing {kind.value}"
+        )
         return f"micro-batch {self.micro_batch}{more}"
 
 
@@ -204,7 +204,7 @@ def memory_modes(network: nn.Module, micro_batch: int) -> tuple[MemoryMode, ...]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))
     modes = [MemoryMode(micro_batch=size) for size in sizes]
-    kinds = supported_checkpointing(network)[1:]
+    kinds = interface.supported_checkpointing(network)[1:]
     return (*modes, *(MemoryMode(micro_batch=1, checkpointing=kind) for kind in kinds))
 
 
@@ -223,7 +223,7 @@ def make_step(
     """Make one optimizer step; if memory runs out, repeat it in the next mode."""
 
     def step(mode: MemoryMode) -> StepResult:
-        set_activation_checkpointing(accumulator.network, mode.checkpointing)
+        interface.set_activation_checkpointing(accumulator.network, mode.checkpointing)
         return accumulator.step(batch.micro_batches(mode.micro_batch), measure)
 
     return fallback.run(step)

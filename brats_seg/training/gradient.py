@@ -18,31 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.interface import (
-    ActivationCheckpointing,
-    output_from,
-    structure_of,
-    tensors_of,
-)
+from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
+from brats_seg.training import losses
 from brats_seg.training.independence import PassState, PatchIndependence, check_replay
-from brats_seg.training.losses import (
-    Criterion,
-    Measure,
-    Output,
-    SumsLoss,
-    as_sums_loss,
-    check_scalar,
-    measure_nothing,
-    reduction_of,
-)
 from brats_seg.training.ranks import Ranks
 
 Value = TypeVar("Value")
 Scale: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
-Note: TypeAlias = Callable[[Output, Tensor], object]
+Note: TypeAlias = Callable[[losses.Output, Tensor], object]
 """Is given the output and the target of a micro-batch, without a graph."""
 
 
@@ -84,7 +70,7 @@ class Carried(NamedTuple):
     tensors: tuple[Tensor, ...]
     """Outputs, or sums over patches."""
     structure: Any = None
-    """The output that the tensors belong to, see `structure_of`."""
+    """The output that the tensors belong to, see `interface.structure_of`."""
     target: Tensor = torch.empty(0)
 
     def as_leaves(self) -> "Carried":
@@ -102,7 +88,7 @@ class Leaves:
     """The tensors that the gradient of a batch belongs to: what network, loss and optimizer hold."""
 
     def __init__(
-        self, network: nn.Module, criterion: Criterion, optimizer: torch.optim.Optimizer
+        self, network: nn.Module, criterion: losses.Criterion, optimizer: torch.optim.Optimizer
     ) -> None:
         self._modules = [m for m in (network, criterion) if isinstance(m, nn.Module)]
         self._optimizer = optimizer
@@ -175,7 +161,7 @@ class BatchGradient:
     """
 
     network: nn.Module
-    criterion: Criterion
+    criterion: losses.Criterion
     device: Device
     ranks: Ranks
     """The processes that share each batch."""
@@ -187,7 +173,7 @@ class BatchGradient:
     """Micro-batches that a mean over patches computes at the same time, each in a thread."""
 
     def make(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure, scale: Scale
+        self, micro_batches: Iterable[MicroBatch], measure: losses.Measure, scale: Scale
     ) -> tuple[float, Tensor]:
         """Add this rank's part of the gradient to the leaves; return loss and measurements.
 
@@ -195,7 +181,9 @@ class BatchGradient:
         the ranks' gradients is the gradient of that loss.
         """
         rows: list[Tensor] = []
-        make = self._one_pass if reduction_of(self.criterion) == "patches" else self._two_passes
+        make = (
+            self._one_pass if losses.reduction_of(self.criterion) == "patches" else self._two_passes
+        )
         loss = make(micro_batches, lambda *pair: rows.append(measure(*pair)), scale)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
@@ -217,16 +205,16 @@ class BatchGradient:
         """Add the gradient of each micro-batch to the leaves; yield its loss and number of patches."""
         batches = (self._on_device(index, batch) for index, batch in enumerate(micro_batches))
         # activation checkpointing was set because memory ran out; the first loss is checked below
-        mode = getattr(self.network, "checkpointing", ActivationCheckpointing.NONE)
-        is_simple = self.leaves.is_checked and mode is ActivationCheckpointing.NONE
+        mode = getattr(self.network, "checkpointing", interface.ActivationCheckpointing.NONE)
+        is_simple = self.leaves.is_checked and mode is interface.ActivationCheckpointing.NONE
         if self.n_at_once > 1 and is_simple:
             # a list, because no probe of the network may run beside a thread
             yield from self._in_threads(list(batches), note, scale)
             return
         for batch in batches:
-            losses = self._losses(batch, note)
-            self.leaves.check(losses)
-            loss = losses.sum()
+            by_patch = self._losses(batch, note)
+            self.leaves.check(by_patch)
+            loss = by_patch.sum()
             scale(loss).backward()
             yield loss.detach(), len(batch.image)
 
@@ -254,14 +242,16 @@ class BatchGradient:
                 yield loss, n_patches
 
     def _losses(self, batch: MicroBatch, note: Note) -> Tensor:
-        losses = self._forward(batch, self.criterion, note)
-        _check_per_patch(losses, len(batch.image))
-        return losses
+        by_patch = self._forward(batch, self.criterion, note)
+        _check_per_patch(by_patch, len(batch.image))
+        return by_patch
 
     def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device
         reduction = _Reduction(
-            criterion=self.criterion, device=self.device, by_sums=as_sums_loss(self.criterion)
+            criterion=self.criterion,
+            device=self.device,
+            by_sums=losses.as_sums_loss(self.criterion),
         )
         states: list[PassState] = []
 
@@ -297,7 +287,7 @@ class BatchGradient:
             for index, first in enumerate(carried):
                 states[index].restore()
                 batch = held[index].to(device)
-                second = self._forward(batch, reduction.carry, measure_nothing)
+                second = self._forward(batch, reduction.carry, losses.measure_nothing)
                 check_replay(first.tensors, second.tensors)
                 _backward(second, leaves[index])
 
@@ -307,7 +297,7 @@ class BatchGradient:
         return loss
 
     def _forward(
-        self, batch: MicroBatch, compute: Callable[[Output, Tensor], Value], note: Note
+        self, batch: MicroBatch, compute: Callable[[losses.Output, Tensor], Value], note: Note
     ) -> Value:
         """Return what is computed from the output, holding nothing else of the forward pass."""
         with self.device.autocast():
@@ -360,7 +350,7 @@ class BatchGradient:
         return value
 
 
-def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module]:
+def stateful_modules(network: nn.Module, criterion: losses.Criterion) -> list[nn.Module]:
     """Return the network, and the loss if it is a module, whose buffers a forward pass may change."""
     return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
@@ -369,31 +359,31 @@ def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module
 class _Reduction:
     """Computes the loss of the batch from the sums or the outputs of each micro-batch."""
 
-    criterion: Criterion
+    criterion: losses.Criterion
     device: Device
-    by_sums: SumsLoss | None
+    by_sums: losses.SumsLoss | None
 
-    def carry(self, output: Output, target: Tensor) -> Carried:
+    def carry(self, output: losses.Output, target: Tensor) -> Carried:
         if self.by_sums is not None:
             return Carried((self.by_sums.sums(output, target),))
-        tensors = tensors_of(output)
+        tensors = interface.tensors_of(output)
         for shape in (tuple(tensor.shape) for tensor in tensors):
             if shape[:1] != (len(target),):
                 msg = f"found a tensor of shape {shape} for {len(target)} patches; expected a row for each"
                 raise ConfigError(msg)
-        return Carried(tensors, structure_of(output), target)
+        return Carried(tensors, interface.structure_of(output), target)
 
     def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         if self.by_sums is not None:
             # the sums of many patches are added in float64: the loss is a ratio of them
             sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
-            return check_scalar(self.by_sums.of_sums(sums, n_patches), self.criterion)
+            return losses.check_scalar(self.by_sums.of_sums(sums, n_patches), self.criterion)
         rows = [(*one.tensors, one.target) for one in carried]
         _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
         *outputs, target = map(torch.cat, zip(*rows, strict=True))
-        output = output_from(carried[0].structure, outputs)
+        output = interface.output_from(carried[0].structure, outputs)
         with self.device.autocast():
-            return check_scalar(self.criterion(output, target), self.criterion)
+            return losses.check_scalar(self.criterion(output, target), self.criterion)
 
 
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
@@ -432,8 +422,8 @@ def _backward(carried: Carried, leaves: Carried) -> None:
         torch.autograd.backward(tensors, gradients)
 
 
-def _check_per_patch(losses: Tensor, n_patches: int) -> None:
-    if losses.shape != (n_patches,):
-        shape = tuple(losses.shape)
+def _check_per_patch(by_patch: Tensor, n_patches: int) -> None:
+    if by_patch.shape != (n_patches,):
+        shape = tuple(by_patch.shape)
         msg = f"the loss declares reduces = 'patches': found the shape {shape}; expected ({n_patches},)"
         raise ConfigError(msg)

@@ -196,9 +196,7 @@ class _Probe:
         for (name, buffer), after in zip(self.network.named_buffers(), expected, strict=True):
             if not _are_same(after, buffer, _precision(after.dtype) * BUFFER_TOLERANCE):
                 layer, _, buffer_name = name.rpartition(".")
-                what = (
-                    f"changes its buffer {buffer_name!r} in another way in two passes than in one"
-                )
+                what = f"changes its buffer {buffer_name!r} otherwise in two passes than in one"
                 raise ConfigError(_message(self.network, layer, what))
 
     def _refusal(self) -> str:

@@ -82,10 +82,8 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
     """Return the loss of patches that are all in one batch, as a scalar."""
     if (by_sums := as_sums_loss(criterion)) is not None:
         return by_sums.of_sums(by_sums.sums(output, target), len(target))
-    losses = criterion(output, target)
-    return (
-        losses.mean() if reduction_of(criterion) == "patches" else check_scalar(losses, criterion)
-    )
+    loss = criterion(output, target)
+    return loss.mean() if reduction_of(criterion) == "patches" else check_scalar(loss, criterion)
 
 
 def check_scalar(loss: Tensor, criterion: object) -> Tensor:

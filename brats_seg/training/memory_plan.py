@@ -31,10 +31,10 @@ from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
 from brats_seg.training.accumulation import MemoryMode, memory_modes
-from brats_seg.training.batches import Batch
 from brats_seg.training.losses import Criterion, task_of, whole_loss
 from brats_seg.training.optimisation import build_optimizer
 from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
+from brats_seg.training.run_plan import Batch
 from brats_seg.training.state import build_network
 
 RESERVED_MIB = 512
@@ -187,18 +187,15 @@ class _Counter:
         computing = self.device
         if self.gpu is not None:
             computing = replace(computing, torch_device=torch.device("cpu"))
-        network = build_network(self.config, patch).to(computing.torch_device)
-        check_in_place(network)
-        criterion = task_of(self.config).criterion
-        if isinstance(criterion, nn.Module):
-            criterion.to(computing.torch_device)
-        footprint = Footprint(
-            network,
-            criterion,
-            self.config,
-            computing.torch_device,
-            for_gpu=self.gpu is not None,
+        used, for_gpu = computing.torch_device, self.gpu is not None
+        network, criterion = (
+            build_network(self.config, patch).to(used),
+            task_of(self.config).criterion,
         )
+        check_in_place(network)
+        if isinstance(criterion, nn.Module):
+            criterion.to(used)
+        footprint = Footprint(network, criterion, self.config, used, for_gpu=for_gpu)
         precision = self.device.precision
         for mode in memory_modes(network, micro_batch):
             with part(f"{size_words(patch)}, {precision}, {mode}", 0):

@@ -47,8 +47,6 @@ class Ranks:
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is set on any rank."""
-        if self.n_ranks == 1:
-            return flag
         return bool(self.sum(torch.tensor(float(flag))))
 
     def gather(self, value: Item) -> list[Item]:

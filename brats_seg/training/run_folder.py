@@ -191,10 +191,8 @@ class RunFolder:
             raise ResumeError("\n".join([head, *refused, f"{keeps} {_WAYS_OUT}"]))
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
-        fingerprints = begun.identity.fingerprint, plan.data.fingerprint
-        if fingerprints[0] != fingerprints[1]:
-            what = "fingerprint {}, now {}".format(*fingerprints)
-            msg = f"{self.path} was trained on other cases: {what}. {_WAYS_OUT}"
+        if begun.identity.fingerprint != plan.data.fingerprint:
+            msg = f"{self.path} was trained on other cases. {_WAYS_OUT}"
             raise ResumeError(msg)
 
 

@@ -92,9 +92,8 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = Signals(number)
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
+        is_ctrl_c = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
 
 
 @dataclass(kw_only=True, slots=True)

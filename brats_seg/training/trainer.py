@@ -31,12 +31,12 @@ from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
-from brats_seg.training import batches, history
+from brats_seg.training import history, run_plan
 from brats_seg.training.accumulation import HalfUpdatedError, make_step
 from brats_seg.training.losses import Criterion, RunningSums, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.run_plan import RunPlan, plan_run
+from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
@@ -120,7 +120,7 @@ def _check_machine(config: Config, run_path: Path) -> None:
     history.check_trackers(config.tracking)
     settings = config.training
     on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
-    needed = batches.shared_memory_needed(config, on_gpu=on_gpu)
+    needed = run_plan.shared_memory_needed(config, on_gpu=on_gpu)
     check_machine(run_path, needed_shared=needed, needed_disk=RUN_BYTES)
 
 
@@ -156,7 +156,7 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.plan = plan_run(config, data, criterion=criterion)
+        self.plan = run_plan.plan_run(config, data, criterion=criterion)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
         self._stop = StopRequest()
@@ -237,7 +237,7 @@ class Trainer:
         progress = self.state.progress
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
         shares = [self.ranks.share(batch) for batch in keys]
-        read = batches.read_batches(self.plan, shares)
+        read = run_plan.read_batches(self.plan, shares)
         self.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
@@ -255,7 +255,7 @@ class Trainer:
             raise
         self._stop_if_asked()
 
-    def _train_batch(self, batch: batches.Batch) -> None:
+    def _train_batch(self, batch: run_plan.Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.plan.config.training.seed
@@ -289,7 +289,7 @@ class Trainer:
                 for case_id in case_ids
                 for draw in range(plan.config.patch.per_case)
             ]
-            samples, n_samples = batches.held_out_patches(plan, keys), len(keys)
+            samples, n_samples = run_plan.held_out_patches(plan, keys), len(keys)
             predict = partial(_patch_logits, plan)
         else:
             return None
