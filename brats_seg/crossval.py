@@ -39,6 +39,7 @@ from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
+from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.training.trainer import Outcome, train_fold
 
@@ -124,7 +125,8 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
         check_fold(fold, fold_table_path(folder, config.folds), config.folds)
-    with OutputFolder(output / "predictions").opened() as predictions:
+    # whose settings these are has typed the name
+    with trusting(config.model.name), OutputFolder(output / "predictions").opened() as predictions:
         remove_leftovers(output)
         remove_leftovers(output, folders=True)
         # all cases are prepared, so that a problem is found before a fold is trained

@@ -1,10 +1,20 @@
-"""Settings to start from, and the names that settings may have.
+"""Settings to start from, and the names that settings may have; those of a file only if they are known.
 
-They are plain values, apart from the models of `config`: help and completion of the command line show
-them without importing pydantic.
+Help and completion of the command line show them without importing pydantic.
 """
 
-from typing import Any, Literal, get_args
+import re
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from brats_seg.errors import UsageError
+
+if TYPE_CHECKING:
+    from brats_seg.config import LossConfig, ModelConfig
 
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
@@ -13,6 +23,13 @@ FileFormat = Literal["safetensors", "bundle", "onnx"]
 """Formats of an exported model: weights alone, or with a MONAI bundle or ONNX files beside them."""
 NETWORKS = ("unet", "notebook", "segresnet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
+MONAI_NETWORKS = (
+    *("AttentionUnet", "BasicUNet", "DynUNet", "HighResNet", "SegResNet", "SwinUNETR", "UNETR"),
+    *("UNet", "VNet"),
+)
+"""Networks of MONAI that a file may name: they return logits, and none reads a file or fetches weights."""
+MONAI_LOSSES = ("DiceCELoss", "DiceFocalLoss", "DiceLoss", "FocalLoss", "TverskyLoss")
+"""Losses of MONAI that a file may name."""
 GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
@@ -90,3 +107,47 @@ PRESETS: dict[str, dict[str, Any]] = {
         "validation": {"every": 10},
     },
 }
+
+_KNOWN = {
+    *(None, *NETWORKS),
+    *(f"monai.networks.nets.{name}" for name in MONAI_NETWORKS),
+    *(f"monai.losses.{name}" for name in MONAI_LOSSES),
+}
+_ADDRESS = re.compile(r"^(pretrained|url|checkpoint)|(url|path|file|dir)$")
+"""Names of arguments that say where something is read from."""
+TRUSTED: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())
+"""Names of code that a person has typed; they are stored nowhere."""
+
+
+@contextmanager
+def trusting(*names: str) -> Iterator[None]:
+    """Let files name these networks and losses too, because a person has typed their names."""
+    token = TRUSTED.set((*TRUSTED.get(), *names))
+    try:
+        yield
+    finally:
+        TRUSTED.reset(token)
+
+
+def check_stored(part: "ModelConfig | LossConfig", path: Path) -> None:
+    """Raise `UsageError` if a network or loss in the settings of a file is code that is not known."""
+    if part.name in TRUSTED.get() or (part.name in _KNOWN and is_plain(part.arguments)):
+        return
+    msg = (
+        f"{path} asks for code to be run: {part.name} with {reprlib.repr(part.arguments)}. Of the code that a "
+        "file names, only known networks and losses of MONAI are called, with plain arguments. If you know whose "
+        f"code this is, and trust it: brats-seg --trust-code {part.name} COMMAND"
+    )
+    raise UsageError(msg)
+
+
+def is_plain(value: object) -> bool:
+    """Return whether an argument from a file is made of numbers and words, without any address."""
+    if isinstance(value, dict):
+        has_address = any(_ADDRESS.search(str(name)) for name in value)
+        return not has_address and all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, str):
+        return bool(re.fullmatch(r"[\w-]*", value))
+    return value is None or isinstance(value, int | float)

@@ -35,10 +35,10 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2908,
-    "inference": 2103,
+    "training": 2919,
+    "inference": 2107,
     "cases": 2243,
-    "top level": 1562,
+    "top level": 1609,
     "data": 1432,
     "evaluation": 1160,
     "quality": 1052,

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from brats_seg.config import Config, TaskName, load_config
+from brats_seg.config import Config, load_config
 from brats_seg.errors import ResumeError, UsageError
+from brats_seg.presets import TaskName
 from brats_seg.runtime.weights import (
     Decoding,
     FittedPrediction,

@@ -40,7 +40,12 @@ READ_SETTINGS = {
 """Commands with the options of settings."""
 
 
+_TRUST_CODE = typer.Option(metavar="NAME", help="Run this code if a model asks for it; repeatable.")
+
+
 def _general_options(
+    context: typer.Context,
+    trust_code: Annotated[list[str] | None, _TRUST_CODE] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Train and use brain-tumour segmentation. Research use only."""
@@ -49,6 +54,10 @@ def _general_options(
 
         print(f"brats-seg {__version__}")
         raise typer.Exit
+    if trust_code:
+        from brats_seg.presets import trusting
+
+        context.with_resource(trusting(*trust_code))
 
 
 def _app() -> typer.Typer:

@@ -30,6 +30,7 @@ from brats_seg.inference import results
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
+from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
 from brats_seg.wings import dicom, pages
@@ -159,6 +160,7 @@ def predict_cases(
                 fingerprint=predictor.model.fingerprint,
                 settings=settings,
                 output_path=output.absolute(),
+                trusted=TRUSTED.get(),
             )
             outcomes = cluster_outcomes(cases, job, workers)
         done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
@@ -367,6 +369,8 @@ class Job:
     """Fingerprint of the model."""
     settings: PredictionSettings
     output_path: Path
+    trusted: tuple[str, ...] = ()
+    """Names of code that the person has typed, see `presets.trusting`."""
 
 
 def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
@@ -396,7 +400,8 @@ def run_case(case: Case, job: Job) -> CaseOutcome:
 
 @lru_cache(maxsize=1)
 def _work(job: Job) -> CaseWork:
-    predictor = Predictor.load(job.model_paths, job.settings)
+    with trusting(*job.trusted):
+        predictor = Predictor.load(job.model_paths, job.settings)
     if predictor.model.fingerprint != job.fingerprint:
         msg = "the model changed while the batch was running. Start the same command again."
         raise UsageError(msg)

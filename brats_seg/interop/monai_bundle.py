@@ -35,6 +35,7 @@ from brats_seg.interop import (
 )
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
+from brats_seg.presets import MONAI_NETWORKS, is_plain
 from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
@@ -45,11 +46,6 @@ _CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "
 _USE_MONAI = "Run this bundle with `python -m monai.bundle run`."
 _IMAGE = "image"
 
-_NETWORKS = (
-    *("AttentionUnet", "BasicUNet", "DynUNet", "HighResNet", "SegResNet", "SwinUNETR", "UNETR"),
-    *("UNet", "VNet"),
-)
-"""Networks of MONAI that are built: they return logits, and none reads a file or fetches weights."""
 _INFERERS = ("SlidingWindowInferer", "SlidingWindowInfererAdapt")
 _LOADING = (
     *("LoadImaged", "EnsureChannelFirstd", "EnsureTyped", "ConcatItemsd", "ToTensord"),
@@ -226,8 +222,12 @@ def _windows(config: Mapping[str, Any]) -> _Windows:
 def _network(config: Mapping[str, Any]) -> nn.Module:
     import monai.networks.nets as nets
 
-    name = _known_name("network", config["network_def"], _NETWORKS)
-    network: nn.Module = getattr(nets, name)(**_arguments(config, config["network_def"]))
+    name = _known_name("network", config["network_def"], MONAI_NETWORKS)
+    arguments = _arguments(config, config["network_def"])
+    if not is_plain(arguments):
+        msg = f"its network has arguments that are no numbers and words: {arguments}"
+        raise ValueError(msg)
+    network: nn.Module = getattr(nets, name)(**arguments)
     use_slabs(network)
     return network
 

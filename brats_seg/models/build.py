@@ -81,9 +81,9 @@ def network_call(config: ModelConfig, patch: Triple) -> Call:
 def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.Module:
     """Import a class or function by its dotted name, call it, and return the module that it makes.
 
-    Settings also come from the checkpoints of other people, so only what declares to make a
-    `torch.nn.Module` is called: a class derived from it, or a function whose return annotation is
-    one.
+    Only what declares to make a `torch.nn.Module` is called: a class derived from it, or a function
+    whose return annotation is one. Names from files are checked when these are read, see
+    `presets.check_stored`.
 
     Args:
         name: Dotted name, such as `monai.networks.nets.UNet`.

@@ -30,7 +30,7 @@ from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.subset_scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
-from brats_seg.presets import TaskName
+from brats_seg.presets import TaskName, check_stored
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
@@ -228,6 +228,7 @@ def load_trained(path: Path) -> TrainedModel:
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
     except _INVALID as error:
         raise _unreadable(path, error) from None
+    check_stored(content["card"].config.model, path)
     return TrainedModel(weights=weights, card=content["card"])
 
 
@@ -243,6 +244,7 @@ def read_exported(folder: Path) -> ExportedModel:
         # the name alone: a model from elsewhere must not read files outside its folder
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
+        check_stored(member.card.config.model, folder / MODEL_NAME)
         networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
     found, expected = fingerprint_of(networks), description.fingerprint
     if found != expected:

@@ -22,6 +22,7 @@ from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, Resume
 from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
+from brats_seg.presets import check_stored
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
@@ -122,6 +123,7 @@ def certify_run(
     trained = load_trained(path)
     require_task(trained, "segmentation", run_path)
     config, patch = trained.config, trained.identity.patch
+    check_stored(config.loss, path)
     network = build_model(config.model, patch)
     try:
         network.load_state_dict(trained.weights)

@@ -6,6 +6,7 @@ and kernels need beside the tensors is an allowance. `FakeTensorMode` is importe
 of torch because there is no public one.
 """
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,14 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brats_seg.config import Config, Size, load_config, read_yaml
+from brats_seg.config import Config, LossConfig, ModelConfig, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import set_activation_checkpointing, tensors_of
 from brats_seg.models.norm import check_in_place, group_as_on_gpu
+from brats_seg.presets import check_stored, trusting
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
@@ -249,6 +251,7 @@ def choose_settings(
     if begun is not None:
         path = begun / CONFIG_NAME
         config = load_config(text=_settings_text(path), assignments=assignments, values=values)
+        _check_code(config, path, " ".join(map(str, [*assignments, *(values or {}).values()])))
         return ChosenSettings(config=config, reason=f"settings of {path}, which the run began with")
     given = load_config(assignments=assignments, values=values)
     device, memory_bytes, why = _device_of(given, gpu)
@@ -262,6 +265,15 @@ def choose_settings(
         config = load_config(preset=preset, assignments=assignments, values=fitted)
     chosen = f"preset {preset}, {why} (--preset takes another)"
     return ChosenSettings(config=config, reason=f"{chosen}: {config.model.name}, {what}")
+
+
+def _check_code(config: Config, path: Path, typed: str) -> None:
+    """Raise `UsageError` if the settings of a run name code that is neither known nor typed again."""
+    parts: list[ModelConfig | LossConfig] = [config.model, config.loss]
+    parts += [LossConfig(name=name) for name in config.training.transforms]
+    with trusting(*re.findall(r"[\w.]+", typed)):
+        for given in parts:
+            check_stored(given, path)
 
 
 def _settings_text(path: Path) -> str:

@@ -1,21 +1,40 @@
 """Models and checkpoints that are broken, or made to break the program, are refused, and run no code."""
 
+import inspect
 import json
 import shutil
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import monai.networks.nets
 import pytest
 import torch
 
+from brats_seg.config import ModelConfig
+from brats_seg.errors import BratsError, ConfigError, UsageError
+from brats_seg.inference.export import export_model
+from brats_seg.inference.held_out import open_held_out
+from brats_seg.inference.model import load_model, read_together
+from brats_seg.inference.reconstruct import Reconstructor
+from brats_seg.inference.tuning import tune_runs
+from brats_seg.models.build import build_model
+from brats_seg.pages.run import write_run_page
+from brats_seg.presets import MONAI_NETWORKS, FileFormat, is_plain, trusting
+from brats_seg.training.certificate import certify_run
+from brats_seg.training.memory_plan import choose_settings
+from brats_seg.training.start_weights import read_source
+from tests.builders import call
 from tests.faults.campaign import NewCampaign
 from tests.faults.hostile import OWNED, Break, attack, harmless, make_device, make_fifo, make_loop
 from tests.faults.programs import run
 from tests.faults.stages import COMMANDS, TRAIN, Stages
+from tests.inference_builders import CASES, CPU, write_fold
 
 
 def _change(content: Any, name: str, value: Any) -> None:
@@ -246,3 +265,160 @@ def test_such_a_checkpoint_is_refused(
     CHECKPOINTS[what](folder / "runs" / "fold0" / "best.pt")
     with campaign("hostile checkpoints: named error, no code run") as tries:
         tries.note(what, *harmless(attack(USES["predict"][1], folder), folder, 2))
+
+
+_CODE = f"open({OWNED!r}, 'w').close()\ndef forward(self): pass\n"
+GADGETS: Mapping[str, dict[str, Any]] = {
+    "torch.fx.graph_module.reduce_graph_module": {"body": {"_code": _CODE}, "import_block": ""},
+    "torch.hub.load": {"repo_or_dir": ".", "model": "x", "source": "local"},
+    "builtins.eval": {"source": _CODE},
+    "builtins.exec": {"source": _CODE},
+    "builtins.open": {"file": OWNED, "mode": "w"},
+    "subprocess.run": {"args": ["touch", OWNED]},
+    "os.system": {"command": f"touch {OWNED}"},
+    "numpy.load": {"file": "x.npy", "allow_pickle": True},
+    "monai.bundle.load": {"name": "x", "bundle_dir": "."},
+    "torch.jit.load": {"f": "x.pt"},
+    "importlib.import_module": {"name": "owning"},
+    "owning.Network": {},
+    f"{__name__}.Opening": {"path": OWNED},
+    "monai.networks.nets.DenseNet121": {
+        "spatial_dims": 2,
+        "in_channels": 3,
+        "out_channels": 3,
+        "pretrained": True,
+    },
+    "monai.networks.nets.UNet": {"act": "https://example.org/x"},
+    "monai.networks.nets.VNet": {"act": ["relu", {"pretrained": True}]},
+}
+"""Names that run code, read a file or fetch one, with their arguments."""
+
+
+class Opening(torch.nn.Module):
+    """A network that opens a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        Path(path).touch()
+
+
+def _tune(run: Path, prepared: Path) -> object:
+    return tune_runs([run], prepared_path=prepared, metric="dice")
+
+
+def _export(file_format: FileFormat) -> Callable[[Path, Path], object]:
+    return lambda run, _: export_model([run], Path("new"), file_format=file_format)
+
+
+WAYS: Mapping[str, Callable[[Path, Path], object]] = {
+    "predict": lambda run, _: load_model([run], CPU),
+    "predict, best.pt": lambda run, _: load_model([run / "best.pt"], CPU),
+    "predict, exported": lambda run, _: load_model([run.with_name("model")], CPU),
+    "predict, ensemble": lambda run, _: load_model([run.with_name("good"), run], CPU),
+    "export": _export("safetensors"),
+    "export, bundle": _export("bundle"),
+    "export, ONNX": _export("onnx"),
+    "tune": _tune,
+    "certify": lambda run, _: certify_run(run, n_patches=2),
+    "report": lambda run, prepared: write_run_page(
+        run, Path("page.html"), prepared=prepared, device="cpu"
+    ),
+    "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
+    "start from": lambda run, _: read_source(run),
+    "held-out pages and crossval": open_held_out,
+    "features": lambda run, _: read_together([run]),
+    "train again": lambda run, _: choose_settings(run_paths=[run]),
+}
+"""Every way from a file to a network."""
+
+
+@pytest.fixture
+def given_run(tiny_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run, with a good copy and an exported model beside it, and a module that writes a file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("owning.py").write_text(f"open({OWNED!r}, 'w').close()\n")
+    Path("hubconf.py").write_text(f"open({OWNED!r}, 'w').close()\ndef x(): pass\n")
+    run_path = write_fold(tmp_path / "run", tiny_prepared, CASES[:2])
+    shutil.copytree(run_path, tmp_path / "good")
+    shutil.copy(run_path / "best.pt", run_path / "last.pt")
+    (run_path / "history.csv").write_text("epoch,train_loss,val_loss,val_dice\n1,1,1,0\n")
+    export_model([run_path], tmp_path / "model")
+    return run_path
+
+
+def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, Any]) -> None:
+    """Let the files of a run and its exported model ask for code."""
+    value = {"name": name, "arguments": dict(arguments)}
+    for file in ("best.pt", "last.pt"):
+        _saved(f"card.config.{section}", value)(run_path / file)
+    _network(f"card.config.{section}", value)(run_path.with_name("model"))
+    (run_path / "config.yaml").write_text(json.dumps({section: value}))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_file_names_the_code_that_is_run(
+    way: str, given_run: Path, tiny_prepared: Path, campaign: NewCampaign
+) -> None:
+    with campaign("hostile models: named error, no code run") as tries:
+        for name, arguments in GADGETS.items():
+            _ask_for(given_run, "model", name, arguments)
+            with pytest.raises(BratsError) as error:
+                WAYS[way](given_run, tiny_prepared)
+            said = (
+                f"asks for code to be run: {name} " in f"{error.value}"
+                and "run" in f"{error.value}"
+            )
+            owned = Path(OWNED).exists() or "owning" in sys.modules
+            tries.note(
+                f"{way}: {name}", "" if said else f"{error.value}", "it ran" if owned else ""
+            )
+
+
+@pytest.mark.parametrize("way", ["certify", "train again"])
+def test_no_file_names_the_loss_that_is_run(way: str, given_run: Path, tiny_prepared: Path) -> None:
+    _ask_for(given_run, "loss", f"{__name__}.Opening", {"path": OWNED})
+    with pytest.raises(BratsError, match="asks for code to be run"):
+        WAYS[way](given_run, tiny_prepared)
+    assert not Path(OWNED).exists()
+
+
+def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> None:
+    """The gadgets do run where nobody refuses them, and one's own network is read where it was typed."""
+    name = "torch.fx.graph_module.reduce_graph_module"
+    with suppress(ConfigError):
+        build_model(ModelConfig(name=name, arguments=GADGETS[name]), (8, 8, 8))
+    assert Path(OWNED).exists()
+
+    name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
+    _ask_for(given_run, "model", name, arguments)
+    weights = {
+        f"network.{name}": value for name, value in torch.nn.Conv3d(4, 3, 1).state_dict().items()
+    }
+    _saved("model", weights)(given_run / "best.pt")
+    with pytest.raises(UsageError, match=r"best\.pt asks for code.*--trust-code torch\.nn\.Conv3d"):
+        load_model([given_run], CPU)
+    with trusting(name):
+        assert load_model([given_run], CPU).members[0].name == name
+    words = ["predict", tiny_scans, "-o", "out", "--model", given_run]
+    assert "asks for code" in call(given_run.parent, *words)[2]
+    ended = call(given_run.parent, "--trust-code", name, *words)
+    assert ended.code == 0, ended.err
+    again = choose_settings(run_paths=[given_run], assignments=[f"model.name={name}"])
+    assert again.config.model.arguments == arguments
+    known = {
+        "spatial_dims": 3,
+        "in_channels": 4,
+        "out_channels": 3,
+        "norm": ["batch", {"affine": True}],
+    }
+    _ask_for(given_run, "model", "monai.networks.nets.BasicUNet", known)
+    choose_settings(run_paths=[given_run])
+    assert read_source(given_run).trained
+
+
+def test_no_known_network_takes_an_address() -> None:
+    for name in MONAI_NETWORKS:
+        names = inspect.signature(getattr(monai.networks.nets, name)).parameters
+        assert is_plain(dict.fromkeys(names, 1)), name
+        assert not any(parameter.kind == parameter.VAR_KEYWORD for parameter in names.values())
