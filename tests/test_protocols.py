@@ -90,3 +90,9 @@ def test_every_region_has_values_in_the_numbering_of_its_task() -> None:
     for protocol in PROTOCOLS:
         for region in protocol.regions:
             assert region.values(protocol.labels or BRATS2024), (protocol.task, region.name)
+
+
+def test_paediatric_label_maps_have_a_numbering_of_their_own() -> None:
+    """Without the fourth label they look like those of 2023."""
+    assert protocol_named("lesionwise2024", "PED").labels == BRATS2024_PED
+    assert protocol_named("legacy").labels is None
