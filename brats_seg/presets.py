@@ -141,13 +141,16 @@ def check_stored(part: "ModelConfig | LossConfig", path: Path) -> None:
     raise UsageError(msg)
 
 
-def is_plain(value: object) -> bool:
-    """Return whether an argument from a file is made of numbers and words, without any address."""
+def is_plain(value: object, levels: int = 10) -> bool:
+    """Return whether an argument from a file is made of numbers and words, without any address.
+
+    Lists and mappings may have so many levels: a text of brackets must not exhaust the stack.
+    """
     if isinstance(value, dict):
         has_address = any(_ADDRESS.search(str(name)) for name in value)
-        return not has_address and all(map(is_plain, value.values()))
+        return not has_address and is_plain([*value.values()], levels)
     if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
+        return levels > 0 and all(is_plain(one, levels - 1) for one in value)
     if isinstance(value, str):
         return bool(re.fullmatch(r"[\w-]*", value))
     return value is None or isinstance(value, int | float)

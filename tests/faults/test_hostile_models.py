@@ -418,6 +418,7 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
 
 
 def test_no_known_network_takes_an_address() -> None:
+    assert not is_plain(json.loads("[" * 900 + "]" * 900))
     for name in MONAI_NETWORKS:
         names = inspect.signature(getattr(monai.networks.nets, name)).parameters
         assert is_plain(dict.fromkeys(names, 1)), name
