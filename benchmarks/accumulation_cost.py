@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from comparison import (
-    Comparison,
-    append_json,
-    options_of,
-    ratios_of,
-    seconds_in_turn,
-    table_of,
-)
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import matrix_product_rate
 from torch import Tensor, nn
 from torch.nn import functional

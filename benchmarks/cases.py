@@ -25,14 +25,7 @@ import nibabel as nib
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import (
-    Comparison,
-    append_json,
-    options_of,
-    ratios_of,
-    seconds_in_turn,
-    table_of,
-)
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import version_of
 from read_case import chosen_cases, data_folder
 from scorers import Scores, score_with_mist, score_with_nnunet, score_with_panoptica

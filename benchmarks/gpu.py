@@ -28,13 +28,7 @@ from itertools import islice, product
 from pathlib import Path
 
 import torch
-from comparison import (
-    Comparison,
-    append_json,
-    ratios_of,
-    seconds_in_turn,
-    table_of,
-)
+from comparison import Comparison, append_json, ratios_of, seconds_in_turn, table_of
 from gpu_checks import half, out_of_memory, ranks, replay
 from gpu_setting import CLOCK, Setting, make_step, predicted, setting_of
 from machine import machine_name

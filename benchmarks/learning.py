@@ -106,11 +106,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--folds", type=int, nargs="+", default=[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
-        "--windows",
-        type=int,
-        nargs="+",
-        default=[96],
-        help="edges of the windows of prediction",
+        "--windows", type=int, nargs="+", default=[96], help="edges of the windows of prediction"
     )
     parser.add_argument("--size", nargs="+", default=SIZE)
     parser.add_argument("--child", help=argparse.SUPPRESS)

@@ -51,15 +51,7 @@ def crop(size: tuple[int, int, int]) -> list[Callable]:
     return [mt.RandSpatialCropd(BOTH, size, random_size=False, allow_missing_keys=True)]
 
 
-CHANGES = (
-    "noise",
-    "blur",
-    "brightness",
-    "contrast",
-    "low_resolution",
-    "inverted_gamma",
-    "gamma",
-)
+CHANGES = ("noise", "blur", "brightness", "contrast", "low_resolution", "inverted_gamma", "gamma")
 """The changes of intensities, in the order of nnU-Net."""
 
 

@@ -21,10 +21,7 @@ from torch.profiler import profile
 
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
-from brats_seg.models.interface import (
-    ActivationCheckpointing,
-    set_activation_checkpointing,
-)
+from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
 from brats_seg.runtime.memory import MEGABYTE, peak_memory_mb
 from brats_seg.training.losses import DiceBce

@@ -13,14 +13,7 @@ from functools import partial
 from random import Random
 
 import deflate
-from comparison import (
-    Comparison,
-    append_json,
-    options_of,
-    ratios_of,
-    seconds_in_turn,
-    table_of,
-)
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from machine import version_of
 
 CHECK_SUMS: dict[str, Callable[[bytes], object]] = {

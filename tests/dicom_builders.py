@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import (
-    EnhancedMRImageStorage,
-    ExplicitVRLittleEndian,
-    MRImageStorage,
-    generate_uid,
-)
+from pydicom.uid import EnhancedMRImageStorage, ExplicitVRLittleEndian, MRImageStorage, generate_uid
 
 from brats_seg.labels import MODALITIES
 from tests.builders import make_volumes

@@ -22,11 +22,7 @@ def prepare_index(index: CaseIndex, folder: Path, *, n_workers: int = 0) -> tupl
 
 
 def write_prepared(
-    tmp_path: Path,
-    *,
-    n_cases: int = 1,
-    shape: tuple[int, int, int] = SHAPE,
-    labelled: bool = True,
+    tmp_path: Path, *, n_cases: int = 1, shape: tuple[int, int, int] = SHAPE, labelled: bool = True
 ) -> Path:
     """Write labelled cases `BraTS2021_00000` and so on, prepare them, and return the folder."""
     root, folder = tmp_path / "scans", tmp_path / "prepared"

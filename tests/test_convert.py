@@ -15,12 +15,7 @@ from brats_seg.dicom.convert import cases_of_dicom, read_source
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
 from tests.builders import Run, check_json, make_volumes
-from tests.dicom_builders import (
-    HEADERS,
-    oriented_affine,
-    write_examination,
-    write_series,
-)
+from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
 
 PATIENT = ("DOE", "JOHN", "4711", "19700101", "ACC1")
 """Words that identify the patient."""

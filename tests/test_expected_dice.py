@@ -25,12 +25,7 @@ from brats_seg.quality.expected_dice import (
     predicted_dice,
 )
 from brats_seg.quality.profile import TrainingProfile, profile_in
-from brats_seg.runtime.weights import (
-    fingerprint_of,
-    load_trained,
-    read_exported,
-    read_trained,
-)
+from brats_seg.runtime.weights import fingerprint_of, load_trained, read_exported, read_trained
 from brats_seg.training.state import read_state
 from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti

@@ -262,10 +262,9 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) ->
     """A whole case is rounded up to a size that the network takes, but for a held-out one."""
     case, key = open_case(pair, PAIR[0]), keys_of(1)[0]
     sample = dataset_of(pair, size=size)[key] if size else whole_case(pair, PAIR[0])
-    box = {
-        "whole": Box.at((0, 0, 0), (48, 48, 64)),
-        None: Box.at((0, 0, 0), case.shape),
-    }.get(size, Box.at(tuple((n - 60) // 2 for n in case.shape), (60, 60, 60)))
+    box = {"whole": Box.at((0, 0, 0), (48, 48, 64)), None: Box.at((0, 0, 0), case.shape)}.get(
+        size, Box.at(tuple((n - 60) // 2 for n in case.shape), (60, 60, 60))
+    )
 
     assert (sample.case_id, sample.image.dtype) == (PAIR[0], torch.float16)
     np.testing.assert_array_equal(sample.image, case.read_image(box))

@@ -23,10 +23,7 @@ FP32 = {"device": "cpu", "precision": "fp32"}
 SPATIAL = (
     part("Orientationd", keys="image", axcodes="RAS", labels=None),
     part(
-        "Spacingd",
-        keys=["image", "label"],
-        pixdim=[1.5, 1.5, 1.25],
-        mode=["bilinear", "nearest"],
+        "Spacingd", keys=["image", "label"], pixdim=[1.5, 1.5, 1.25], mode=["bilinear", "nearest"]
     ),
 )
 

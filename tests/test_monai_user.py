@@ -113,8 +113,6 @@ def test_the_settings_name_a_transform_for_training_alone(folder: Path) -> None:
         assert torch.equal(one.target, other.target)
     keys = [PatchKey(epoch=0, case_id=second, draw=0)]
     for one, other in zip(
-        held_out_patches(plain, keys),
-        held_out_patches(changed, keys),
-        strict=True,
+        held_out_patches(plain, keys), held_out_patches(changed, keys), strict=True
     ):
         assert torch.equal(one.image, other.image)

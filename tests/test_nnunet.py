@@ -21,13 +21,7 @@ from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
-from tests.foreign_builders import (
-    CHANNELS,
-    TISSUE_LABELS,
-    nnunet_network,
-    write_fold,
-    write_nnunet,
-)
+from tests.foreign_builders import CHANNELS, TISSUE_LABELS, nnunet_network, write_fold, write_nnunet
 
 
 @pytest.fixture

@@ -92,8 +92,7 @@ def test_gradients_are_those_of_the_stock_layers(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)],
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
 )
 def test_large_channels_last_features_are_computed_a_part_at_a_time(
     dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
@@ -277,8 +276,7 @@ def test_a_single_voxel_is_refused(training: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)]
 )
 def test_a_gpu_gives_what_the_stock_layers_give(
     dtype: torch.dtype, tolerance: float, memory_format: torch.memory_format

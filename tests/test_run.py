@@ -64,8 +64,7 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
 
 
 @pytest.mark.parametrize(
-    ("holder", "words"),
-    [(None, "training was stopped"), ("training", "it is being trained now")],
+    ("holder", "words"), [(None, "training was stopped"), ("training", "it is being trained now")]
 )
 def test_a_run_that_is_not_finished_has_a_page_that_says_so(
     run_copy: Path, holder: str | None, words: str

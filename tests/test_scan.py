@@ -12,12 +12,7 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.scan import (
-    check_modalities,
-    likeliest_order,
-    local_contrast,
-    scan_remarks,
-)
+from brats_seg.quality.scan import check_modalities, likeliest_order, local_contrast, scan_remarks
 from tests.builders import make_label_map, write_case, write_nifti
 from tests.check_builders import (
     ATLAS_AFFINE,

@@ -206,9 +206,7 @@ def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
     assert sorted(boxes, key=lambda text: (-round(boxes[text].y0), boxes[text].x0)) == words
 
 
-def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     begins = {"a.png": b"\x89PNG", "a.SVG": b"<?xml", "a.pdf": b"%PDF"}
     for name, expected in begins.items():
         write_figure(Figure(), tmp_path / "new" / name)

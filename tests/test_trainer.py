@@ -28,13 +28,7 @@ from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
 from brats_seg.training.losses import overlap_columns
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
-from brats_seg.training.trainer import (
-    Outcome,
-    Trainer,
-    case_predictor,
-    check_unchanged,
-    train_fold,
-)
+from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
 from tests.builders import Run, write_case
 from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train, weights
 

@@ -25,9 +25,7 @@ N_CASES = 10
 
 
 def write_cases(
-    folder: Path,
-    change: Callable[[int, np.ndarray, np.ndarray], None],
-    n_cases: int = N_CASES,
+    folder: Path, change: Callable[[int, np.ndarray, np.ndarray], None], n_cases: int = N_CASES
 ) -> list[HeldOutCase]:
     """Write cases of nested cubes, after a change of the probabilities and of the reference."""
     cases = []

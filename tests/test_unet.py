@@ -13,19 +13,11 @@ Triple = tuple[int, int, int]
 
 
 def make_unet(
-    patch: Triple = (16, 16, 16),
-    widths: tuple[int, ...] = (4, 6, 8),
-    *,
-    seed: int = 0,
+    patch: Triple = (16, 16, 16), widths: tuple[int, ...] = (4, 6, 8), *, seed: int = 0
 ) -> UNet:
     torch.manual_seed(seed)
     strides = level_strides(patch, len(widths))
-    return UNet(
-        n_in=4,
-        n_out=3,
-        widths=widths[: len(strides)],
-        strides=strides,
-    )
+    return UNet(n_in=4, n_out=3, widths=widths[: len(strides)], strides=strides)
 
 
 def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:

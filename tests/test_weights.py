@@ -146,10 +146,7 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
             {"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}},
             r"thresholds\.2: .*less than 1",
         ),
-        (
-            {"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}},
-            "smallest_et_mm3: .*finite",
-        ),
+        ({"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}}, "smallest_et_mm3: .*finite"),
         ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),
         (
             {"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}},

@@ -324,10 +324,7 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     with Kernels() as kernels:
         predict_scan(model, scan)
 
-    check(
-        kernels.counts(),
-        {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2},
-    )
+    check(kernels.counts(), {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2})
 
 
 def test_help_imports_few_modules() -> None:

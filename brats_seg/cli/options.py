@@ -244,10 +244,7 @@ def given_settings(*, default_preset: str | None = None, without: str = "") -> "
 
 
 def run_settings(
-    *,
-    run_paths: Sequence[Path] = (),
-    gpu: "Gpu | None" = None,
-    default_preset: str | None = None,
+    *, run_paths: Sequence[Path] = (), gpu: "Gpu | None" = None, default_preset: str | None = None
 ) -> "Config":
     """Return the settings of a run, which are chosen where neither a preset nor a file is given.
 

@@ -186,12 +186,7 @@ def prepared_path_of(root: Path) -> Path:
 
 
 def open_index(
-    root: Path,
-    path: Path,
-    config: Config,
-    *,
-    n_workers: int = 0,
-    track: Track = untracked,
+    root: Path, path: Path, config: Config, *, n_workers: int = 0, track: Track = untracked
 ) -> CaseIndex:
     """Index the scans below `root` and write the table of cases, if it has changed.
 

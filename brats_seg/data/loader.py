@@ -32,12 +32,7 @@ from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import Transform
 from brats_seg.data.manifest import verify_case
 from brats_seg.data.store import open_case
-from brats_seg.data.transforms import (
-    apply_transforms,
-    seed_patch,
-    training_transforms,
-    whole_box,
-)
+from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms, whole_box
 from brats_seg.errors import EnvironmentalError
 from brats_seg.voxels.box import Triple
 

@@ -53,10 +53,7 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
 
 
 def _view(
-    source: Path,
-    prediction: Path | None = None,
-    case: str | None = None,
-    labels: str | None = None,
+    source: Path, prediction: Path | None = None, case: str | None = None, labels: str | None = None
 ) -> CaseView:
     view = open_view(source, case, labels=labels)
     # the reference and the prediction need not have one label convention

@@ -99,12 +99,7 @@ class UNet(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        n_in: int,
-        n_out: int,
-        widths: tuple[int, ...],
-        strides: tuple[Triple, ...],
+        self, *, n_in: int, n_out: int, widths: tuple[int, ...], strides: tuple[Triple, ...]
     ) -> None:
         super().__init__()
         above = (n_in, *widths[:-1])

@@ -97,12 +97,7 @@ _CAUSES = {
     "sharpness": "thick slices, smoothing, resampling or noise",
 }
 """Usual causes of a deviation of each kind."""
-_REMARKS = {
-    "contrast": MIXED_UP,
-    "uptake": NO_AGENT,
-    "size": NOT_STRIPPED,
-    "surface": NOT_STRIPPED,
-}
+_REMARKS = {"contrast": MIXED_UP, "uptake": NO_AGENT, "size": NOT_STRIPPED, "surface": NOT_STRIPPED}
 """Words of the remark that says the same of any scan."""
 
 

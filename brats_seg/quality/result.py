@@ -44,11 +44,7 @@ LIMITS: tuple[tuple[str, float, str], ...] = (
         "expected at most {limit:.0%}, except for meningiomas",
     ),
     # at most 29 in the references and 86 in the predictions
-    (
-        "n_parts",
-        200,
-        "the whole tumour has {n_parts} separate parts; expected at most {limit}",
-    ),
+    ("n_parts", 200, "the whole tumour has {n_parts} separate parts; expected at most {limit}"),
     # in surfaces of a ball of the same volume: 1.4 to 2.9 in the real cases; 125 equal balls have 5
     (
         "surface",

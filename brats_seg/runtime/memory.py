@@ -28,10 +28,7 @@ the system, and bytes of a block from which it is mapped on its own."""
 _MAPPED_FROM_BYTES = 2**16
 """Value of the second where address space is limited."""
 _LARGEST_OPTION = 2**31 - 1
-_LIMITS = (
-    ("memory.max", "memory.current"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-)
+_LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files of a control group with its limit and its use, in version 2 and in version 1."""
 _UNLIMITED = 2**60
 """Bytes above which a limit is none; version 1 of cgroups writes a number near 2^63."""

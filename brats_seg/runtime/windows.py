@@ -148,10 +148,7 @@ def predict_logits(
 
 
 def n_windows(
-    shape: Sequence[int],
-    window: Sequence[int],
-    overlap: float,
-    rule: WindowRule = EVENLY_SPACED,
+    shape: Sequence[int], window: Sequence[int], overlap: float, rule: WindowRule = EVENLY_SPACED
 ) -> int:
     """Return the number of windows for an image of `shape` voxels along X, Y and Z.
 

@@ -12,12 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import pandas as pd
 
-from brats_seg.cases.clinical import (
-    ClinicalRow,
-    check_columns,
-    mapping_files,
-    read_clinical_files,
-)
+from brats_seg.cases.clinical import ClinicalRow, check_columns, mapping_files, read_clinical_files
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 

@@ -169,11 +169,7 @@ class Trainer:
         return self.state.network
 
     def run(
-        self,
-        *,
-        fresh: bool = False,
-        stop: StopRequest | None = None,
-        track: Track = tracked,
+        self, *, fresh: bool = False, stop: StopRequest | None = None, track: Track = tracked
     ) -> Outcome:
         """Train to the last epoch, or until a stop is requested; a new trainer continues the run.
 
