@@ -135,9 +135,8 @@ def check_columns(path: Path, *, with_survival: bool) -> None:
     needed = ["ids", *(["survival"] if with_survival else [])]
     if missing := [kind for kind in needed if kind not in found]:
         msg = (
-            f"{path} has no column of {' and no column of '.join(missing)}; found "
-            f"{', '.join(columns)}. Expected a table as the challenge's survival_info.csv, separated "
-            "by commas: BraTS20ID,Age,Survival_days,Extent_of_Resection."
+            f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(columns)}. "
+            "Expected BraTS20ID,Age,Survival_days,Extent_of_Resection."
         )
         raise UsageError(msg)
 

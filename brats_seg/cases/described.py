@@ -81,8 +81,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     except _INVALID as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
-            f"{', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV file or keys of "
-            "a JSON list, and for training label and patient_id; paths are relative to the table."
+            f"columns or keys {', '.join(('case_id', *MODALITIES))}, and for training also label."
         )
         raise UsageError(msg) from error
     if not cases:

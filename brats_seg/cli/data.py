@@ -3,16 +3,7 @@
 from operator import attrgetter
 from pathlib import Path
 
-from brats_seg.cli.options import (
-    DEFAULT_PATH,
-    DEMO_CASES,
-    emit,
-    given_settings,
-    holds_scans,
-    importing,
-    print_failures,
-    print_table,
-)
+from brats_seg.cli import options
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import EnvironmentalError, counted
 from brats_seg.progress import tracked
@@ -27,13 +18,15 @@ def index(scans: Path, output: Path = Path("cases.csv")) -> int:
         brats-seg index data
         brats-seg index data -o cases.csv --labels brats2017
     """
-    with importing():
+    with options.importing():
         from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
-    found = open_index(scans, output, given_settings(), n_workers=available_cpus(), track=tracked)
+    found = open_index(
+        scans, output, options.given_settings(), n_workers=available_cpus(), track=tracked
+    )
     print(*summarise(found), sep="\n")
-    emit(table=output, cases=found.cases)
+    options.emit(table=output, cases=found.cases)
     print(f"wrote {output}")
     return int(not all(case.usable for case in found.cases))
 
@@ -47,18 +40,20 @@ def prepare(
         brats-seg prepare data
         brats-seg prepare data --preset kaggle-t4 --skip-bad
     """
-    with importing():
+    with options.importing():
         from brats_seg.data.fold import prepare_data, prepared_path_of
 
     folder = prepared or prepared_path_of(scans)
     if verify:
         return _verify(folder)
     done = prepare_data(
-        scans, config=given_settings(), prepared_path=folder, repair=repair, track=tracked
+        scans, config=options.given_settings(), prepared_path=folder, repair=repair, track=tracked
     )
     n_folds = len(done.folds.folds)
     case_ids = sorted(done.case_ids)
-    emit(folder=folder, case_ids=case_ids, n_folds=n_folds, folds_table=done.folds_path, damage=[])
+    options.emit(
+        folder=folder, case_ids=case_ids, n_folds=n_folds, folds_table=done.folds_path, damage=[]
+    )
     print(f"{counted(len(case_ids), 'case')} prepared, with cases.csv, in {folder}")
     print(f"the table of {n_folds} folds is {done.folds_path.name} there")
     return 0
@@ -70,7 +65,7 @@ def _verify(folder: Path) -> int:
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)
-    emit(folder=folder, case_ids=case_ids, damage=list(map(str, errors)))
+    options.emit(folder=folder, case_ids=case_ids, damage=list(map(str, errors)))
     print(*errors, sep="\n", end="\n" if errors else "")
     print(f"{counted(len(case_ids), 'prepared case')} in {folder}, {len(errors)} damaged")
     return int(bool(errors))
@@ -95,16 +90,16 @@ def convert(
     from brats_seg.dicom.modalities import parse_overrides
 
     overrides = parse_overrides(series or [])
-    options = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
-    done = convert_studies(dicom, output, options, track=tracked)
-    emit(path=output, cases=done)
-    print_failures([problem for one in done for problem in one.case.problems])
+    choices = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
+    done = convert_studies(dicom, output, choices, track=tracked)
+    options.emit(path=output, cases=done)
+    options.print_failures([problem for one in done for problem in one.case.problems])
     n_usable = sum(one.case.usable for one in done)
     print(f"{n_usable} of {counted(len(done), 'case')} can be predicted: {output}")
     return int(n_usable < len(done))
 
 
-def phantom(folder: Path, number: int = DEMO_CASES, seed: int = 0) -> None:
+def phantom(folder: Path, number: int = options.DEMO_CASES, seed: int = 0) -> None:
     """Generate phantom cases in the layout of BraTS 2021, to try the software without scans.
 
     Examples:
@@ -113,7 +108,7 @@ def phantom(folder: Path, number: int = DEMO_CASES, seed: int = 0) -> None:
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(folder, n_cases=number, seed=seed)
-    emit(path=folder)
+    options.emit(path=folder)
     print(f"wrote {counted(number, 'phantom case')} to {folder}")
 
 
@@ -130,13 +125,13 @@ def doctor(
     """
     from brats_seg.doctor import diagnose
 
-    if scans is None and holds_scans(DEFAULT_PATH):
-        scans = DEFAULT_PATH
-    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=given_settings())
-    emit(diagnosis)
+    if scans is None and options.holds_scans(options.DEFAULT_PATH):
+        scans = options.DEFAULT_PATH
+    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=options.given_settings())
+    options.emit(diagnosis)
     print(f"brats_seg {diagnosis.version}")
     columns = ("check", "status", "found")
-    print_table(columns, map(attrgetter(*columns), diagnosis.findings), wrapped=("found",))
+    options.print_table(columns, map(attrgetter(*columns), diagnosis.findings), wrapped=("found",))
     wrong = [finding for finding in diagnosis.findings if finding.status != "ok"]
     for finding in wrong:
         # on a line of its own, to be copied

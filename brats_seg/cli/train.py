@@ -4,18 +4,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brats_seg.cli import options
 from brats_seg.cli.look import print_remarks, print_summaries
-from brats_seg.cli.options import (
-    data_or_demo,
-    emit,
-    given_settings,
-    has_settings,
-    importing,
-    prepared_path,
-    print_table,
-    run_settings,
-    short_forms,
-)
 from brats_seg.cli.use import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.progress import tracked
@@ -40,15 +30,15 @@ def train(
         brats-seg train --data data --fold 0 --preset kaggle-t4 --session-hours 11.5
         brats-seg train --data data --set optimizer.lr=1e-3 --set loss.batch_dice=true --run runs/batch-dice
     """
-    given = short_forms()
+    given = options.short_forms()
     if {"training.n_epochs", "training.hours"} <= given.keys():
         epochs, hours = given["training.n_epochs"], given["training.hours"]
         msg = f"--epochs {epochs} and --hours {hours} are given; expected one of them"
         raise UsageError(msg)
-    scans, preset = data_or_demo(data)
+    scans, preset = options.data_or_demo(data)
     run_path = run or Path(f"runs/fold{fold}")
-    config = run_settings(run_paths=() if fresh else (run_path,), default_preset=preset)
-    with importing():
+    config = options.run_settings(run_paths=() if fresh else (run_path,), default_preset=preset)
+    with options.importing():
         from brats_seg.training.trainer import train_fold
 
     outcome = train_fold(
@@ -62,7 +52,7 @@ def train(
         track=tracked,
     )
     name = outcome.signal and outcome.signal.name
-    emit(outcome, run=run_path, signal=name, history=list(map(dict, outcome.history)))
+    options.emit(outcome, run=run_path, signal=name, history=list(map(dict, outcome.history)))
     return 128 + outcome.signal if outcome.signal else 0
 
 
@@ -78,21 +68,21 @@ def plan() -> None:
         brats-seg plan --device t4 --precision fp16
         brats-seg plan --device 15GiB --preset full
     """
-    with importing():
+    with options.importing():
         from brats_seg.models.build import size_words
         from brats_seg.runtime.device import gpu_named
         from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
 
-    device = short_forms().get("training.device")
+    device = options.short_forms().get("training.device")
     gpu = None if device is None else gpu_named(device)
-    config = run_settings(gpu=gpu)
+    config = options.run_settings(gpu=gpu)
     found = plan_memory(config, track=tracked, gpu=gpu)
-    emit(found.rows)
+    options.emit(found.rows)
     left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
     device = found.device.torch_device if found.gpu is None else found.gpu.name
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
-    print_table(
+    options.print_table(
         ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
         [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in found.rows],
     )
@@ -121,13 +111,13 @@ def settings(section: str = "") -> None:
     """
     from brats_seg.config import describe_settings
 
-    listed = [row for row in describe_settings(run_settings()) if section in row.key]
+    listed = [row for row in describe_settings(options.run_settings()) if section in row.key]
     if not listed:
         msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
         raise UsageError(msg)
-    emit(listed)
+    options.emit(listed)
     columns = ("key", "value", "allowed", "meaning")
-    print_table(columns, map(attrgetter(*columns), listed), wrapped=("allowed", "meaning"))
+    options.print_table(columns, map(attrgetter(*columns), listed), wrapped=("allowed", "meaning"))
 
 
 def certify(run: Path | None = None, patches: int = 4) -> int:
@@ -140,21 +130,21 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
         brats-seg certify --run runs/fold0
         brats-seg certify --preset demo --set loss.batch_dice=true
     """
-    if (run is None) == (not has_settings("training.device", "training.precision")):
+    if (run is None) == (not options.has_settings("training.device", "training.precision")):
         msg = "give either --run, or settings such as --preset, --config or --set"
         raise UsageError(msg)
-    with importing():
+    with options.importing():
         from brats_seg.training.certificate import certify_run, certify_settings
 
     if run is not None:
-        given = short_forms()
+        given = options.short_forms()
         device, precision = given.get("training.device"), given.get("training.precision")
         certificate = certify_run(
             run, n_patches=patches, device=device, precision=precision, track=tracked
         )
     else:
-        certificate = certify_settings(given_settings(), n_patches=patches, track=tracked)
-    emit(certificate.rows)
+        certificate = certify_settings(options.given_settings(), n_patches=patches, track=tracked)
+    options.emit(certificate.rows)
     print(f"{certificate.network}, on {certificate.patches}")
     rows = []
     for row in certificate.rows:
@@ -162,7 +152,7 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
         errors = (f"{row.relative_error:.1e}", f"{row.angle_deg:.2g}")
         rows.append((loss, row.precision, row.n_patches, row.method, *errors))
     columns = ("loss", "precision", "patches", "method", "relative error", "angle, degrees")
-    print_table(columns, rows)
+    options.print_table(columns, rows)
     same = "exact: the accumulated gradient is that of the whole batch, to rounding"
     other = "NOT exact: the accumulated gradient differs from that of the whole batch"
     print(same if certificate.exact else other)
@@ -186,19 +176,19 @@ def tune(
     Examples:
         brats-seg tune runs/fold0 runs/fold1 runs/fold2 --data data
     """
-    with importing():
+    with options.importing():
         from brats_seg.inference.tuning import tune_runs
 
     tuning = tune_runs(
         trained,
-        prepared_path=prepared_path(data, prepared),
+        prepared_path=options.prepared_path(data, prepared),
         metric="dice" if protocol == "legacy" else "lesionwise",
         task=task,
         device=device,
         precision=precision,
         track=tracked,
     )
-    emit(tuning)
+    options.emit(tuning)
     _print_tuning(tuning)
 
 
@@ -221,12 +211,12 @@ def crossval(
         brats-seg crossval --data data --preset kaggle-t4
         brats-seg crossval --data data --folds 0,1
     """
-    with importing():
+    with options.importing():
         from brats_seg.crossval import cross_validate
         from brats_seg.evaluation.protocols import protocol_named
 
     scoring = protocol_named(protocol, task)
-    scans, preset = data_or_demo(data)
+    scans, preset = options.data_or_demo(data)
     # a run that was set aside is `fold0.1`
     begun = [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
     try:
@@ -236,7 +226,7 @@ def crossval(
             output=output,
             runs=runs,
             protocol=scoring,
-            config=run_settings(run_paths=begun, default_preset=preset),
+            config=options.run_settings(run_paths=begun, default_preset=preset),
             prepared_path=prepared,
             max_hours=session_hours,
             track=tracked,
@@ -245,7 +235,7 @@ def crossval(
     except KeyboardInterrupt:
         print("The same command resumes it.")
         raise
-    emit(done.results, output=output, runs=done.runs, finished=done.results is not None)
+    options.emit(done.results, output=output, runs=done.runs, finished=done.results is not None)
     if done.results is None:
         signal = done.trainings[-1].signal
         return 128 + signal if signal else 0
@@ -266,7 +256,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         counts = (f"{gain.mean:+.4f}", gain.n_raised, gain.n_lowered, f"{gain.p_value:.2g}")
         rows.append((fit.setting, fit.default, fit.best, *counts, fit.chosen))
     columns = ("setting", "default", "best", "gain", "better", "worse", "p", "stored")
-    print_table(columns, rows)
+    options.print_table(columns, rows)
     means = [", ".join(f"{score:.4f}" for score in part) for part in (tuning.before, tuning.after)]
     print(f"WT, TC, ET: {means[0]} before, {means[1]} after.")
     if tuning.before != tuning.after:
@@ -275,7 +265,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         n_cases = counted(scores[0].n_cases, "held-out case")
         print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
         headings = ("predicted from", *(region.upper() for region in REGIONS))
-        print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
+        options.print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
     for line in checks.dice_lines([tuning.notes]) if (checks := judges("expected_dice")) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "

@@ -326,8 +326,7 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
         msg = (
             f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map, which "
             f"training needs. Looked below it for {EXPECTED_LABELS}. Name others with --label-files "
-            "'*_NAME.nii.gz'; if they are in a folder beside it, give the folder above. "
-            "`brats-seg index` shows what was found."
+            "'*_NAME.nii.gz', or give the folder above."
         )
         raise LayoutError(msg)
     return usable

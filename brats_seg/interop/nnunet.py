@@ -219,9 +219,8 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
             values = tuple(frozenset({value}) for value in sorted({0}.union(*tissues.values())))
             return _Heads(values=values, regions=(tc | named["ed"], tc, named["et"]))
     msg = (
-        f"{path}: the model has the labels {', '.join(sets)}; expected oedema, necrosis or "
-        "non-enhancing tumour, and enhancing tumour, or the regions whole tumour, tumour core and "
-        "enhancing tumour. Models of other labels cannot be used."
+        f"{path}: the model has the labels {', '.join(sets)}; expected oedema, necrosis and enhancing "
+        "tumour, or whole tumour, tumour core and enhancing tumour. Others cannot be used."
     )
     raise UsageError(msg)
 

@@ -239,9 +239,8 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
     strides = level_strides(patch, len(config.widths))
     if len(strides) < _DYNUNET_LEVELS:
         msg = (
-            f"model.name 'dynunet' with {len(config.widths)} widths and patch {size_words(patch)} has "
-            f"{len(strides)} levels; expected at least {_DYNUNET_LEVELS}. Give more widths or a "
-            "larger patch, or take 'unet'."
+            f"model.name 'dynunet' has {len(strides)} levels; expected {_DYNUNET_LEVELS} at least. Give "
+            f"more than {len(config.widths)} widths or a larger patch than {size_words(patch)}."
         )
         raise ConfigError(msg)
     return dynunet, _CHANNELS | {"widths": config.widths, "strides": strides}

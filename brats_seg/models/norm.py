@@ -75,9 +75,8 @@ class ActivatedNorm(nn.Module):
         """
         if features.shape[2:].numel() == 1:
             msg = (
-                f"features of shape {tuple(features.shape)} reached an instance norm, which makes "
-                "a single voxel zero; expected two at least. Give the network a larger input, or "
-                "build it for a smaller patch."
+                f"features of shape {tuple(features.shape)} reached an instance norm; expected two "
+                "voxels at least. Give a larger input, or build the network for a smaller patch."
             )
             raise ConfigError(msg)
         if not self.in_place:

@@ -167,8 +167,7 @@ def load_networks(
         if (size := model.members[0].window.size) is not None:
             msg = (
                 f"{autoencoder} was trained on patches of {'x'.join(map(str, size))} voxels; expected "
-                "an autoencoder of whole brains, whose latent vector describes one. Train it with "
-                "--patch whole."
+                "an autoencoder of whole brains. Train it with --patch whole."
             )
             raise UsageError(msg)
         encoder = Trained(model=model, patients=patients(autoencoder))

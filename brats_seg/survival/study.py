@@ -349,9 +349,8 @@ def _jobs(study: Study, plan: Plan, folds: Indices, repeat: int) -> Iterator[_Jo
             train = np.flatnonzero(usable & (folds != fold))
             if len(train) < FEWEST_DEATHS - 1:
                 msg = (
-                    f"fold {fold} is held out with only {counted(len(train), 'death')} in the other "
-                    f"folds to learn from; expected {FEWEST_DEATHS - 1} at least. Use other folds, or "
-                    "give more cases."
+                    f"fold {fold} is held out with only {counted(len(train), 'death')} in the others; "
+                    f"expected {FEWEST_DEATHS - 1} at least. Use other folds, or give more cases."
                 )
                 raise FoldError(msg)
             yield _Job(
@@ -394,8 +393,7 @@ def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int)
     if len(missing):
         msg = (
             f"the fold table has no row for {counted(len(missing), 'case')} of known survival, such as "
-            f"{missing.iloc[0]}. Give the fold table of the data that the features are of, or leave "
-            "--fold-table out to have new folds made."
+            f"{missing.iloc[0]}. Give that of the same data, or leave --fold-table out for new folds."
         )
         raise FoldError(msg)
     return fold_of.where(known, _NO_FOLD).to_numpy(np.intp)

@@ -79,8 +79,7 @@ def read_features(path: Path) -> pd.DataFrame:
         row, column = wrong[0]
         msg = (
             f"{path}, case {table['case_id'].iloc[row]}: found {texts.iat[row, column]!r} in column "
-            f"{names[column]}; expected a number, or nothing where it is unknown. Correct the cell or "
-            "remove the column."
+            f"{names[column]}; expected a number or nothing. Correct it, or remove the column."
         )
         raise UsageError(msg)
     return table.drop(columns=names).join(numbers.where(np.isfinite(numbers)))
@@ -107,11 +106,10 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
         people = dict.fromkeys(row.ids[0] for row in clinical.rows.values())
+        known, ids = some_of(list(people)) or "no rows", some_of(list(table["case_id"]))
         msg = (
-            f"{path} has none of the {counted(len(table), 'case')} of the features. The features "
-            f"are of {some_of(list(table['case_id']))}, the table has "
-            f"{some_of(list(people)) or 'no rows'}. Give the table of the same year, or as a further "
-            "--clinical the name_mapping.csv that joins the ids of the years."
+            f"{path} has none of the cases of the features, {ids}: it has {known}. Give the table of "
+            "the same year, or the name_mapping.csv of both years as a further --clinical."
         )
         raise UsageError(msg)
     patients = pd.DataFrame([row or ClinicalRow(ids=()) for row in rows])
@@ -129,9 +127,8 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
     )
     if not outcomes["died"].any():
         msg = (
-            f"{path} has no death among the {counted(sum(map(bool, rows)), 'case')} that it shares with "
-            f"the features: {outcomes['lived'].sum()} alive at the last contact, the others without "
-            "survival. Expected days until death, to train on; add such cases."
+            f"{path} has no death among the {counted(sum(map(bool, rows)), 'case')} of the features, and "
+            f"{outcomes['lived'].sum()} alive at the last contact; expected days until death."
         )
         raise UsageError(msg)
     return outcomes
