@@ -113,10 +113,7 @@ def open_fold(
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)
     if missing and not config.cases.skip_bad:
-        msg = (
-            f"{prepared.folds_path} has cases that are not in {root}: "
-            f"{', '.join(missing)}. Restore them, or leave them out with --skip-bad."
-        )
+        msg = f"{prepared.folds_path} has cases that {root} lacks: {', '.join(missing)}. Restore them, or use --skip-bad"
         raise FoldError(msg)
     train, validation = (
         tuple(case_id for case_id in case_ids if case_id in prepared.case_ids)

@@ -237,10 +237,7 @@ def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
     replaced = [path for path in paths if path.exists() and not is_replaceable(path)]
     if replaced:
         more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
-        msg = (
-            f"prepared cases would replace {replaced[0]}{more}, which hold other files. Choose another "
-            "folder for them with --prepared."
-        )
+        msg = f"prepared cases would replace {replaced[0]}{more}: choose another folder with --prepared."
         raise UsageError(msg)
 
 

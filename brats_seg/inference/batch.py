@@ -454,10 +454,7 @@ def _client(workers: int | str) -> Iterator[Any]:
                 n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
             )
         except (OSError, RuntimeError, TimeoutError) as error:
-            msg = (
-                f"the {workers} processes of --workers could not be started, or not be reached at "
-                f"127.0.0.1 ({error}). Use fewer, or leave --workers out."
-            )
+            msg = f"the {workers} processes of --workers could not be started ({error}): use fewer, or none."
             raise EnvironmentalError(msg) from error
         yield opened.enter_context(distributed.Client(opened.enter_context(cluster)))
 
@@ -484,10 +481,7 @@ def check_scheduler(address: str) -> None:
     except (OSError, ValueError, TimeoutError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
     if answer != "a dask Scheduler":
-        msg = (
-            f"no dask scheduler answers at {address} ({answer}). Check the address; it looks like "
-            "tcp://host:8786."
-        )
+        msg = f"no dask scheduler answers at {address} ({answer}); expected tcp://HOST:8786"
         raise EnvironmentalError(msg)
 
 
@@ -495,9 +489,6 @@ def _distributed() -> Any:
     try:
         import distributed
     except ImportError as error:
-        msg = (
-            "--workers needs dask, which is not installed. Run "
-            "`pip install brats_seg[cluster]`, or leave these options out."
-        )
+        msg = "--workers needs dask: run `pip install brats_seg[cluster]`, or leave it out."
         raise EnvironmentalError(msg) from error
     return distributed

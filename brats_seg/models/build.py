@@ -100,10 +100,7 @@ def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.M
     """
     make = import_by_name(name, f"{section}.name")
     if not _makes_modules(make):
-        msg = (
-            f"{section}.name {name!r} is neither a class derived from torch.nn.Module nor a function "
-            "annotated to return one (def build() -> nn.Module)"
-        )
+        msg = f"{section}.name {name!r} is no torch.nn.Module, nor annotated to return one"
         raise ConfigError(msg)
     try:
         module: nn.Module = make(**arguments)

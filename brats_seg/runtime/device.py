@@ -134,10 +134,7 @@ def choose_device(name: str, precision: str) -> Device:
     if precision == "auto":
         return Device(torch_device=device, autocast_dtype=native_dtype(device))
     if device.type == "cpu" and not _is_fast_on_cpu(precision):
-        msg = (
-            f"precision {precision} has no fast kernels on this CPU: bf16 needs AVX-512 BF16 or AMX, "
-            "and fp16 a GPU; use fp32 or auto"
-        )
+        msg = f"precision {precision} needs AVX-512 BF16 or AMX (bf16) or a GPU (fp16): use fp32 or auto"
         raise ConfigError(msg)
     return Device(torch_device=device, autocast_dtype=_DTYPES[precision])
 

@@ -213,10 +213,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     if is_there:
         return (load_trained(file),)
     found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
-    msg = (
-        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
-        f"model; found {found}."
-    )
+    msg = f"{path} holds no model: found {found}; expected {BEST_NAME} or {MODEL_NAME}."
     raise UsageError(msg)
 
 
@@ -308,10 +305,7 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
         UsageError: Another process trains or tunes it.
         EnvironmentalError: The folder cannot be written to.
     """
-    msg = (
-        f"another process trains or tunes {run}. Wait for it to end, or choose another folder with "
-        "--run; the same command resumes a run that has ended."
-    )
+    msg = f"another process trains or tunes {run}: wait for it, or choose another --run."
     return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
 
 
@@ -370,10 +364,7 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     try:
         return checked_weights(state)
     except _INVALID as error:
-        msg = (
-            f"{path} holds no weights: {reason_of(error)}; expected a checkpoint of a run, a state "
-            "dict, or a .safetensors file."
-        )
+        msg = f"{path} holds no weights: {reason_of(error)}; expected a checkpoint or a state dict."
         raise UsageError(msg) from None
 
 

@@ -181,8 +181,7 @@ def load_networks(
     spacings_mm = {one.model.identity.spacing_mm for one in networks}
     if len(spacings_mm) > 1:
         msg = (
-            f"the runs were trained on scans of different spacings, {sorted(spacings_mm)} mm; expected "
-            "one. Give runs that were trained on the same data."
+            f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; expected one."
         )
         raise UsageError(msg)
     return Networks(

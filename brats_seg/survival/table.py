@@ -106,9 +106,9 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
         people = dict.fromkeys(row.ids[0] for row in clinical.rows.values())
-        known, ids = some_of(list(people)) or "no rows", some_of(list(table["case_id"]))
+        present, ids = some_of(list(people)) or "no rows", some_of(list(table["case_id"]))
         msg = (
-            f"{path} has none of the cases of the features, {ids}: it has {known}. Give the table of "
+            f"{path} has none of the cases of the features, {ids}: it has {present}. Give the table of "
             "the same year, or the name_mapping.csv of both years as a further --clinical."
         )
         raise UsageError(msg)
