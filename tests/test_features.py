@@ -157,7 +157,7 @@ PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
         (["autoencoder"], None, "found a segmentation run.*expected a reconstruction run"),
         (["segmentations"], AUTOENCODER, "a reconstruction run.*expected a segmentation run"),
         (["autoencoder"], PATCHES, r"trained on patches of 8x8x8 voxels; .*--patch whole"),
-        (["autoencoder", "segmentations"], AUTOENCODER, "scans of different spacings"),
+        (["autoencoder", "segmentations"], AUTOENCODER, "different spacings"),
         (["predicted"], None, "expected a run to predict them: --model"),
     ],
 )

@@ -269,7 +269,7 @@ def test_autocast_gives_what_the_stock_layers_give(inside: bool) -> None:
 def test_a_single_voxel_is_refused(training: bool) -> None:
     layer = make_layer().train(training)
 
-    with pytest.raises(ConfigError, match=r"\(2, 5, 1, 1, 1\).*expected two at least"):
+    with pytest.raises(ConfigError, match=r"\(2, 5, 1, 1, 1\).*expected two voxels at least"):
         layer(torch.randn(2, 5, 1, 1, 1))
 
 

@@ -35,20 +35,20 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2919,
-    "inference": 2107,
-    "cases": 2243,
+    "training": 2915,
+    "inference": 2098,
+    "cases": 2241,
     "top level": 1609,
-    "data": 1432,
+    "data": 1415,
     "evaluation": 1160,
-    "quality": 1052,
-    "figures": 1009,
+    "quality": 1043,
+    "figures": 1006,
     "dicom": 881,
-    "survival": 958,
+    "survival": 946,
     "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 20_592, 124
+MOST_LINES, MOST_MODULES = 20_000, 121
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -103,7 +103,7 @@ def test_columns_of_every_year_are_understood(tmp_path: Path, header: str) -> No
 
 def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_path: Path) -> None:
     row, ids = f"{IDS[0]},60,289,GTR", ["Brats18_X_1"]
-    with pytest.raises(UsageError, match=rf"none of the 1 case .*Brats18_X_1, .*{IDS[0]}.*--clin"):
+    with pytest.raises(UsageError, match=rf"none of the cases .*Brats18_X_1: .*{IDS[0]}.*--clin"):
         outcomes(tmp_path, row, ids=ids)
     (tmp_path / "name_mapping.csv").write_text(
         f"BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,{IDS[0]}\n"

@@ -342,7 +342,7 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
     for fresh in (False, True):
         with (
             run_locked(tmp_path / "run"),
-            pytest.raises(UsageError, match=r"another process trains or tunes .*run\. Wait for it"),
+            pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it"),
         ):
             trainer.run(fresh=fresh, track=untracked)
 

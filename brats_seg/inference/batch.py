@@ -454,7 +454,7 @@ def _client(workers: int | str) -> Iterator[Any]:
                 n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
             )
         except (OSError, RuntimeError, TimeoutError) as error:
-            msg = f"the {workers} processes of --workers could not be started ({error}): use fewer, or none."
+            msg = f"the {workers} processes of --workers cannot start at 127.0.0.1 ({error}): use fewer, or none."
             raise EnvironmentalError(msg) from error
         yield opened.enter_context(distributed.Client(opened.enter_context(cluster)))
 

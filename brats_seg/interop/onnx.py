@@ -38,7 +38,7 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
         import onnx  # noqa: F401
         import onnxruntime
     except ImportError as error:
-        msg = f"--format onnx needs {error.name}: pip install 'brats_seg[onnx]'"
+        msg = f'--format onnx needs {error.name}: pip install "brats_seg[onnx]"'
         raise EnvironmentalError(msg) from None
     members = assemble(exported.networks, choose_device("cpu", "fp32")).members
     for index, member in enumerate(members):
