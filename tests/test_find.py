@@ -553,7 +553,7 @@ def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() ->
     ],
 )
 def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, contents: list[bytes]) -> None:
-    found = rf"{name} (cannot be read .*Expected case_id, t1n, t1c|lists no cases)"
+    found = rf"{name} (cannot be read .*Expected columns or keys case_id, t1n, t1c|lists no cases)"
     for content in contents:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError, match=found):

@@ -101,5 +101,5 @@ def test_real_scans_are_read_without_a_warning_and_four_grids_of_one_refused(
 
         assert scan.warnings == ()
         assert all(120 < n < 200 for n in scan.box.shape)
-    with pytest.raises(CaseError, match="Register and resample all files of the case to one grid"):
+    with pytest.raises(CaseError, match="Register and resample all files to one grid"):
         read_scan(real_data / "unlabelled" / "TCGA-FG-6692_native")
