@@ -5,16 +5,13 @@ Help and completion of the command line show them without importing pydantic.
 
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from brats_seg.errors import UsageError
-
-if TYPE_CHECKING:
-    from brats_seg.config import LossConfig, ModelConfig
 
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
@@ -129,14 +126,14 @@ def trusting(*names: str) -> Iterator[None]:
         TRUSTED.reset(token)
 
 
-def check_stored(part: "ModelConfig | LossConfig", path: Path) -> None:
-    """Raise `UsageError` if a network or loss in the settings of a file is code that is not known."""
-    if part.name in TRUSTED.get() or (part.name in _KNOWN and is_plain(part.arguments)):
+def check_stored(path: Path, name: str | None, arguments: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a network, loss or transform that a file names is code that is not known."""
+    if name in TRUSTED.get() or (name in _KNOWN and is_plain(arguments)):
         return
     msg = (
-        f"{path} asks for code to be run: {part.name} with {reprlib.repr(part.arguments)}. Of the code that a "
+        f"{path} asks for code to be run: {name} with {reprlib.repr(arguments)}. Of the code that a "
         "file names, only known networks and losses of MONAI are called, with plain arguments. If you know whose "
-        f"code this is, and trust it: brats-seg --trust-code {part.name} COMMAND"
+        f"code this is, and trust it: brats-seg --trust-code {name} COMMAND"
     )
     raise UsageError(msg)
 

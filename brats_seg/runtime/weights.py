@@ -225,8 +225,9 @@ def load_trained(path: Path) -> TrainedModel:
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
     except _INVALID as error:
         raise _unreadable(path, error) from None
-    check_stored(content["card"].config.model, path)
-    return TrainedModel(weights=weights, card=content["card"])
+    card: ModelCard = content["card"]
+    check_stored(path, card.config.model.name, card.config.model.arguments)
+    return TrainedModel(weights=weights, card=card)
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -241,7 +242,8 @@ def read_exported(folder: Path) -> ExportedModel:
         # the name alone: a model from elsewhere must not read files outside its folder
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
-        check_stored(member.card.config.model, folder / MODEL_NAME)
+        model = member.card.config.model
+        check_stored(folder / MODEL_NAME, model.name, model.arguments)
         networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
     found, expected = fingerprint_of(networks), description.fingerprint
     if found != expected:

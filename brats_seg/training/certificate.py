@@ -123,7 +123,7 @@ def certify_run(
     trained = load_trained(path)
     require_task(trained, "segmentation", run_path)
     config, patch = trained.config, trained.identity.patch
-    check_stored(config.loss, path)
+    check_stored(path, config.loss.name, config.loss.arguments)
     network = build_model(config.model, patch)
     try:
         network.load_state_dict(trained.weights)

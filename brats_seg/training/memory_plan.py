@@ -21,7 +21,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brats_seg.config import Config, LossConfig, ModelConfig, Size, load_config, read_yaml
+from brats_seg.config import Config, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES
@@ -190,11 +190,9 @@ class _Counter:
         if self.gpu is not None:
             computing = replace(computing, torch_device=torch.device("cpu"))
         used, for_gpu = computing.torch_device, self.gpu is not None
-        network, criterion = (
-            build_network(self.config, patch).to(used),
-            task_of(self.config).criterion,
-        )
+        network = build_network(self.config, patch).to(used)
         check_in_place(network)
+        criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
             criterion.to(used)
         footprint = Footprint(network, criterion, self.config, used, for_gpu=for_gpu)
@@ -269,11 +267,11 @@ def choose_settings(
 
 def _check_code(config: Config, path: Path, typed: str) -> None:
     """Raise `UsageError` if the settings of a run name code that is neither known nor typed again."""
-    parts: list[ModelConfig | LossConfig] = [config.model, config.loss]
-    parts += [LossConfig(name=name) for name in config.training.transforms]
     with trusting(*re.findall(r"[\w.]+", typed)):
-        for given in parts:
-            check_stored(given, path)
+        for choice in (config.model, config.loss):
+            check_stored(path, choice.name, choice.arguments)
+        for name in config.training.transforms:
+            check_stored(path, name, {})
 
 
 def _settings_text(path: Path) -> str:
