@@ -9,9 +9,11 @@ windows are built from short lists of MONAI's names and plain values; a bundle t
 """
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
 from typing import Any, Literal
@@ -41,10 +43,12 @@ from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
 
+log = logging.getLogger(__name__)
+
 _METADATA, _WEIGHTS = Path("configs/metadata.json"), Path("models/model.pt")
 _CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "yaml", "yml"))
 _USE_MONAI = "Run this bundle with `python -m monai.bundle run`."
-_IMAGE = "image"
+_IMAGE, _PREDICTION = "image", "pred"
 
 _INFERERS = ("SlidingWindowInferer", "SlidingWindowInfererAdapt")
 _LOADING = (
@@ -57,6 +61,11 @@ _TRANSFORMS = (
     *("ScaleIntensityRangePercentilesd", "Orientationd", "Spacingd", "CropForegroundd"),
 )
 """Transforms of MONAI that are applied with the arguments of the bundle."""
+_CLEANING = ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd", "FillHolesd")
+"""Transforms of MONAI that are applied to the thresholded regions."""
+_STAGES = {"Activationsd": 0, "Invertd": 1, "AsDiscreted": 2, "Lambdad": 4}
+_STAGES |= dict.fromkeys(_CLEANING, 3)
+"""Stage of each transform of a postprocessing: stages are applied in this order."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
@@ -88,6 +97,9 @@ class _Windows(BaseModel):
     roi_size: tuple[PositiveInt, PositiveInt, PositiveInt]
     overlap: float = Field(0.25, ge=0, lt=1)
     mode: Literal["constant", "gaussian"] = "constant"
+    padding_mode: Literal["constant"] = "constant"
+    cval: Literal[0] = 0
+    with_coord: Literal[False] = False
     sigma_scale: float = Field(0.125, gt=0)
 
     def weights(self, length: int) -> Tensor:
@@ -121,14 +133,22 @@ def read_bundle(path: Path) -> Member:
         windows = _windows(config)
         network = _network(config)
         transforms = _transforms(config)
-        decoding = _decoding(config)
+        decoding, cleaning = _postprocessing(config)
     with usable(weights):
         # the entries that MONAI's handlers and bundles store a network in
         content = read_plain(weights, COPY_AGAIN)
         state = checked_weights(content.get("model", content.get("state_dict", content)))
     load_weights(network, state, weights)
     fingerprint = hash_of_files([metadata, file, weights])
-    channels = tuple(map(MODALITIES.index, modalities))
+    outputs = tuple(map(regions.index, REGIONS))
+    to_network = partial(
+        _to_network,
+        channels=tuple(map(MODALITIES.index, modalities)),
+        transforms=transforms,
+        clean=partial(
+            _clean, transforms=cleaning, outputs=outputs, threshold=decoding.thresholds[0]
+        ),
+    )
     return Member(
         network=network,
         name=type(network).__name__,
@@ -144,12 +164,12 @@ def read_bundle(path: Path) -> Member:
         decoding=decoding,
         method=Method(
             prepare=_whole_scan,
-            to_network=partial(_to_network, channels=channels, transforms=transforms),
+            to_network=to_network,
             rule=WindowRule(starts=_starts, weights=windows.weights),
             mean_of="logits",
         ),
         window=Window(size=windows.roi_size, overlap=windows.overlap),
-        regions=tuple(map(regions.index, REGIONS)),
+        regions=outputs,
     )
 
 
@@ -167,10 +187,16 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     )
 
 
-def _to_network(scan: Scan, channels: tuple[int, ...], transforms: tuple[Any, ...]) -> NetworkInput:
+def _to_network(
+    scan: Scan,
+    channels: tuple[int, ...],
+    transforms: tuple[Any, ...],
+    clean: Callable[[Tensor], Tensor],
+) -> NetworkInput:
     """Apply transforms to the volumes of a scan, in the axes of its files.
 
-    `channels` are the indices in `MODALITIES` of the channels that the network takes.
+    `channels` are the indices in `MODALITIES` of the channels that the network takes; `clean` is applied
+    to the probabilities on the grid of the files.
     """
     # importing MONAI's transforms takes seconds
     from monai.data import MetaTensor
@@ -192,7 +218,7 @@ def _to_network(scan: Scan, channels: tuple[int, ...], transforms: tuple[Any, ..
         # MONAI warns where there is nothing to undo
         if any(isinstance(transform, InvertibleTransform) for transform in transforms):
             probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
-        return np.stack([turned(region, turn) for region in probabilities.numpy()])
+        return np.stack([turned(region, turn) for region in clean(probabilities).numpy()])
 
     return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
 
@@ -240,21 +266,62 @@ def _transforms(config: Mapping[str, Any]) -> tuple[Any, ...]:
     for part in _listed(config, "preprocessing"):
         name = _known_name("transform", part, _LOADING + _TRANSFORMS)
         if name in _TRANSFORMS:
-            built.append(getattr(monai.transforms, name)(**_of_image(config, part)))
+            built.append(getattr(monai.transforms, name)(**_of_key(config, part, _IMAGE)))
     return tuple(built)
 
 
-def _decoding(config: Mapping[str, Any]) -> Decoding:
-    """Return the threshold of the postprocessing, whose other transforms are those of every result."""
-    threshold = 0.5
+def _postprocessing(config: Mapping[str, Any]) -> tuple[Decoding, tuple[Any, ...]]:
+    """Return the thresholds of the postprocessing, and its transforms of the thresholded regions."""
+    threshold, cleaning, stages = 0.5, [], list[int]()
     for part in _listed(config, "postprocessing"):
-        name = str(part["_target_"]).rpartition(".")[2]
+        name = _known_name("transform", part, (*_STAGES, *_LOADING, "SaveImaged"))
+        stages += [_STAGES[name]] if name in _STAGES else []
         if name == "Activationsd" and not _plain(config, part.get("sigmoid")):
             msg = "its outputs are no sigmoids"
             raise ValueError(msg)
         if name == "AsDiscreted":
-            threshold = float(_plain(config, part.get("threshold", threshold)))
-    return Decoding(thresholds=(threshold, threshold, threshold))
+            threshold = _threshold(config, part)
+        if name in _CLEANING:
+            cleaning.append(_cleaning(config, part, name))
+        if name == "Lambdad":
+            log.info(
+                "code that the bundle ends with is not run: it is taken to write the label map"
+            )
+    if stages != sorted(stages):
+        msg = f"its postprocessing has another order than {', '.join(_STAGES)}"
+        raise ValueError(msg)
+    return Decoding(thresholds=(threshold, threshold, threshold)), tuple(cleaning)
+
+
+def _threshold(config: Mapping[str, Any], part: Mapping[str, Any]) -> float:
+    if part.keys() & {"argmax", "to_onehot", "rounding"}:
+        msg = f"its AsDiscreted has {', '.join(part)}; expected a threshold alone"
+        raise ValueError(msg)
+    return float(_plain(config, part.get("threshold", 0.5)))
+
+
+def _cleaning(config: Mapping[str, Any], part: Mapping[str, Any], name: str) -> Any:
+    import monai.transforms
+
+    if find_spec("skimage") is None:
+        msg = f"its {name} needs scikit-image: pip install 'brats_seg[bundle]'"
+        raise ValueError(msg)
+    return getattr(monai.transforms, name)(**_of_key(config, part, _PREDICTION))
+
+
+def _clean(
+    probabilities: Tensor, transforms: tuple[Any, ...], outputs: tuple[int, ...], threshold: float
+) -> Tensor:
+    """Return probabilities that are 0 where transforms of the regions remove a voxel, and 1 where they add one.
+
+    `outputs` are the channels of the bundle for WT, TC and ET: a transform may name some of them.
+    """
+    before = probabilities >= threshold
+    after = before[np.argsort(outputs).tolist()].float()
+    for transform in transforms:
+        after = transform({_PREDICTION: after})[_PREDICTION]
+    after = after[list(outputs)].bool()
+    return probabilities.masked_fill(before & ~after, 0).masked_fill(after & ~before, 1)
 
 
 def _listed(config: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
@@ -263,17 +330,17 @@ def _listed(config: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
     return [part for part in parts if not _plain(config, part.get("_disabled_"))]
 
 
-def _of_image(config: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a transform that is applied to the image, perhaps among other keys."""
+def _of_key(config: Mapping[str, Any], part: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the arguments of a transform that is applied to a key, perhaps among others."""
     arguments, keys = _arguments(config, part), _plain(config, part["keys"])
     keys = [keys] if isinstance(keys, str) else keys
-    if _IMAGE not in keys or arguments.get("source_key", _IMAGE) != _IMAGE:
-        msg = f"{part['_target_']} is applied to {keys}; expected {_IMAGE!r}"
+    if key not in keys or arguments.get("source_key", key) != key:
+        msg = f"{part['_target_']} is applied to {keys}; expected {key!r}"
         raise ValueError(msg)
     for name in _PER_KEY:
         if isinstance(arguments.get(name), list):
-            arguments[name] = arguments[name][keys.index(_IMAGE)]
-    return {"keys": _IMAGE, **arguments}
+            arguments[name] = arguments[name][keys.index(key)]
+    return {"keys": key, **arguments}
 
 
 def _known_name(what: str, part: Mapping[str, Any], known: Sequence[str]) -> str:
