@@ -44,7 +44,7 @@ ABOVE_BUDGET = {
     "quality": 1043,
     "figures": 1006,
     "dicom": 881,
-    "survival": 946,
+    "survival": 911,
     "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
