@@ -166,7 +166,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
-        kind = LABEL if layouts.is_label_word(name) else layouts.modality_named(name)
+        kind = layouts.kind_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
             raise UsageError(msg)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import check_values, resolve_all
+from brats_seg.cases.layouts import check_values, resolve_all
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError
