@@ -1,15 +1,25 @@
-"""Names of files and ids; releases and label conventions."""
+"""Folders and names of files, ids, releases and label conventions."""
 
 import csv
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from brats_seg.cases import layouts
-from brats_seg.cases.layouts import release_at, resolve, resolve_all
-from brats_seg.errors import ConfigError
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.layouts import (
+    Folder,
+    holds_dicom,
+    release_at,
+    resolve,
+    resolve_all,
+    walk_folders,
+)
+from brats_seg.errors import ConfigError, LayoutError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
+from tests.builders import touch
 
 
 @pytest.mark.parametrize(
@@ -246,3 +256,61 @@ def test_maps_tell_about_each_other(
 
 def test_the_shape_counts_in_folders_of_label_maps_too() -> None:
     assert conventions({f"{GLI}1-000": {0, 1, 2, 4}}, SHAPE_2024) == [BRATS2024]
+
+
+def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
+    names = ("b_t1.nii.gz", "a_t1.nii", "notes.txt", "b/x.nii", "b/y_t1.nii/x", "b/y_t1.nii/z")
+    top, below, *_ = walk_folders(touch(tmp_path, *names))
+    assert [str(scan.path) for scan in top.scans] == ["a_t1.nii", "b_t1.nii.gz"]
+    assert top.others == ("notes.txt",)
+    # a folder called like a file that does not hold a single file is a folder
+    assert (below.path, [str(scan.path) for scan in below.scans]) == (Path("b"), ["b/x.nii"])
+
+
+def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "smith_t1.nii", "locked/x")
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    locked = Folder(path=Path("locked"), refused="Permission denied")
+    assert list(walk_folders(tmp_path))[1] == locked
+    assert find_cases(tmp_path).notices == ("the folder locked cannot be read (Permission denied)",)
+
+
+@pytest.mark.parametrize(
+    ("names", "content", "is_dicom"),
+    [
+        (("IM000001", "IM000002"), bytes(128) + b"DICM" + bytes(100), True),
+        (("1.2.840.10008.1", "README.txt"), bytes(128) + b"DICM", True),
+        (("DICOMDIR", "README.txt"), b"", True),
+        (("IM000001", "LICENSE"), b"plain text", False),
+    ],
+)
+def test_dicom_files_are_known_by_what_they_hold(
+    tmp_path: Path, names: tuple[str, ...], content: bytes, is_dicom: bool
+) -> None:
+    for name in names:
+        touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(content)
+    assert holds_dicom(tmp_path) is is_dicom
+    with pytest.raises(LayoutError) as refused:
+        find_cases(tmp_path)
+    assert ("DICOM files are not read, such as p (1 in all)" in str(refused.value)) is is_dicom
+    assert not holds_dicom(touch(tmp_path, "smith_t1.nii"))
+
+
+def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a_t1.nii", "loop", "folder/loop"):
+        (tmp_path / name).symlink_to(Path(name).name)
+    os.mkfifo(tmp_path / "0001")
+    top, below = walk_folders(tmp_path)
+    assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
+    assert (top.others, below.others) == (("0001", "loop"), ("loop",))
+    assert not holds_dicom(tmp_path / "folder")
+    assert find_cases(tmp_path).cases[0].modalities == ("t1n",)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.sections import Grid
 from brats_seg.figures.view import drawn_of, open_view, with_prediction, with_uncertainty

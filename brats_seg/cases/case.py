@@ -170,6 +170,8 @@ class CaseIndex:
     root: Path
     """Data folder, which file names are relative to."""
     cases: tuple[Case, ...]
+    notices: tuple[str, ...] = ()
+    """Files that were ignored although they may be scans."""
 
     @property
     def usable(self) -> tuple[Case, ...]:

@@ -6,14 +6,16 @@ copies of a release have been converted to the convention of another. Everything
 uses these rules.
 """
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg import labels
 from brats_seg.errors import LabelError
+from brats_seg.files import check_regular
 from brats_seg.labels import MODALITIES, LabelConvention, convention_named
 from brats_seg.voxels.box import Triple
 
@@ -33,7 +35,12 @@ DERIVATIVES = "derivatives"
 """Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
+OUTPUT_MARKER = "brats_seg.json"
+"""Name of the file that marks a folder of results."""
 
+_MAC_FOLDER = "__MACOSX"
+_DICOM = (".dcm", ".ima", "dicomdir")
+_DICOM_MAGIC, _DICOM_MAGIC_START = b"DICM", 128
 _AGENTS = ("ce", "gd", "gad", "post", "contrast")
 _OF_A_LABEL = (
     *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
@@ -214,6 +221,71 @@ def grade_of(folders: Iterable[str]) -> str:
     return next((name.upper() for name in folders if name.upper() in _GRADES), "")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folder:
+    """One folder, without its subfolders."""
+
+    path: Path
+    """Path relative to the data folder."""
+    scans: tuple[NamedFile, ...] = ()
+    others: tuple[str, ...] = ()
+    """Names of the files that are not NIfTI."""
+    refused: str = ""
+    """Reason why the folder cannot be listed; empty if it can."""
+
+
+def walk_folders(root: Path) -> Iterator[Folder]:
+    """Yield the folders below `root` in alphabetical order, each once; links are followed.
+
+    Hidden files, and the folders of results that a file `brats_seg.json` marks, are passed over.
+    """
+    seen: set[tuple[int, int]] = set()
+    pending = [Path()]
+    while pending:
+        path = pending.pop()
+        try:
+            status = (root / path).stat()
+            entries = sorted(os.scandir(root / path), key=lambda entry: entry.name)
+        except OSError as error:
+            yield Folder(path=path, refused=error.strerror or "")
+            continue
+        identity = (status.st_dev, status.st_ino)
+        # the data folder itself is read in any case: the user has named it
+        is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
+        if identity not in seen and not is_output:
+            seen.add(identity)
+            folder, below = _divided(path, entries)
+            yield folder
+            pending += reversed(below)
+
+
+def holds_dicom(root: Path) -> bool:
+    """Return whether DICOM files are below a folder, and no NIfTI file is."""
+    is_dicom = False
+    for folder in walk_folders(root):
+        if folder.scans:
+            return False
+        is_dicom = is_dicom or has_dicom(root, folder)
+    return is_dicom
+
+
+def has_dicom(root: Path, folder: Folder) -> bool:
+    """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
+    if any(name.lower().endswith(_DICOM) for name in folder.others):
+        return True
+    suffixes = {name: Path(name).suffix[1:] for name in folder.others}
+    # one file is read for all of the folder, as there may be thousands
+    bare = next((name for name, end in suffixes.items() if not end or end.isdecimal()), "")
+    path = root / folder.path / bare
+    try:
+        check_regular(path)
+        with path.open("rb") as stream:
+            stream.seek(_DICOM_MAGIC_START)
+            return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC
+    except OSError:
+        return False
+
+
 def resolve(
     release: str, values: Collection[int], *, shape: Triple | None = None, declared: str = ""
 ) -> tuple[LabelConvention, bool]:
@@ -276,6 +348,44 @@ def check_values(
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
         next_step = "Correct the label map, or name another convention with --labels."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
+
+
+def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
+    """Separate scans, other files and the folders to visit."""
+    scans, others, below = [], [], []
+    for entry in entries:
+        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
+            continue
+        file = parse_file_name(entry.name, path / entry.name)
+        if not _is_folder(entry):
+            if file:
+                scans.append(file)
+            else:
+                others.append(entry.name)
+        elif file and (inner := _only_file(Path(entry.path))):
+            # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
+            scans.append(replace(file, path=file.path / inner))
+        else:
+            below.append(path / entry.name)
+    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # a link that leads to itself: reading the file reports it
+        return False
+
+
+def _only_file(folder: Path) -> str:
+    """Return the name of the only entry of a folder if it is a file, else nothing."""
+    try:
+        inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
+    except OSError:
+        return ""
 
 
 def _plain_parts(stem: str) -> tuple[str, str, str]:

@@ -11,8 +11,13 @@ from typing import Self
 from brats_seg.cases.case import Case
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.folders import OUTPUT_MARKER, walk_folders
-from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
+from brats_seg.cases.layouts import (
+    LABEL,
+    OUTPUT_MARKER,
+    is_label_folder,
+    parse_file_name,
+    walk_folders,
+)
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
 
