@@ -43,8 +43,8 @@ ABOVE_BUDGET = {
     "evaluation": 1160,
     "quality": 1043,
     "figures": 1006,
-    "dicom": 881,
-    "survival": 911,
+    "dicom": 867,
+    "survival": 905,
     "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
