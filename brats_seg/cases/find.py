@@ -32,8 +32,6 @@ EXPECTED_LABELS = (
     "or such a name in a folder called labels, masks, segmentations or alike"
 )
 """Names that label maps are looked for by, as words for a message."""
-LONGEST_ID = 200
-"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
@@ -194,9 +192,9 @@ def _with_id_checked(case: Case, *, is_file_name: bool, n_of_id: int = 1) -> Cas
             "Leave it out: this task is not supported.",
         ),
         (
-            n_bytes > LONGEST_ID,
+            n_bytes > layouts.LONGEST_ID,
             f"an id of {n_bytes} bytes",
-            f"at most {LONGEST_ID}",
+            f"at most {layouts.LONGEST_ID}",
             "Rename the folder and the files of the case.",
         ),
         (

@@ -35,6 +35,8 @@ DERIVATIVES = "derivatives"
 """Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
+LONGEST_ID = 200
+"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
 

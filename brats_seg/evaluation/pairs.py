@@ -8,16 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.layouts import (
-    LABEL,
-    OUTPUT_MARKER,
-    is_label_folder,
-    parse_file_name,
-    walk_folders,
-)
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
 
@@ -93,7 +87,9 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     remark = (
         f"{reference} was written by `predict`, and is scored as the reference, which comes first"
     )
-    is_swapped = (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists()
+    is_swapped = (reference / layouts.OUTPUT_MARKER).exists() and not (
+        prediction / layouts.OUTPUT_MARKER
+    ).exists()
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
@@ -143,20 +139,20 @@ def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, P
 
     Among labelled scans, files of no kind are other images, unless their folder is for labels.
     """
-    for folder in () if is_path_table(root) else walk_folders(root):
+    for folder in () if is_path_table(root) else layouts.walk_folders(root):
         has_scans = any(scan.kind in MODALITIES for scan in folder.scans)
-        is_for_labels = is_any_kind or any(map(is_label_folder, folder.path.parts))
+        is_for_labels = is_any_kind or any(map(layouts.is_label_folder, folder.path.parts))
         for scan in folder.scans:
             path = root / scan.path
-            if scan.kind == LABEL:
+            if scan.kind == layouts.LABEL:
                 yield scan.case or (root / folder.path).name, path
             elif is_for_labels and not has_scans and not scan.kind:
                 yield scan.stem, path
 
 
 def _case_of(path: Path) -> str:
-    name = parse_file_name(path.name)
+    name = layouts.parse_file_name(path.name)
     if name is None:
         msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
         raise UsageError(msg)
-    return (name.case or path.parent.name) if name.kind == LABEL else name.stem
+    return (name.case or path.parent.name) if name.kind == layouts.LABEL else name.stem
