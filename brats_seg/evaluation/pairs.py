@@ -87,13 +87,11 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     remark = (
         f"{reference} was written by `predict`, and is scored as the reference, which comes first"
     )
-    is_swapped = (reference / layouts.OUTPUT_MARKER).exists() and not (
-        prediction / layouts.OUTPUT_MARKER
-    ).exists()
+    is_output = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
-        remarks=(remark,) if is_swapped else (),
+        remarks=(remark,) if is_output == [True, False] else (),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
