@@ -13,7 +13,7 @@ from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folders import OUTPUT_MARKER, walk_folders
 from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
-from brats_seg.errors import LayoutError, UsageError, some_of
+from brats_seg.errors import LayoutError, UsageError, counted, some_of
 from brats_seg.labels import MODALITIES
 
 
@@ -97,14 +97,24 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def label_maps_in(root: Path) -> dict[str, Path]:
-    """Return the label maps below a folder by case id, sorted.
+def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the label maps below a folder by case id, sorted; or one file, for the only case.
 
     Raises:
-        UsageError: A case occurs twice.
+        UsageError: A case occurs twice, or a file is given for no case or for several.
         LayoutError: There are none.
     """
-    return _label_maps_of(root, _labelled_scans(root))
+    if path.is_dir():
+        return _label_maps_of(path, _labelled_scans(path))
+    if not path.exists():
+        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
+        raise UsageError(msg)
+    if len(case_ids) != 1:
+        msg = (
+            f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one with --case"
+        )
+        raise UsageError(msg)
+    return {case_ids[0]: path}
 
 
 def _labelled_scans(root: Path) -> tuple[Case, ...]:

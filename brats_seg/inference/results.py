@@ -300,14 +300,13 @@ class OutputFolder:
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
-    from brats_seg.figures.cases import SHOWN, planes_figure
+    from brats_seg.figures.cases import planes_figure, shown_of
     from brats_seg.figures.sections import Grid, write_figure
-    from brats_seg.figures.view import shown_of
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
     images = {}
-    for name in shown_of(scan.modalities, SHOWN):
+    for name in shown_of(scan.modalities):
         index = MODALITIES.index(name)
         image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
         images[name] = turned(scan.on_scan_grid(image), turn)
