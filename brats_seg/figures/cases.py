@@ -23,8 +23,8 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
+from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.figures import sections
 from brats_seg.figures.sections import AXIAL, MODALITY_NAMES, PLANES, Grid, Image
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of

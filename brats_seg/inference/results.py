@@ -27,7 +27,7 @@ from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.subset_scores import absent_from
+from brats_seg.evaluation.scores import absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.decode import PARTS
 from brats_seg.inference.method import Field, Scan

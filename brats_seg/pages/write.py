@@ -14,7 +14,7 @@ from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
-from brats_seg.evaluation.pairs import label_maps_in
+from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named

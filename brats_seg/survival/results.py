@@ -256,8 +256,8 @@ def estimates(
     def compute(*values: Days) -> Days:
         return np.stack([figure(*values) for figure in figures.values()])
 
-    interval = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
-    numbers = np.stack([compute(*values), interval.low, interval.high], axis=1)
+    ends = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
+    numbers = np.stack([compute(*values), *ends], axis=1)
     return tuple(
         Estimate(name=name, value=value, low=low, high=high)
         for name, (value, low, high) in zip(figures, numbers.tolist(), strict=True)
