@@ -43,8 +43,8 @@ ABOVE_BUDGET = {
     "evaluation": 1117,
     "quality": 1043,
     "figures": 975,
-    "dicom": 881,
-    "survival": 946,
+    "dicom": 867,
+    "survival": 905,
     "pages": 779,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
