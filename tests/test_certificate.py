@@ -1,7 +1,6 @@
 """Test the certificate: its measurements, that it can fail, and the command that prints it."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,10 +91,6 @@ def test_the_accumulator_is_exact_to_rounding_and_ordinary_accumulation_is_not(
     assert ordinary[PATCH_DICE] <= 1e-12  # a mean over patches of one size: right in any way
     assert ordinary[BATCH_DICE] > 0.1
     assert ordinary[UNDECLARED] > 0.1
-    # the sine of the angle is the relative error at most: both are sides of one triangle
-    assert all(math.sin(math.radians(row.angle_deg)) <= row.relative_error + 1e-14 for row in rows)
-    angles = [row.angle_deg > 1 for row in rows if row.method == "ordinary"]
-    assert angles == [False, True, True] * 2
 
 
 def test_the_network_stays_as_it_is(trained: nn.Module) -> None:

@@ -35,11 +35,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2915,
+    "training": 2865,
     "inference": 2098,
     "cases": 2241,
     "top level": 1609,
-    "data": 1415,
+    "data": 1398,
     "evaluation": 1117,
     "quality": 1043,
     "figures": 975,
