@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -21,7 +20,7 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, PatchConfig, ValidationConfig
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import scores_of_counts, summarise_scores
+from brats_seg.evaluation.scores import summarise_counts
 from brats_seg.files import alone_at
 from brats_seg.inference.export import CrossValidationScores, export_model
 from brats_seg.inference.model import load_model
@@ -330,8 +329,8 @@ def test_held_out_cases_of_folds_are_summarised_together_and_shared_ones_apart(
     )
 
     cases = zip("abcd", [PERFECT, HALF] * 2, strict=True)
-    scores = [scores_of_counts(region_counts(name, rows)) for name, rows in cases]
-    (wt, _, _) = summarise_scores(pd.concat(scores), np.random.default_rng(0))
+    counts = [region_counts(name, rows) for name, rows in cases]
+    (wt, _, _) = summarise_counts(counts, np.random.default_rng(0))
     assert f"| WT | {wt.spread('dice').mean_text(4)} | 4 | 0 |" in card
     assert "Held out of network 0; trained on by network 1 (2 cases):\n\n    a, b\n" in card
     assert "Held out of network 1; trained on by network 0 (2 cases):\n\n    c, d\n" in card
@@ -425,8 +424,7 @@ def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_p
 def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     folds: list[Path], tmp_path: Path
 ) -> None:
-    of_a = scores_of_counts(region_counts("a", HALF))
-    summaries = summarise_scores(of_a, np.random.default_rng(0))
+    summaries = summarise_counts([region_counts("a", HALF)], np.random.default_rng(0))
     scores = CrossValidationScores(protocol="legacy", summaries=summaries)
     exported_card(folds, tmp_path / "model", replace=True)
 

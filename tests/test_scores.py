@@ -14,7 +14,7 @@ from brats_seg.evaluation.scores import (
     REGION_COLUMNS,
     joined_scores,
     read_scores,
-    scores_of_counts,
+    summarise_counts,
     summarise_scores,
     with_worst_scores,
     write_scores,
@@ -120,7 +120,7 @@ def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) 
         region_counts("a", [[0, 1, 0], [0, 0, 2], [1, 0, 0], [9, 9, 9]]),
     ]
 
-    wt, tc, et = summarise_scores(pd.concat(map(scores_of_counts, cases)), rng)
+    wt, tc, et = summarise_counts(cases, rng)
 
     assert wt.spread("dice").mean == pytest.approx((2 / 3 + 0) / 2)
     assert [one.column for one in tc.spreads][:2] == ["dice", "jaccard"]

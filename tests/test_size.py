@@ -40,7 +40,7 @@ ABOVE_BUDGET = {
     "cases": 2241,
     "top level": 1609,
     "data": 1398,
-    "evaluation": 1117,
+    "evaluation": 1121,
     "quality": 1043,
     "figures": 975,
     "dicom": 867,

@@ -177,6 +177,13 @@ def summarise_scores(scores: pd.DataFrame, rng: np.random.Generator) -> tuple[Re
     return tuple(_summarise(str(region), table, rng) for region, table in by_region)
 
 
+def summarise_counts(
+    counts: Iterable[RegionCounts], rng: np.random.Generator
+) -> tuple[RegionSummary, ...]:
+    """Summarise cases whose voxels have been counted; the volumes are in voxels."""
+    return summarise_scores(pd.concat(map(scores_of_counts, counts)), rng)
+
+
 def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
     """Write summaries as JSON, by region and column, atomically."""
     content = {}

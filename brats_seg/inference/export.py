@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from pydantic import Field
@@ -31,13 +30,7 @@ from brats_seg.cases.layouts import UNKNOWN
 from brats_seg.config import Section
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import (
-    RegionSummary,
-    pooled,
-    scores_of_counts,
-    summarise_scores,
-    title_of,
-)
+from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
@@ -327,8 +320,8 @@ def _validations(
 
 
 def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
-    counts = (region_counts(case.case_id, case.counts) for case in cases)
-    return summarise_scores(pd.concat(map(scores_of_counts, counts)), np.random.default_rng(0))
+    counts = [region_counts(case.case_id, case.counts) for case in cases]
+    return summarise_counts(counts, np.random.default_rng(0))
 
 
 def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
