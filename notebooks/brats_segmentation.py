@@ -281,9 +281,9 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        RESULTS / "features.csv", tables[0], RESULTS / "survival", folds=data.folds_path
+        RESULTS / "features.csv", tables[:1], RESULTS / "survival", folds=data.folds_path
     )
-    print(study.summary.verdict)
+    print(study.verdict)
     display(Image(filename=RESULTS / "survival/survival.png"))
 else:
     print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")

@@ -15,7 +15,6 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
-from brats_seg.data.manifest import verify_cases
 from brats_seg.data.prepare import (
     FOREGROUND_VOXELS,
     LARGEST_BRAIN_MM3,
@@ -23,7 +22,7 @@ from brats_seg.data.prepare import (
     required_bytes,
     select_foreground,
 )
-from brats_seg.data.store import open_case
+from brats_seg.data.store import open_case, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import locked, reading
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of

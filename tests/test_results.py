@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from brats_seg.survival.results import (
-    CONCORDANCE,
-    FIGURES,
     Estimate,
     Verdict,
     accuracy,
+    concordance_figure,
+    days_figures,
     estimates,
     judge,
     spearman,
@@ -32,7 +32,7 @@ SPEARMAN = Estimate(name="spearman", value=0.4, low=0.2, high=0.6)
 
 def test_figures_by_hand():
     # errors 10, 30, 100, 100; squared 100, 900, 10000, 10000; short, short, mid for long, long
-    assert {name: figure(REPORTED, PREDICTED) for name, figure in FIGURES.items()} == {
+    assert days_figures(REPORTED, PREDICTED) == {
         "accuracy": 0.75,
         "mse_days2": 5250,
         "median_se_days2": 5450,
@@ -63,8 +63,8 @@ def test_the_interval_holds_the_figure_and_shrinks_with_more_patients(rng):
     for n in (20, 200):
         reported = rng.gamma(2, 200, n)
         values = reported, reported + rng.normal(0, 100, n)
-        found = estimates(FIGURES, values, np.array([*map(str, range(n))]), rng)
-        assert [one.name for one in found] == list(FIGURES)
+        found = estimates(days_figures, values, np.array([*map(str, range(n))]), rng)
+        assert [one.name for one in found] == list(days_figures(*values))
         assert all(one.low <= one.value <= one.high for one in found)
         widths.append(found[5].high - found[5].low)
 
@@ -90,8 +90,8 @@ def test_patients_are_drawn_not_cases(rng):
         return [[(one.low, one.high) for one in estimates_] for estimates_ in found]
 
     for once, often in (
-        intervals(FIGURES, days, predicted),
-        intervals(CONCORDANCE, days, died, predicted),
+        intervals(days_figures, days, predicted),
+        intervals(concordance_figure, days, died, predicted),
     ):
         assert np.ravel(often) == pytest.approx(np.ravel(once))
 
@@ -135,8 +135,12 @@ def test_no_effect_is_not_believed(seed):
 @pytest.mark.parametrize(
     ("changes", "heading", "text"),
     [
-        ({}, "more than chance, better than age alone", "mean error 12 days smaller"),
-        ({"p_gain": 0.2}, "more than chance, NOT better than age alone", "But NOT better than age"),
+        (
+            {},
+            "more than chance, better than age alone",
+            "mean error 12 days smaller than by age alone",
+        ),
+        ({"p_gain": 0.2}, "more than chance, NOT better than age alone", "NOT better than age"),
         ({"p_ranks": 0.06}, "NOT SIGNIFICANT", "These predictions may be due to chance"),
         ({"spearman": replace(SPEARMAN, low=-0.01)}, "NOT SIGNIFICANT", "0.40 [-0.01, 0.60] on 50"),
         ({"n_died": 19}, "NOT SIGNIFICANT", "Fewer than 20 deaths prove nothing"),
@@ -228,7 +232,7 @@ def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_p
     without = replace(predictions, log_hazards=None)
     plain, summary = (summarise(study, each, 0) for each in (without, predictions))
 
-    write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
+    write_summary(summary, make_plan(), tmp_path / "summary.json")
 
     content = json.loads((tmp_path / "summary.json").read_text())
     figures = content["figures"]

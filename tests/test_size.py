@@ -35,16 +35,16 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2915,
+    "training": 2865,
     "inference": 2098,
     "cases": 2241,
     "top level": 1609,
-    "data": 1415,
+    "data": 1398,
     "evaluation": 1160,
     "quality": 1043,
     "figures": 1006,
-    "dicom": 881,
-    "survival": 946,
+    "dicom": 867,
+    "survival": 905,
     "pages": 787,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""

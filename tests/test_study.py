@@ -108,7 +108,7 @@ def test_a_case_of_unknown_outcome_is_predicted_by_a_model_of_all_deaths(fitted)
 
     predictions = cross_validate(study, make_plan(), IN_FOLDS)
 
-    assert trained(fitted, "ridge")[-1] == set(range(12)) - {7}
+    assert trained(fitted, "ridge")[0] == set(range(12)) - {7}
     assert not predictions.held_out[7]
     assert predictions.days[SELECTED][7] == np.nanmedian(days)
 
