@@ -89,13 +89,6 @@ def test_the_accumulator_is_exact_to_rounding_and_ordinary_accumulation_is_not(
     ordinary = errors(rows, "ordinary")
     assert ordinary[PATCH_DICE] <= 1e-12  # a mean over patches of one size: right in any way
     assert min(ordinary[BATCH_DICE], ordinary[UNDECLARED]) > 0.1
-    # the sine of the angle is the relative error at most: both are sides of one triangle
-    assert all(math.sin(math.radians(row.angle_deg)) <= row.relative_error + 1e-14 for row in rows)
-    angles = [row.angle_deg > 1 for row in rows if row.method == "ordinary"]
-    assert angles == [False, True, True] * 2
-=======
-    assert ordinary[BATCH_DICE] > 0.1
-    assert ordinary[UNDECLARED] > 0.1
 
 
 def test_patches_that_do_not_fit_are_an_error() -> None:
