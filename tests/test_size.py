@@ -40,12 +40,12 @@ ABOVE_BUDGET = {
     "cases": 2241,
     "top level": 1609,
     "data": 1398,
-    "evaluation": 1160,
+    "evaluation": 1121,
     "quality": 1043,
-    "figures": 1006,
+    "figures": 975,
     "dicom": 867,
     "survival": 905,
-    "pages": 787,
+    "pages": 779,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 121
