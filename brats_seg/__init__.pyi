@@ -18,9 +18,11 @@ from brats_seg.evaluation.evaluate import score_folders as score_folders
 from brats_seg.evaluation.scores import read_scores as read_scores
 from brats_seg.figures.cases import (
     montage_figure as montage_figure,
+    open_view as open_view,
     reconstruction_figure as reconstruction_figure,
     sample_figure as sample_figure,
     view_figure as view_figure,
+    with_prediction as with_prediction,
 )
 from brats_seg.figures.charts import (
     bar_figure as bar_figure,
@@ -29,8 +31,7 @@ from brats_seg.figures.charts import (
 )
 from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
-from brats_seg.figures.surface import models_of as models_of, write_surface_gif as write_surface_gif
-from brats_seg.figures.view import open_view as open_view, with_prediction as with_prediction
+from brats_seg.figures.surface import write_surface_gif as write_surface_gif
 from brats_seg.files import writable_folder as writable_folder
 from brats_seg.inference.batch import predict_folder as predict_folder
 from brats_seg.inference.export import export_model as export_model

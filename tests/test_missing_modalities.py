@@ -14,7 +14,7 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Predictor, predict_scan

@@ -13,7 +13,7 @@ import pytest
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.evaluation.scores import write_scores
-from brats_seg.figures.view import CaseView, open_view
+from brats_seg.figures.cases import CaseView, open_view
 from brats_seg.inference.decode import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings

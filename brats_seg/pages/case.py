@@ -16,9 +16,15 @@ import numpy.typing as npt
 
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.figures.cases import sample_figure, tissue_colours, uncertainty_figure, view_figure
+from brats_seg.figures.cases import (
+    CaseView,
+    Labelled,
+    sample_figure,
+    tissue_colours,
+    uncertainty_figure,
+    view_figure,
+)
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
-from brats_seg.figures.view import CaseView, Labelled
 from brats_seg.labels import MODALITIES
 from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write_page
 from brats_seg.voxels.box import Box, bounding_box

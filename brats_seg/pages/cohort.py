@@ -20,8 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, some_of
-from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure

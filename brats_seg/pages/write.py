@@ -6,7 +6,7 @@ warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictio
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
-from brats_seg.evaluation.pairs import label_maps_in
-from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
+from brats_seg.evaluation.evaluate import label_maps_in
+from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
@@ -205,7 +205,7 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
 
 def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     """Yield the files of each case of a folder of predictions, or of scans."""
-    references = _label_maps(options.reference)
+    references = label_maps_in(options.reference) if options.reference else {}
     if not (path / MANIFEST_NAME).is_file():
         found = _of_scans(path, options)
     elif options.prediction is None:
@@ -235,7 +235,7 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
     wanted = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
-    predictions = {} if records else _label_maps(folder, wanted)
+    predictions = label_maps_in(folder, wanted) if folder and not records else {}
     for case in cases:
         record = records.get(case.case_id)
         if folder is not None and record is not None:
@@ -249,22 +249,6 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
             problem = CaseError(case.case_id, str(folder), found, expected, next_step)
         page = page_path(above or Path(), case.case_id)
         yield PageFiles(case=case, page=page, prediction=prediction, problem=problem)
-
-
-def _label_maps(path: Path | None, case_ids: Sequence[str] = ()) -> Mapping[str, Path]:
-    """Return label maps by case id: those of a folder, or one for the only case."""
-    if path is None:
-        return {}
-    if path.is_dir():
-        return label_maps_in(path)
-    if not path.exists():
-        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
-        raise UsageError(msg)
-    if len(case_ids) != 1:
-        n_cases = counted(len(case_ids), "case")
-        msg = f"{path} is one label map, for {n_cases}; choose one with --case"
-        raise UsageError(msg)
-    return {case_ids[0]: path}
 
 
 def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
