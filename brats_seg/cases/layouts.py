@@ -322,14 +322,16 @@ def resolve_all(
 
     Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
     label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
-    distinguishes four tissues; all other label maps of the folder are then resolved together as
-    well. Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing
-    tumour and another has 4 is read correctly.
+    distinguishes four tissues, unless most label maps hold 4 alone; all other label maps of the folder
+    are then resolved together as well. Otherwise each is resolved alone, so that a folder in which one
+    case has 3 for enhancing tumour and another has 4 is read correctly.
     """
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, (_, values) in label_maps.items():
         of_release[release_of(case_id)] |= values
-    has_four_tissues = any({3, 4} <= values for _, values in label_maps.values())
+    every = [values for _, values in label_maps.values()]
+    is_usual = sum(3 in values for values in every) >= sum(4 in v and 3 not in v for v in every)
+    has_four_tissues = is_usual and any({3, 4} <= values for values in every)
     of_folder = set[int]().union(*of_release.values())
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
