@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from statistics import median
 from urllib.parse import quote
 
 import numpy as np
@@ -184,4 +183,3 @@ def _facts(records: Sequence[Record]) -> Iterator[Fact]:
     }
     for name, texts in values.items():
         yield Fact(name, some_of([*dict.fromkeys(texts)]))
-    yield Fact("Time of a case", f"{median(record.seconds for record in records):.1f} s (median)")

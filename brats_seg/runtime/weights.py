@@ -521,6 +521,9 @@ def _check_entries(path: Path) -> None:
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
             msg = "its entries are compressed or overlap"
             raise zipfile.BadZipFile(msg)
+        if any(Path(entry.filename).name == "constants.pkl" for entry in entries):
+            msg = "it is a program of TorchScript, not weights"
+            raise zipfile.BadZipFile(msg)
         damaged = archive.testzip()
     if damaged is not None:
         msg = f"its entry {damaged} is damaged"
