@@ -17,6 +17,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     TrainedModel,
     load_trained,
+    read_plain,
     read_trained,
     require_task,
     store_card,
@@ -186,6 +187,15 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
 
     with pytest.raises(ResumeError, match="its entries are compressed or overlap"):
         load_trained(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_of_torchscript_is_named_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.trace(torch.nn.ReLU(), torch.zeros(1)).save(path)
+
+    with pytest.raises(ResumeError, match="it is a program of TorchScript, not weights"):
+        read_plain(path, "")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
