@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.cases import (
     _HEAT,
