@@ -42,10 +42,9 @@ ABOVE_BUDGET = {
     "data": 1398,
     "evaluation": 1121,
     "quality": 1043,
-    "figures": 975,
+    "figures": 965,
     "dicom": 867,
     "survival": 905,
-    "pages": 779,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 121
