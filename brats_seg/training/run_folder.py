@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from pydantic import JsonValue
-
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, differing_settings
-from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.runtime import weights
@@ -30,7 +27,6 @@ from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import check_start, start_from
 from brats_seg.training.state import RunState, environment_of
-from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -152,9 +148,6 @@ class RunFolder:
             self._write_facts(plan)
         ranks.broadcast(*stateful_modules(state.network, plan.task.criterion))
         if entries is None:
-            if ranks.is_first:
-                notes = _measured_notes(plan.data)
-                state.card = state.card.model_copy(update={"notes": notes})
             return
         state.load_state_dict(entries)
         before = entries["card"].config.training
@@ -194,15 +187,3 @@ class RunFolder:
         if begun.identity.fingerprint != plan.data.fingerprint:
             msg = f"{self.path} was trained on other cases. {_WAYS_OUT}"
             raise ResumeError(msg)
-
-
-def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
-    """Return the notes that optional parts of the package make of the training cases."""
-    wing = judges("profile")
-    try:
-        return wing.notes_of_training(data.folder, data.split.train) if wing else {}
-    except MemoryError:
-        log.warning(
-            "memory ran out while the training scans were measured: the model has no profile"
-        )
-        return {}
