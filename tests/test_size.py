@@ -41,7 +41,6 @@ ABOVE_BUDGET = {
     "top level": 1609,
     "data": 1415,
     "evaluation": 1160,
-    "quality": 1043,
     "figures": 1006,
     "dicom": 881,
     "survival": 946,

@@ -233,7 +233,10 @@ def scan_remarks(
     """
     skull = list(skull_remarks(sample))
     yield from skull
-    yield from remarks(LIMITS, {} if skull else measures_of(volumes, sample, modalities))
+    measures = {TURN: {"": _turn_degrees(volumes[0].geometry)}}
+    if sample.is_brain and not skull:
+        measures |= measures_of(volumes, sample, modalities)
+    yield from remarks(LIMITS, measures)
     if sample.is_brain and len(volumes) == len(MODALITIES):
         yield from order_remarks(sample)
 
@@ -241,11 +244,8 @@ def scan_remarks(
 def measures_of(
     volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str] = MODALITIES
 ) -> dict[str, dict[str, float]]:
-    """Return the measures of a scan without skull, and of what each value is."""
-    measures = {TURN: {"": _turn_degrees(volumes[0].geometry)}}
-    if not sample.is_brain:
-        return measures
-    measures[DETAIL] = dict(zip(modalities, map(_detail, volumes), strict=True))
+    """Return the measures of a brain without skull, each by modality or by what its values are of."""
+    measures = {DETAIL: dict(zip(modalities, map(_detail, volumes), strict=True))}
     if sample.brain_ml > SMALLEST_WHOLE_ML:
         measures |= _shape(sample)
     if len(volumes) == len(MODALITIES):
