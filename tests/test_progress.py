@@ -59,9 +59,8 @@ def draw_to(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool)
     monkeypatch.setenv("TERM", "xterm")
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> Terminal:
-    """A terminal on which a bar is drawn."""
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return a terminal on which a bar is drawn."""
     file = Terminal()
     draw_to(monkeypatch, file, force_terminal=True)
     return file
@@ -91,10 +90,10 @@ def test_work_is_shown_as_the_place_allows(
 
 
 def test_output_to_a_file_is_not_drawn_on_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+    monkeypatch: pytest.MonkeyPatch, screen: _Screen
 ) -> None:
     """As `predict --json > results.jsonl` in a terminal."""
-    file = io.StringIO()
+    file, terminal = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
     for _ in tracked(range(3), what="predicting", total=3):
         sys.stdout.write("a result\n")
@@ -175,8 +174,9 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
 
 
 def test_a_terminal_shows_work_and_its_part(
-    clock: Any, screen: _Screen, terminal: Terminal
+    clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    terminal = use_terminal(monkeypatch)
     for _ in tracked(range(8), what="predicting", total=8):
         with part("BraTS20_001, windows", 27) as after_window:
             clock.now += 100
@@ -191,11 +191,9 @@ def test_a_terminal_shows_work_and_its_part(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_process_draws_nothing(
-    monkeypatch: pytest.MonkeyPatch, terminal: Terminal
-) -> None:
+def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
-    file = Terminal()
+    file, _ = Terminal(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
     for _ in tracked("a", what="letters", total=1):
         child = os.fork()
@@ -205,8 +203,9 @@ def test_a_forked_process_draws_nothing(
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_nothing_is_left_on_the_terminal(terminal: Terminal) -> None:
+def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """An error message must stand alone, and the cursor be there again."""
+    terminal = use_terminal(monkeypatch)
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)
     assert sys.stderr is not terminal
