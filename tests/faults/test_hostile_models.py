@@ -24,11 +24,12 @@ from brats_seg.inference.model import load_model, read_together
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.tuning import tune_runs
 from brats_seg.models.build import build_model
+from brats_seg.pages.html import PageOptions
 from brats_seg.pages.run import write_run_page
 from brats_seg.presets import MONAI_NETWORKS, is_plain, trusting
 from brats_seg.training.certificate import certify_run
 from brats_seg.training.memory_plan import choose_settings
-from brats_seg.training.start_weights import read_source
+from brats_seg.training.run_folder import read_source
 from tests.builders import call
 from tests.faults.campaign import OWNED, Campaign
 from tests.faults.programs import run
@@ -289,7 +290,7 @@ WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared, metric="dice"),
     "certify": lambda run, _: certify_run(run, n_patches=2),
     "report": lambda run, prepared: write_run_page(
-        run, Path("page.html"), prepared=prepared, device="cpu"
+        run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
     ),
     "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
     "start from": lambda run, _: read_source(run),
