@@ -37,21 +37,18 @@ def begun(folder: Path, name: str, last: Any = None) -> Path:
     return path
 
 
-def test_all_is_well_with_scans_that_can_be_prepared(brats_root: Path, tmp_path: Path) -> None:
+def test_scans_that_can_be_prepared_are_well_and_one_without_a_modality_is_a_warning(
+    brats_root: Path, tmp_path: Path
+) -> None:
     diagnosis = diagnose(brats_root, runs=tmp_path / "runs")
+    next(brats_root.glob("*_00003/*flair*")).unlink()
+    finding = found(diagnose(brats_root), "scans")
 
     assert diagnosis.can_work
     assert found(diagnosis, "scans").found == f"6 cases in {brats_root}, 6 with a label map"
     assert "0 of 6 labelled cases prepared" in found(diagnosis, "prepared cases").found
     assert found(diagnosis, "packages").status != "problem"
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_case_without_a_modality_is_a_warning(brats_root: Path) -> None:
-    next(brats_root.glob("*_00003/*flair*")).unlink()
-
-    finding = found(diagnose(brats_root), "scans")
-
     assert (finding.status, finding.remedy) == ("warning", f"brats-seg index {brats_root}")
     assert "1 with problems, such as BraTS2021_00003" in finding.found
 
@@ -71,24 +68,20 @@ def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
     assert found(diagnose(runs=tmp_path / "runs"), "run fold0").found.endswith("finished")
 
 
-def test_a_run_of_another_format_or_damaged_is_a_problem(tmp_path: Path) -> None:
+def test_a_run_may_be_of_another_format_damaged_in_training_or_without_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     begun(tmp_path, "newer", {"schema_version": 99})
+    begun(tmp_path, "fold1")
     (begun(tmp_path, "cut") / "last.pt").write_bytes(b"PK")
-
-    diagnosis = diagnose(runs=tmp_path / "runs")
+    with locked(begun(tmp_path, "fold0") / ".training.lock"):
+        diagnosis = diagnose(runs=tmp_path / "runs")
 
     assert "found schema version 99" in found(diagnosis, "run newer").found
     assert found(diagnosis, "run cut").status == "problem"
     assert found(diagnosis, "run cut").remedy.endswith(f"--run {tmp_path}/runs/cut --fresh")
-
-
-def test_a_run_that_is_being_trained_is_said_to_be(tmp_path: Path) -> None:
-    path = begun(tmp_path, "fold1")
-    with locked(path / ".training.lock"):
-        diagnosis = diagnose(runs=tmp_path / "runs")
-
-    assert found(diagnosis, "run fold1").found == "another process trains or tunes it now"
-    assert "no checkpoint yet" in found(diagnose(runs=tmp_path / "runs"), "run fold1").found
+    assert found(diagnosis, "run fold0").found == "another process trains or tunes it now"
+    assert "no checkpoint yet" in found(diagnosis, "run fold1").found
 
 
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +94,7 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
     assert not diagnosis.can_work
 
 
-def test_the_command_prints_a_table_and_the_commands_that_mend(
+def test_the_command_prints_a_table_and_the_commands_that_mend_and_exits_with_3_without_scans(
     brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free_bytes = machine_module.free_bytes
@@ -118,8 +111,6 @@ def test_the_command_prints_a_table_and_the_commands_that_mend(
     assert "shared memory, warning:\n    docker run --shm-size=8g ...\n" in shown
     assert shown.endswith("0 problems, 1 warning\n")
 
-
-def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
     code, shown, _ = run("doctor", "nowhere", "--json")
 
     diagnosis = json.loads(shown)

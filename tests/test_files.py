@@ -35,6 +35,10 @@ def fill(place: Path, name: str) -> None:
     (place / name if place.is_dir() else place).write_text(name)
 
 
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
 def content_of(path: Path) -> str:
     assert list(path.parent.iterdir()) == [path]
     if path.is_dir():
@@ -43,31 +47,29 @@ def content_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("write", [whole_file, whole_folder])
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_file_or_folder_appears_or_is_replaced_as_a_whole(tmp_path: Path, write, is_there):
+def test_a_file_or_folder_appears_or_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, write
+) -> None:
     path = tmp_path / "below" / "a"
-    for name in ["old"] * is_there + ["new"]:
+    for name in ("old", "new"):
         with write(path) as beside:
             fill(beside, name)
-            assert path.exists() == (name == "new" and is_there)
-
+            assert path.exists() == (name == "new")
     assert content_of(path) == "new"
 
-
-@pytest.mark.parametrize("write", [whole_file, whole_folder])
-def test_a_failure_inside_leaves_what_was_there(tmp_path: Path, write) -> None:
-    with write(tmp_path / "a") as beside:
-        fill(beside, "old")
-
     def fail() -> None:
-        with write(tmp_path / "a") as beside:
+        with write(path) as beside:
             fill(beside, "half")
             raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
         fail()
-
-    assert content_of(tmp_path / "a") == "old"
+    assert content_of(path) == "new"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(EnvironmentalError, match="pipe cannot be written: it is no"), write(pipe):
+        pass
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(
@@ -119,22 +121,6 @@ def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path
     assert (tmp_path / "a").read_text() == "first"
 
 
-def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> None:
-    """The current folder of a notebook may have been removed."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    gone.rmdir()
-    monkeypatch.setattr(Path, "unlink", refuse)
-
-    with pytest.raises(ValueError, match="the error that matters"), whole_file(Path("a.txt")):
-        raise ValueError("the error that matters")
-
-
 @pytest.mark.parametrize("folders", [False, True])
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, folders) -> None:
     for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"):
@@ -151,9 +137,6 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, 
 def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     wanted = tmp_path / "a" / "b"
     assert free_bytes(wanted) > 0
     assert writable_folder(wanted) == wanted
@@ -223,17 +206,6 @@ def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
         assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("write", [whole_file, whole_folder])
-def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, write) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-
-    with pytest.raises(EnvironmentalError, match="pipe cannot be written: it is no"), write(path):
-        pass
-
-    assert path.is_fifo()
-
-
 def test_a_drive_without_locks_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,25 +243,20 @@ def test_readers_share_a_folder_that_nobody_replaces_meanwhile(tmp_path: Path) -
         pytest.fail("it is replaced while it is read")
 
 
-def test_an_error_names_the_current_folder_by_its_path(
+def test_errors_of_the_current_folder_name_it_also_when_it_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
 
     error = explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
-
-    assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
-
-
-def test_a_current_folder_that_was_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
+    assert str(error).startswith(f"{gone} cannot be written: Read-only file system. Choose")
     check_current_folder()
-    (tmp_path / "gone").rmdir()
-
-    with pytest.raises(
-        EnvironmentalError, match=r"the current folder is gone .*Change to a folder"
-    ):
+    gone.rmdir()
+    with pytest.raises(EnvironmentalError, match=r"current folder is gone .*Change to a folder"):
         check_current_folder()
+    # the clean-up of a file does not hide the error inside
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(ValueError, match="the error that matters"), whole_file(Path("a.txt")):
+        raise ValueError("the error that matters")

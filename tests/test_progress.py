@@ -42,9 +42,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     close_display()
 
 
-def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+def use_terminal(
+    monkeypatch: pytest.MonkeyPatch, file: io.StringIO | None = None, **options: bool
+) -> Console:
     """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
-    console = Console(file=Terminal(), force_terminal=True, width=100)
+    options = {"force_terminal": True} | options
+    console = Console(file=file or Terminal(), width=100, **options)
     monkeypatch.setattr("sys.stderr", console.file)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setenv("TERM", "xterm")
@@ -57,31 +60,20 @@ def shown_by(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
 
 
-@pytest.mark.parametrize(
-    ("file", "options", "has_bar"),
-    [
-        (Terminal(), {"force_terminal": True}, True),
-        (io.StringIO(), {"force_terminal": False}, False),
-        (io.StringIO(), {"force_terminal": True}, False),
-        (Terminal(), {"force_jupyter": True}, False),
-    ],
-    ids=["terminal", "log file", "log file with colours", "notebook"],
-)
-def test_work_is_shown_as_the_place_allows(
-    monkeypatch: pytest.MonkeyPatch,
-    screen: _Screen,
-    file: io.StringIO,
-    options: dict[str, bool],
-    *,
-    has_bar: bool,
+@pytest.mark.parametrize("place", ["terminal", "log file", "log file with colours", "notebook"])
+def test_a_bar_is_drawn_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, screen: _Screen, place: str
 ) -> None:
-    console = Console(file=file, **options)
-    monkeypatch.setattr("sys.stderr", file)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO() if "log" in place else Terminal()
+    use_terminal(
+        monkeypatch,
+        file,
+        force_terminal=place != "log file",
+        force_jupyter=place == "notebook",
+    )
 
     for _ in tracked("a", what="letters", total=1):
-        assert (screen._bar is not None) == has_bar
+        assert (screen._bar is not None) == (place == "terminal")
     assert screen._bar is None
 
 
