@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,6 @@ _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 _INVALID = (OSError, UsageError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
 """Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
-_FORBIDDEN = frozenset('/\\:*?"<>|\0')
-"""Characters that make a name a path, or that some systems do not allow in names."""
 
 
 class _Description(BaseModel):
@@ -65,7 +63,7 @@ def cases_of_dataset(
 def is_path_table(data: Path) -> bool:
     """Return whether the data are given as a table of paths."""
     # Path.is_file raises if the name is too long
-    return data.suffix.lower() in _ROWS and os.path.isfile(data)  # noqa: PTH113
+    return data.suffix.lower() in {".csv", ".json"} and os.path.isfile(data)  # noqa: PTH113
 
 
 def data_folder(data: Path) -> Path:
@@ -76,8 +74,7 @@ def data_folder(data: Path) -> Path:
 def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
-        rows = _ROWS[path.suffix.lower()](path)
-        cases = tuple(_case(row, path.parent) for row in rows)
+        cases = tuple(_case(row, path.parent) for row in _rows(path))
     except _INVALID as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
@@ -88,16 +85,6 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
         msg = f"{path} lists no cases; expected at least one"
         raise UsageError(msg)
     return cases
-
-
-def with_name_checked(case: Case) -> Case:
-    """Return a case with what is wrong with an id that a person gave, and that results are named after."""
-    name = case.case_id
-    if name and not name.startswith(".") and name == name.strip() and not _FORBIDDEN & set(name):
-        return case
-    found = f"the id {name!r}, which cannot be the name of a file"
-    expected, next_step = "a file name without special characters", "Give the case another id."
-    return case.with_problem(found, expected, next_step)
 
 
 def _read_description(path: Path) -> _Description:
@@ -166,7 +153,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
-        kind = LABEL if layouts.is_label_word(name) else layouts.modality_named(name)
+        kind = layouts.kind_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
             raise UsageError(msg)
@@ -177,29 +164,19 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     case = replace(Case.named(cells["case_id"], files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
-        found, expected = "no path of a file", "a path"
-        case = case.with_problem(found, expected, "Correct the table.", str(scans[kind]))
-    case = replace(case, patient_id=cells.get("patient_id", case.patient_id))
-    return with_name_checked(case)
+        found, file = "no path of a file", str(scans[kind])
+        case = case.with_problem(found, "a path", "Correct the table.", file)
+    return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 
-def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+def _rows(path: Path) -> Iterable[Mapping[Any, Any]]:
+    if path.suffix.lower() == ".json":
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     with path.open(encoding="utf-8", errors="replace") as stream:
         header = stream.readline()
     # spreadsheets of many countries separate by semicolon
     separator = ";" if header.count(";") > header.count(",") else ","
     return read_table(path, required=("case_id",), separator=separator).to_dict("records")
-
-
-def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
-    rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    if not isinstance(rows, list):
-        msg = "has no list of cases at its top level"
-        raise UsageError(msg)
-    return rows
-
-
-_ROWS = {".csv": _csv_rows, ".json": _json_rows}
 
 
 def _can_be_a_path(path: Path) -> bool:

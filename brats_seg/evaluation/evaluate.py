@@ -17,12 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import check_values, resolve_all
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.folders import OUTPUT_MARKER, walk_folders
-from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError, LayoutError, UsageError, counted, some_of
@@ -232,7 +230,9 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     remark = (
         f"{reference} was written by `predict`, and is scored as the reference, which comes first"
     )
-    is_swapped = (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists()
+    is_swapped = (reference / layouts.OUTPUT_MARKER).exists() and not (
+        prediction / layouts.OUTPUT_MARKER
+    ).exists()
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
@@ -346,12 +346,12 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
 def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     """Raise `LabelError` if a side has values that its convention has not, or another numbering."""
     reference, prediction = pair.conventions
-    check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
+    layouts.check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
     if pair.refusal is not None:
         raise pair.refusal
     if not pair.predicted_file:
         return
-    check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
+    layouts.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
     if better := better_numbering(shared_voxels(*label_maps), reference, prediction):
         raise LabelError(
             pair.case_id,
@@ -475,7 +475,7 @@ def _with_conventions(
     def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
         if protocol.labels is not None:
             return dict.fromkeys(values, protocol.labels)
-        return resolve_all({one: (shapes[one], values[one]) for one in values})
+        return layouts.resolve_all({one: (shapes[one], values[one]) for one in values})
 
     references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
     # only 0 for a missing prediction, which changes no convention
@@ -541,20 +541,20 @@ def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, P
 
     Among labelled scans, files of no kind are other images, unless their folder is for labels.
     """
-    for folder in () if is_path_table(root) else walk_folders(root):
+    for folder in () if is_path_table(root) else layouts.walk_folders(root):
         has_scans = any(scan.kind in MODALITIES for scan in folder.scans)
-        is_for_labels = is_any_kind or any(map(is_label_folder, folder.path.parts))
+        is_for_labels = is_any_kind or any(map(layouts.is_label_folder, folder.path.parts))
         for scan in folder.scans:
             path = root / scan.path
-            if scan.kind == LABEL:
+            if scan.kind == layouts.LABEL:
                 yield scan.case or (root / folder.path).name, path
             elif is_for_labels and not has_scans and not scan.kind:
                 yield scan.stem, path
 
 
 def _case_of(path: Path) -> str:
-    name = parse_file_name(path.name)
+    name = layouts.parse_file_name(path.name)
     if name is None:
         msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
         raise UsageError(msg)
-    return (name.case or path.parent.name) if name.kind == LABEL else name.stem
+    return (name.case or path.parent.name) if name.kind == layouts.LABEL else name.stem

@@ -18,9 +18,8 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
 from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.layouts import check_values, modality_named, resolve
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.evaluate import label_maps_in

@@ -24,9 +24,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from pydantic import Field
 from safetensors.torch import save
 
-from brats_seg.cases.conventions import release_of
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.layouts import UNKNOWN
+from brats_seg.cases.layouts import UNKNOWN, release_of
 from brats_seg.config import Section
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts

@@ -23,7 +23,7 @@ from typing import Self
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted
