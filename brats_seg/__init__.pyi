@@ -44,7 +44,8 @@ from brats_seg.inference.reconstruct import (
 from brats_seg.inference.settings import PredictionSettings as PredictionSettings
 from brats_seg.inference.tuning import tune_runs as tune_runs
 from brats_seg.models.build import build_model as build_model
-from brats_seg.pages.write import PageOptions as PageOptions, write_report as write_report
+from brats_seg.pages.html import PageOptions as PageOptions
+from brats_seg.pages.write import write_report as write_report
 from brats_seg.survival.features import features_of_folder as features_of_folder
 from brats_seg.survival.results import study_survival as study_survival
 from brats_seg.training.accumulation import Accumulator as Accumulator

@@ -20,7 +20,8 @@ from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.write import PageOptions, write_report
+from brats_seg.pages.html import PageOptions
+from brats_seg.pages.write import write_report
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
 

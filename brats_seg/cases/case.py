@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -197,18 +196,6 @@ class CaseFiles:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenedCase:
-    """The voxels of a case as stored, and everything that is wrong with them."""
-
-    volumes: Mapping[str, nifti.Volume]
-    """Volumes that can be read, by modality."""
-    label: nifti.Volume | None
-    problems: tuple[CaseError, ...]
-    judgement: Judgement
-    """What the voxels show, if there are no problems."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoadedCase:
     """The voxels of a case that has passed all checks."""
 
@@ -263,9 +250,10 @@ def load_case(
     """
     if case.problems:
         raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
-    files = files or read_case_files(case, with_label=with_label)
-    opened = open_files(case, files, with_label=with_label, modalities=modalities)
-    return replace(_loaded(case, opened, labels), hashes=files.hashes)
+    read = case if with_label else replace(case, files={k: case.files[k] for k in case.modalities})
+    files = files or read_case_files(read)
+    opened = open_files(read, files, modalities)
+    return replace(_loaded(case, *opened, labels), hashes=files.hashes)
 
 
 def case_of_arrays(
@@ -285,12 +273,12 @@ def case_of_arrays(
         modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    return _loaded(case, _judged(case, volumes, []), "")
+    return _loaded(case, volumes, *_judged(case, volumes), "")
 
 
-def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
+def read_case_files(case: Case) -> CaseFiles:
     """Read and hash the files of a case, each once, without decompressing them."""
-    scans = (*case.images, *([case.label] if with_label and case.label else []))
+    scans = [case.files[kind] for kind in (*MODALITIES, LABEL) if kind in case.files]
     packed: dict[Path, bytes] = {}
     problems = []
     for path in dict.fromkeys(scan.path for scan in scans):
@@ -304,32 +292,28 @@ def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
 
 
 def open_files(
-    case: Case,
-    files: CaseFiles | None = None,
-    *,
-    with_label: bool = True,
-    modalities: Sequence[str] = MODALITIES,
-) -> OpenedCase:
-    """Decompress, check and judge the files of a case; problems are collected, not raised."""
-    files = files or read_case_files(case, with_label=with_label)
+    case: Case, files: CaseFiles | None = None, modalities: Sequence[str] = MODALITIES
+) -> tuple[dict[str, nifti.Volume], list[CaseError], Judgement]:
+    """Decompress, check and judge the files of a case; problems are collected, not raised.
+
+    Returns:
+        The volumes that can be read by kind, all that is wrong, and, if nothing is, what they show.
+    """
+    files = files or read_case_files(case)
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
-    for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
-        scan = case.files[kind]
-        if scan.path not in files.packed:
-            continue
-        unpack = (
-            nifti.unpack_label_map
-            if kind == LABEL
-            else partial(nifti.unpack_volume, volume=scan.volume)
-        )
-        packed, path = files.packed[scan.path], case.path_of(scan)
-        try:
-            volumes[kind] = unpack(packed, path, case_id=case.case_id)
-        except CaseError as error:
-            problems.append(error)
-    return _judged(case, volumes, problems)
+    for kind in (*MODALITIES, LABEL):
+        scan = case.files.get(kind)
+        if scan and scan.path in files.packed:
+            packed, path = files.packed[scan.path], case.path_of(scan)
+            try:
+                volumes[kind] = nifti.unpack_volume(
+                    packed, path, case.case_id, scan.volume, is_label_map=kind == LABEL
+                )
+            except CaseError as error:
+                problems.append(error)
+    return volumes, *_judged(case, volumes, problems)
 
 
 def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
@@ -383,17 +367,17 @@ def judge_labels(
 
 
 def _judged(
-    case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError]
-) -> OpenedCase:
+    case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
+) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
-    images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
+    images = tuple(volume for kind, volume in volumes.items() if kind != LABEL)
     label = volumes.get(LABEL)
-    problems = [*problems, *_wrong_with(case.case_id, tuple(images.values()), label)]
+    problems = [*problems, *_wrong_with(case.case_id, images, label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
-        judgement = judge.judge_scan(case.case_id, tuple(images.values()), label, case.modalities)
+        judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []
-    return OpenedCase(volumes=images, label=label, problems=tuple(problems), judgement=judgement)
+    return problems, judgement
 
 
 def _wrong_with(
@@ -404,9 +388,15 @@ def _wrong_with(
         check_one_grid(case_id, [(one.file, one.geometry) for one in (*volumes, label) if one])
     except CaseError as error:
         yield error
-    if volumes and (found := _shear(volumes[0].geometry)):
-        next_step = "Resample the four modalities to a grid of right angles."
-        yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
+    if volumes:
+        geometry = volumes[0].geometry
+        directions = geometry.affine[:3, :3] / geometry.spacing_mm
+        cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
+        if cosine > SKEW_TOLERANCE:
+            degrees = np.degrees(np.arcsin(min(cosine, 1.0)))
+            found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+            next_step = "Resample the four modalities to a grid of right angles."
+            yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
     for volume in volumes:
         if found := _wrong_voxels(volume.array):
             expected = f"finite intensities up to {LARGEST_INTENSITY:g}, not all equal"
@@ -425,21 +415,18 @@ def _wrong_voxels(array: npt.NDArray[Any]) -> str:
     return f"a constant volume, {low} everywhere" if low == high else ""
 
 
-def _shear(geometry: nifti.Geometry) -> str:
-    """Return how far the axes of a grid are from right angles, in words; nothing if they are not."""
-    directions = geometry.affine[:3, :3] / geometry.spacing_mm
-    cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
-    degrees = float(np.degrees(np.arcsin(min(cosine, 1.0))))
-    off = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
-    return off if cosine > SKEW_TOLERANCE else ""
-
-
-def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
+def _loaded(
+    case: Case,
+    volumes: Mapping[str, nifti.Volume],
+    problems: Sequence[CaseError],
+    judgement: Judgement,
+    labels: str,
+) -> LoadedCase:
     """Return a case whose files have no problem, with its label convention; raise the first problem."""
-    for problem in opened.problems:
+    for problem in problems:
         raise problem
-    label, volumes, judgement = opened.label, tuple(opened.volumes.values()), opened.judgement
-    geometry = volumes[0].geometry
+    images, label = [volumes[name] for name in case.modalities], volumes.get(LABEL)
+    geometry = images[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
     release, declared = release_at(case.release, geometry.shape), labels or case.convention
     convention, _ = resolve(release, values, declared=declared)
@@ -454,14 +441,14 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((problems, warnings),) = judge_labels([shown], convention, is_named=is_named)
-        for problem in problems:
-            raise problem
+        ((refusals, warnings),) = judge_labels([shown], convention, is_named=is_named)
+        for refusal in refusals:
+            raise refusal
         remarks += warnings
     return LoadedCase(
         # an index has noted some of the remarks already
         case=replace(case, release=release, remarks=tuple(dict.fromkeys(remarks))),
-        volumes=tuple(map(nifti.oriented, volumes)),
+        volumes=tuple(map(nifti.oriented, images)),
         label=label and nifti.oriented(label),
         geometry=geometry,
         convention=convention if label else None,

@@ -246,7 +246,8 @@ def report(
         brats-seg report runs/fold0 --data data
     """
     with importing():
-        from brats_seg.pages.write import PageOptions, write_report
+        from brats_seg.pages.html import PageOptions
+        from brats_seg.pages.write import write_report
 
     options = PageOptions(
         output=output,

@@ -11,17 +11,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import read_scores
-from brats_seg.figures import charts
-from brats_seg.figures.cases import (
-    CaseView,
-    montage_figure,
-    open_view,
-    sample_figure,
-    uncertainty_figure,
-    view_figure,
-    with_prediction,
-    with_uncertainty,
-)
+from brats_seg.figures import cases, charts
 from brats_seg.figures.sections import SUFFIXES, check_suffix, write_figure
 from brats_seg.figures.surface import surface_figure, write_surface_gif
 from brats_seg.progress import tracked
@@ -63,18 +53,18 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
 
 def _view(
     kind: str, source: Path, prediction: Path | None, case: str | None, labels: str | None
-) -> CaseView:
+) -> cases.CaseView:
     """Open a case with what a figure of that kind shows."""
-    view = open_view(source, case, labels=labels)
+    view = cases.open_view(source, case, labels=labels)
     if prediction is not None:
         # the reference and the prediction need not have one label convention
-        view = with_prediction(view, prediction)
+        view = cases.with_prediction(view, prediction)
     if kind != "uncertainty":
         return view
     if prediction is None:
         msg = "figure uncertainty needs --prediction: a folder that predict --uncertainty wrote"
         raise UsageError(msg)
-    return with_uncertainty(view, prediction if prediction.is_dir() else prediction.parent)
+    return cases.with_uncertainty(view, prediction if prediction.is_dir() else prediction.parent)
 
 
 def _distributions(
@@ -87,10 +77,10 @@ def _distributions(
 
 _CASE = ("prediction", "case", "labels")
 FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
-    "sample": (sample_figure, ("case", "labels")),
-    "montage": (montage_figure, (*_CASE, "modality")),
-    "preview": (view_figure, _CASE),
-    "uncertainty": (uncertainty_figure, _CASE),
+    "sample": (cases.sample_figure, ("case", "labels")),
+    "montage": (cases.montage_figure, (*_CASE, "modality")),
+    "preview": (cases.view_figure, _CASE),
+    "uncertainty": (cases.uncertainty_figure, _CASE),
     "surface": (surface_figure, _CASE),
     "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
     "bars": (lambda source: charts.bar_figure(read_scores(source)), ()),

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.many import Failure, HasCaseId, attempt_case
+from brats_seg.cases.many import Failure, HasCaseId, attempt
 from brats_seg.cpu_threads import available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
@@ -275,7 +275,7 @@ class CaseWork:
         """Read, check and prepare a case, unless it is finished."""
         started_s = time.monotonic()
         case = self.predictor.accept(case)
-        files = read_case_files(case, with_label=False)
+        files = read_case_files(case)
         wing, source = dicom(), None
         if wing is not None and "t1c" in case.files:
             source = wing.read_source(case.path_of(case.files["t1c"]).parent)
@@ -347,7 +347,7 @@ def _attempt(
     """Do a stage of a case, unless the case has ended in an earlier one."""
     if isinstance(given, CaseOutcome):
         return given
-    result = attempt_case(given.case_id, lambda: stage(given))
+    result = attempt(stage, given)
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
 
 

@@ -20,38 +20,11 @@ from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, res
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
-from brats_seg.pages.html import PAGE_SUFFIX, Fact
+from brats_seg.pages.html import DEFAULT_OPTIONS, PAGE_SUFFIX, Fact, PageOptions
 from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageOptions:
-    """Choices for the pages of one command."""
-
-    output: Path | None = None
-    """Folder for the pages, or the file of a single one; None for `reports` beside the results."""
-    prediction: Path | None = None
-    """Folder of predictions, or a label map, of cases that are given by their scans."""
-    reference: Path | None = None
-    """Folder of label maps to compare with; None takes those that lie beside the scans."""
-    case_ids: tuple[str, ...] = ()
-    """Cases to write; empty for all."""
-    with_cases: bool = True
-    """Whether a folder of predictions has the pages of its cases written too."""
-    scores: Path | None = None
-    """Table of scores of the predictions, which saves scoring them."""
-    prepared: Path | None = None
-    """Folder of the prepared cases that a run was trained on: its held-out cases are predicted,
-    unless `tune` or an earlier call has, and scored. None leaves them out."""
-    device: str = "auto"
-    precision: str = "auto"
-    """Device and precision that predict them."""
-
-
-DEFAULT_OPTIONS = PageOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,14 +77,7 @@ def write_report(
     if is_run(inputs[0]):
         pages = _pages(inputs, RUN_PAGE, options.output)
         for run, page in zip(inputs, pages, strict=True):
-            write_run_page(
-                run,
-                page,
-                prepared=options.prepared,
-                device=options.device,
-                precision=options.precision,
-                track=track,
-            )
+            write_run_page(run, page, options, track=track)
         return MappedCases(results=tuple(pages), failures=())
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
@@ -122,14 +88,7 @@ def write_report(
         if options.case_ids or is_one:
             return written
     for path, page in zip(cohorts, pages, strict=True):
-        write_cohort_page(
-            path,
-            page,
-            reference=options.reference,
-            scores=options.scores,
-            n_workers=n_workers,
-            track=track,
-        )
+        write_cohort_page(path, page, options, n_workers=n_workers, track=track)
     return replace(written, results=(*pages, *written.results))
 
 
