@@ -518,11 +518,11 @@ def _check_entries(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-        if sum(entry.file_size for entry in entries) > path.stat().st_size:
-            msg = "its entries are compressed or overlap"
-            raise zipfile.BadZipFile(msg)
         if any(Path(entry.filename).name == "constants.pkl" for entry in entries):
             msg = "it is a program of TorchScript, not weights"
+            raise zipfile.BadZipFile(msg)
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            msg = "its entries are compressed or overlap"
             raise zipfile.BadZipFile(msg)
         damaged = archive.testzip()
     if damaged is not None:
