@@ -11,8 +11,8 @@ windows are built from short lists of MONAI's names and plain values; a bundle t
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -133,14 +133,12 @@ def read_bundle(path: Path) -> Member:
         state = checked_weights(content.get("model", content.get("state_dict", content)))
     interop.load_weights(network, state, weights)
     fingerprint = interop.hash_of_files([metadata, file, weights])
-    outputs = tuple(map(regions.index, REGIONS))
-    to_network = partial(
-        _to_network,
+    pipeline = _Pipeline(
         channels=tuple(map(MODALITIES.index, modalities)),
+        outputs=tuple(map(regions.index, REGIONS)),
         transforms=transforms,
-        clean=partial(
-            _clean, transforms=cleaning, outputs=outputs, threshold=decoding.thresholds[0]
-        ),
+        cleaning=cleaning,
+        threshold=decoding.thresholds[0],
     )
     return Member(
         network=network,
@@ -157,12 +155,12 @@ def read_bundle(path: Path) -> Member:
         decoding=decoding,
         method=Method(
             prepare=_whole_scan,
-            to_network=to_network,
+            to_network=pipeline.to_network,
             rule=WindowRule(starts=_starts, weights=windows.weights),
             mean_of="logits",
         ),
         window=Window(size=windows.roi_size, overlap=windows.overlap),
-        regions=outputs,
+        regions=pipeline.outputs,
     )
 
 
@@ -172,40 +170,52 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     return interop.scan_of(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
 
 
-def _to_network(
-    scan: Scan,
-    channels: tuple[int, ...],
-    transforms: tuple[Any, ...],
-    clean: Callable[[Tensor], Tensor],
-) -> NetworkInput:
-    """Apply transforms to the volumes of a scan, in the axes of its files.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pipeline:
+    """What a bundle does to a scan before its network, and to the probabilities after it."""
 
-    `channels` are the indices in `MODALITIES` of the channels that the network takes; `clean` is applied
-    to the probabilities on the grid of the files.
-    """
-    # importing MONAI's transforms takes seconds
-    from monai.data import MetaTensor
-    from monai.transforms import Compose
-    from monai.transforms.inverse import InvertibleTransform
+    channels: tuple[int, ...]
+    """Index in `MODALITIES` of each input channel."""
+    outputs: tuple[int, ...]
+    """Output channel of WT, TC and ET."""
+    transforms: tuple[Any, ...]
+    cleaning: tuple[Any, ...]
+    """Transforms of the thresholded regions."""
+    threshold: float
 
-    turn = turn_of(scan.geometry.affine)
-    stored = np.stack([turned_back(scan.image[channel], turn) for channel in channels])
-    affine = torch.from_numpy(scan.geometry.affine)
-    pipeline = Compose(transforms)
-    image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
+    def to_network(self, scan: Scan) -> NetworkInput:
+        """Apply the transforms to the volumes of a scan, in the axes of its files."""
+        # importing MONAI's transforms takes seconds
+        from monai.data import MetaTensor
+        from monai.transforms import Compose
+        from monai.transforms.inverse import InvertibleTransform
 
-    def back(logits: Tensor) -> Image:
-        probabilities = MetaTensor(logits.cpu().sigmoid())
-        probabilities.affine, probabilities.applied_operations = (
-            image.affine,
-            image.applied_operations,
-        )
-        # MONAI warns where there is nothing to undo
-        if any(isinstance(transform, InvertibleTransform) for transform in transforms):
-            probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
-        return np.stack([turned(region, turn) for region in clean(probabilities).numpy()])
+        turn = turn_of(scan.geometry.affine)
+        stored = np.stack([turned_back(scan.image[channel], turn) for channel in self.channels])
+        affine = torch.from_numpy(scan.geometry.affine)
+        pipeline = Compose(self.transforms)
+        image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
 
-    return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+        def back(logits: Tensor) -> Image:
+            probabilities = MetaTensor(logits.cpu().sigmoid())
+            probabilities.affine = image.affine
+            probabilities.applied_operations = image.applied_operations
+            # MONAI warns where there is nothing to undo
+            if any(isinstance(transform, InvertibleTransform) for transform in self.transforms):
+                probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
+            regions = self._cleaned(probabilities).numpy()
+            return np.stack([turned(region, turn) for region in regions])
+
+        return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+
+    def _cleaned(self, probabilities: Tensor) -> Tensor:
+        """Return probabilities that are 0 where a voxel is removed from a region, and 1 where one is added."""
+        before = probabilities >= self.threshold
+        after = before[np.argsort(self.outputs).tolist()].float()
+        for transform in self.cleaning:
+            after = transform({_PREDICTION: after})[_PREDICTION]
+        after = after[list(self.outputs)].bool()
+        return probabilities.masked_fill(before & ~after, 0).masked_fill(after & ~before, 1)
 
 
 def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
@@ -292,21 +302,6 @@ def _cleaning(config: Mapping[str, Any], part: Mapping[str, Any], name: str) -> 
         msg = f"its {name} needs scikit-image: pip install 'brats_seg[bundle]'"
         raise ValueError(msg)
     return getattr(monai.transforms, name)(**_of_key(config, part, _PREDICTION))
-
-
-def _clean(
-    probabilities: Tensor, transforms: tuple[Any, ...], outputs: tuple[int, ...], threshold: float
-) -> Tensor:
-    """Return probabilities that are 0 where transforms of the regions remove a voxel, and 1 where they add one.
-
-    `outputs` are the channels of the bundle for WT, TC and ET: a transform may name some of them.
-    """
-    before = probabilities >= threshold
-    after = before[np.argsort(outputs).tolist()].float()
-    for transform in transforms:
-        after = transform({_PREDICTION: after})[_PREDICTION]
-    after = after[list(outputs)].bool()
-    return probabilities.masked_fill(before & ~after, 0).masked_fill(after & ~before, 1)
 
 
 def _listed(config: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
