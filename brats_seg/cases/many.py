@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -115,7 +116,11 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
 
 @contextmanager
 def worker_pool(
-    n_workers: int, *, set_up: Callable[[], None] | None = None, when_killed: str
+    n_workers: int,
+    *,
+    set_up: Callable[[], None] | None = None,
+    when_killed: str,
+    context: BaseContext | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 
@@ -123,7 +128,7 @@ def worker_pool(
     which this process handles, and end if this process is killed.
     """
     try:
-        pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+        pool = ProcessPoolExecutor(n_workers, context, _begin, (set_up,))
     except OSError as error:
         msg = f"worker processes could not start ({error}): /dev/shm or `ulimit -f` is too small"
         raise EnvironmentalError(msg) from error

@@ -127,7 +127,7 @@ def _parse_workers(workers: str | None) -> "Workers":
     if workers is None or "://" in workers:
         return workers
     if not workers.isdecimal() or int(workers) == 0:
-        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tcp://host:8786"
+        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tls://host:8786"
         raise UsageError(msg)
     return int(workers)
 

@@ -1,30 +1,40 @@
-"""Predict many cases into one folder, in this process or by dask.
+"""Predict many cases into one folder: in this process, in several, or on a cluster of dask.
 
 The next case is read while one is predicted and the previous one is written. An error of a case ends
-that case only; an error of the machine or of the command ends the batch. With dask, cases are shared
-out one by one; when a worker dies its case goes to another. All machines must see the same files
+that case only; an error of the machine or of the command ends the batch. Workers take cases one by
+one; when one dies, its case is predicted again. All machines of a cluster must see the same files
 under the same paths.
 """
 
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain, pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
+
+import torch
 
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.many import Failure, HasCaseId, attempt_case
-from brats_seg.cpu_threads import available_cpus, chosen_by_user
+from brats_seg.cases.many import Failure, HasCaseId, attempt_case, worker_pool
+from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
@@ -40,11 +50,17 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Started = TypeVar("Started", bound=HasCaseId)
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[Case], "CaseOutcome"]
+Submit: TypeAlias = Callable[[Case], "Future[CaseOutcome]"]
 Workers: TypeAlias = int | str | None
 """Number of processes of this machine, or address of a dask cluster; None computes in this process."""
 
 MAX_KILLED_WORKERS = 3
 """Workers that may die over one case."""
+_WHEN_KILLED = (
+    f"its worker died {MAX_KILLED_WORKERS} times, most likely because memory ran out. Predict it alone, "
+    "or on a machine with more memory."
+)
 ANSWER_S = 20.0
 """Time in which a scheduler must answer; a busy one takes less than a second."""
 
@@ -100,8 +116,8 @@ def predict_folder(
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
-        workers: Number of processes to start on this machine with dask, or address of a running dask
-            cluster; by default, cases are computed in this process.
+        workers: Number of processes to start on this machine, or address of a running dask cluster;
+            by default, cases are computed in this process.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -162,7 +178,7 @@ def predict_cases(
                 output_path=output.absolute(),
                 trusted=TRUSTED.get(),
             )
-            outcomes = cluster_outcomes(cases, job, workers)
+            outcomes = shared_outcomes(cases, job, workers)
         done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
         return write_pages(done, cases, folder, track) if settings.report else done
 
@@ -373,20 +389,24 @@ class Job:
     """Names of code that the person has typed, see `presets.trusting`."""
 
 
-def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
-    """Predict cases by dask, in the order in which they are finished.
+def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
+    """Predict cases by several processes, in the order in which they are finished.
 
     Raises:
-        EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
-            processes cannot be started.
+        EnvironmentalError: The processes cannot be started; or `distributed` is not installed, or the
+            scheduler does not answer by TLS.
     """
-    output, distributed = results.OutputFolder(job.output_path), _distributed()
-    with _client(workers) as client:
-        case_of = {client.submit(run_case, case, job, pure=False): case for case in cases}
-        for future in distributed.as_completed(list(case_of)):
-            # the future is dropped, so that the cluster can free its result
-            case, error = case_of.pop(future), future.exception()
-            outcome = future.result() if error is None else _lost(case.case_id, error)
+    output = results.OutputFolder(job.output_path)
+    work = partial(run_case, job=job)
+    with (
+        _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work)
+    ) as submit:
+        case_of = {submit(case): case for case in cases}
+        for future in as_completed(list(case_of)):
+            # cancelled by dask when the scheduler has ended
+            error = CancelledError() if future.cancelled() else future.exception()
+            case_id = case_of[future].case_id
+            outcome = _lost(case_id, error) if error else future.result()
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
@@ -413,82 +433,98 @@ def _lost(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
-    message = f"case {case_id}: {error}"
-    if type(error).__name__ == "KilledWorker":
-        message = (
-            f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
-            "ran out. Predict it alone, or on a machine with more memory."
-        )
-    failure = Failure(case_id=case_id, error=type(error).__name__, message=message)
+    name, message = type(error).__name__, f"{error}"
+    if name in {"KilledWorker", "BrokenProcessPool"}:
+        name, message = "KilledWorker", _WHEN_KILLED
+    failure = Failure(case_id=case_id, error=name, message=f"case {case_id}: {message}")
     return CaseOutcome(record=failure)
 
 
 @contextmanager
-def _client(workers: int | str) -> Iterator[Any]:
-    import dask
+def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
+    """Start processes of this machine, and yield the function that hands them cases.
 
-    distributed = _distributed()
-    if isinstance(workers, str):
-        check_scheduler(workers)
-        with distributed.Client(workers) as client:
-            if not client.scheduler_info()["workers"]:
-                log.info("the scheduler at %s has no workers yet: waiting for them", workers)
-            yield client
-        return
-    options: dict[str, Any] = {
-        # the scheduler gives a case up after more deaths than this
-        "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
-        # a case that waits at a worker would be blamed for its death
-        "distributed.scheduler.worker-saturation": 1.0,
-    }
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        # dask sets both to 1, and torch takes the lower
-        n_threads = chosen_by_user(name) or str(max(1, available_cpus() // workers))
-        options[f"distributed.nanny.pre-spawn-environ.{name}"] = n_threads
-    with dask.config.set(options), ExitStack() as opened:
-        try:
-            # without a loop-back interface, as in a container, the processes would wait without end
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                socket.create_connection(server.getsockname(), timeout=ANSWER_S).close()
-            cluster = distributed.LocalCluster(
-                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
-            )
-        except (OSError, RuntimeError, TimeoutError) as error:
-            msg = f"the {workers} processes of --workers cannot start at 127.0.0.1 ({error}): use fewer, or none."
-            raise EnvironmentalError(msg) from error
-        yield opened.enter_context(distributed.Client(opened.enter_context(cluster)))
-
-
-def check_scheduler(address: str) -> None:
-    """Raise `EnvironmentalError` unless a dask scheduler answers at an address.
-
-    `distributed.Client` waits without end for an address that accepts connections and is silent.
+    They are reached through pipes, no port is opened. Each has one case at a time, so that no other
+    is blamed for its death; the case is tried again in a new process.
     """
-    distributed = _distributed()
+    is_chosen = any(map(chosen_by_user, NUMBERS))
+    n_threads = max(1, available_cpus() // n_workers)
+    pool = partial(
+        worker_pool,
+        1,
+        context=get_context("spawn"),
+        set_up=None if is_chosen else partial(torch.set_num_threads, n_threads),
+        when_killed="Use fewer --workers, or none.",
+    )
+    idle = SimpleQueue[ProcessPoolExecutor]()
+
+    def start(_: int = 0) -> ProcessPoolExecutor:
+        process = pools.enter_context(pool())
+        # raises if it cannot start, which is not the fault of a case
+        process.submit(os.getpid).result()
+        return process
+
+    def predict(case: Case) -> CaseOutcome:
+        process = idle.get()
+        try:
+            for _ in range(MAX_KILLED_WORKERS):
+                try:
+                    return process.submit(work, case).result()
+                except BrokenProcessPool:
+                    process = start()
+            raise BrokenProcessPool
+        finally:
+            idle.put(process)
+
+    with ExitStack() as pools, ThreadPoolExecutor(n_workers) as threads:
+        try:
+            for process in threads.map(start, range(n_workers)):
+                idle.put(process)
+            yield lambda case: threads.submit(predict, case)
+        finally:
+            # finishes the cases in progress
+            threads.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _cluster(address: str, work: Work) -> Iterator[Submit]:
+    """Connect to a dask scheduler by TLS, and yield the function that hands its workers cases.
+
+    Without TLS, whoever reaches the scheduler can run code here and on its workers: that takes dask's
+    own setting `require-encryption: false`.
+    """
+    try:
+        import dask
+        import distributed
+    except ImportError as error:
+        msg = "--workers with an address needs dask: run `pip install brats_seg[cluster]`"
+        raise EnvironmentalError(msg) from error
+    is_waived = dask.config.get("distributed.comm.require-encryption") is False
+    security = distributed.Security(require_encryption=not is_waived)
 
     async def identify() -> str:
-        arguments = distributed.Security().get_connection_args("client")
+        arguments = security.get_connection_args("client")
         async with (
             asyncio.timeout(ANSWER_S),
             distributed.rpc(address, connection_args=arguments) as server,
         ):
             return f"a dask {(await server.identity())['type']}"
 
+    # the client waits without end for an address that accepts connections and is silent
     try:
         # in a thread of its own, because a notebook has an event loop already
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(asyncio.run, identify()).result()
-    except (OSError, ValueError, TimeoutError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
     if answer != "a dask Scheduler":
-        msg = f"no dask scheduler answers at {address} ({answer}); expected tcp://HOST:8786"
+        msg = (
+            f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786 and the "
+            "certificates of docs/several-devices.md"
+        )
         raise EnvironmentalError(msg)
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        msg = "--workers needs dask: run `pip install brats_seg[cluster]`, or leave it out."
-        raise EnvironmentalError(msg) from error
-    return distributed
+    with distributed.Client(address, security=security) as client:
+        if not client.scheduler_info()["workers"]:
+            log.info("the scheduler at %s has no workers yet: waiting for them", address)
+        executor = client.get_executor(pure=False)
+        yield lambda case: executor.submit(work, case)

@@ -1,4 +1,4 @@
-"""No command uses the network, but `predict --workers`, which is given an address."""
+"""No command uses the network, but `predict --workers` that is given an address."""
 
 from pathlib import Path
 
@@ -12,20 +12,24 @@ PROMISE = "no command uses the network"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "predict --workers 2"])
 def test_no_command_opens_a_socket(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
-    command = COMMANDS[name]
-    folder = stages.start(command.stage, place / "here")
+    command, _, workers = name.partition(" --workers ")
+    words = COMMANDS[command].words + f" --workers {workers}" * bool(workers)
+    folder = stages.start(COMMANDS[command].stage, place / "here")
     with campaign(PROMISE) as tries:
-        ended = run(command.words, folder, without_network)
+        ended = run(words, folder, without_network)
         tries.note(name, ended.expect(0), NETWORK_USED if NETWORK_USED in ended.shown else "")
 
 
 @pytest.mark.slow
-def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -> None:
+def test_a_scheduler_cannot_be_reached_without_it(
+    stages: Stages, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION", "False")
     folder = stages.start("trained", place / "here")
 
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
