@@ -25,14 +25,14 @@ def test_no_command_opens_a_socket(
 
 
 @pytest.mark.slow
-def test_a_scheduler_cannot_be_reached_without_it(
-    stages: Stages, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
-    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION", "False")
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("distributed")
     folder = stages.start("trained", place / "here")
 
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
-    ended = run(words, folder, without_network)
+    with dask.config.set({"distributed.comm.require-encryption": False}):
+        ended = run(words, folder, without_network)
 
     assert NETWORK_USED in ended.shown
