@@ -176,8 +176,8 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     from brats_seg.cases.case import missing_problem
     from brats_seg.cases.find import find_cases
     from brats_seg.data.fold import prepared_path_of
-    from brats_seg.data.manifest import read_manifest
     from brats_seg.data.prepare import required_bytes
+    from brats_seg.data.store import read_manifest
     from brats_seg.runtime.machine import disk_finding
 
     cases = find_cases(data, label_files=config.cases.label_files).cases

@@ -229,7 +229,7 @@ from base64 import b64encode
 
 from IPython.display import HTML
 
-brats.write_surface_gif(brats.models_of(held_out), RESULTS / "surface.gif")
+brats.write_surface_gif(held_out, RESULTS / "surface.gif")
 gif = b64encode((RESULTS / "surface.gif").read_bytes()).decode()
 HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 
@@ -281,9 +281,9 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        RESULTS / "features.csv", tables[0], RESULTS / "survival", folds=data.folds_path
+        RESULTS / "features.csv", tables[:1], RESULTS / "survival", folds=data.folds_path
     )
-    print(study.summary.verdict)
+    print(study.verdict)
     display(Image(filename=RESULTS / "survival/survival.png"))
 else:
     print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pandas as pd
 from sklearn.linear_model import Ridge
 
-from brats_seg.survival.study import Plan, Study, days_family
+from brats_seg.survival.study import COX, Plan, Study, days_family
 
 RIDGE = days_family("ridge", Ridge(alpha=10.0), (3,))
 """Quick to fit."""
@@ -64,6 +64,5 @@ def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Stud
 
 def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0, with_cox=False) -> Plan:
     """Return a plan with one quick family."""
-    return Plan(
-        n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=(RIDGE,), with_cox=with_cox
-    )
+    families = (RIDGE, COX) if with_cox else (RIDGE,)
+    return Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=families)

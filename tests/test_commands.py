@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jsonschema
 import nibabel as nib
@@ -42,14 +42,12 @@ def type_line(folder: Path, line: str) -> Done:
     return call(folder, *shlex.split(line))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
+    """A command line, what its messages must match, and the files that must exist afterwards."""
+
     line: str
-    files: tuple[str, ...] = ()
-    """Files that must exist afterwards."""
     fact: str = ""
-    """Expression that the messages must match."""
-    code: int = 0
+    files: tuple[str, ...] = ()
 
 
 ONE_CASE = [
@@ -57,55 +55,54 @@ ONE_CASE = [
     for flag, name in (("t1n", "t1"), ("t1c", "t1ce"), ("t2w", "t2"), ("t2f", "flair"))
 ]
 FLOW = (
-    Step(line="index data -o table.csv", files=("table.csv",), fact="6 cases.*brats2021"),
+    Step("index data -o table.csv", "6 cases.*brats2021", ("table.csv",)),
     Step(
-        line="prepare data --prepared ready --set folds.n_folds=2",
-        files=("ready/cases.csv", "ready/folds-2-seed55.csv", "ready/BraTS2021_00000"),
-        fact="6 cases prepared, with cases.csv, in ready\nthe table of 2 folds",
+        "prepare data --prepared ready --set folds.n_folds=2",
+        "6 cases prepared, with cases.csv, in ready\nthe table of 2 folds",
+        ("ready/cases.csv", "ready/folds-2-seed55.csv", "ready/BraTS2021_00000"),
+    ),
+    Step("prepare data --prepared ready --verify", "6 prepared cases in ready, 0 damaged"),
+    Step("phantom few --number 1", "1 phantom case", ("few/BraTS2021_00000",)),
+    Step("index few -o few.csv", "1 case"),
+    Step("settings training --preset demo --seed 7", r"training\.n_epochs +16 "),
+    Step(f"plan {TINY} --device 600MiB", "largest patch.*for a GPU of 600MiB"),
+    Step(
+        f"train --data data --prepared ready {TINY} --session-hours 0",
+        r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
     ),
     Step(
-        line="prepare data --prepared ready --verify", fact="6 prepared cases in ready, 0 damaged"
+        "train --data data --prepared ready",
+        r"settings of runs/fold0/config.yaml.*3 cases to train on, 3 held out",
+        ("runs/fold0/best.pt", "runs/fold0/history.csv", "runs/fold0/config.yaml"),
     ),
-    Step(line="phantom few --number 1", files=("few/BraTS2021_00000",), fact="1 phantom case"),
-    Step(line="index few -o few.csv", fact="1 case"),
-    Step(line="settings training --preset demo --seed 7", fact=r"training\.n_epochs +16 "),
-    Step(line=f"plan {TINY} --device 600MiB", fact="largest patch.*for a GPU of 600MiB"),
+    Step("train --data data --prepared ready", "finished after 1 epoch:"),
+    Step("doctor data", "run fold0 +ok +1 of 1 epoch done: finished"),
     Step(
-        line=f"train --data data --prepared ready {TINY} --session-hours 0",
-        fact=r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
+        "predict data -o out --model runs/fold0",
+        "6 predicted, 0 finished before, 0 failed.*Research use only",
+        ("out/BraTS2021_00000.nii.gz", "out/volumes.csv", "out/manifest.jsonl"),
     ),
+    Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
+    Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
+    Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
+    Step("figure bars scores.csv -o bars.png", "wrote bars.png", ("bars.png",)),
+    Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
     Step(
-        line="train --data data --prepared ready",
-        files=("runs/fold0/best.pt", "runs/fold0/history.csv", "runs/fold0/config.yaml"),
-        fact=r"settings of runs/fold0/config.yaml.*3 cases to train on, 3 held out",
-    ),
-    Step(line="train --data data --prepared ready", fact="finished after 1 epoch:"),
-    Step(line="doctor data", fact="run fold0 +ok +1 of 1 epoch done: finished"),
-    Step(
-        line="predict data -o out --model runs/fold0",
-        files=("out/BraTS2021_00000.nii.gz", "out/volumes.csv", "out/manifest.jsonl"),
-        fact="6 predicted, 0 finished before, 0 failed.*Research use only",
-    ),
-    Step(line="predict data -o out --model runs/fold0", fact="0 predicted, 6 finished before"),
-    Step(line="evaluate data out", files=("scores.csv", "scores.json"), fact=r"out: 6 cases"),
-    Step(line="evaluate data --compare out out", files=("comparison.csv",), fact=r"mean rank 1\.5"),
-    Step(line="figure bars scores.csv -o bars.png", files=("bars.png",), fact="wrote bars.png"),
-    Step(
-        line="export runs/fold0 -o model --license CC0",
-        files=("model/member0.safetensors", "model/README.md"),
-        fact="wrote 1 network to model, fingerprint",
+        "export runs/fold0 -o model --license CC0",
+        "wrote 1 network to model, fingerprint(?!.*--license)",
+        ("model/member0.safetensors", "model/README.md"),
     ),
     Step(
-        line="predict data -o from-model --model model --set preview=false",
-        fact="6 predicted, 0 finished before, 0 failed",
+        "predict data -o from-model --model model --set preview=false",
+        "6 predicted, 0 finished before, 0 failed",
     ),
     Step(
-        line=f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --labels msd",
-        fact="\nme: WT ",
+        f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --labels msd",
+        "\nme: WT ",
     ),
-    Step(line="report out --reference data --no-case-pages", files=("out/cohort.html",)),
-    Step(line="features data", files=("features.csv", "failures.csv"), fact="6 cases with"),
-    Step(line="certify --run runs/fold0 --patches 2", fact="exact:"),
+    Step("report out --reference data --no-case-pages", files=("out/cohort.html",)),
+    Step("features data", "6 cases with", ("features.csv", "failures.csv")),
+    Step("certify --run runs/fold0 --patches 2", "exact:"),
 )
 """Commands one after another, from a folder of scans, each with `--json`."""
 ELSEWHERE = {
@@ -139,11 +136,10 @@ def test_each_step_writes_its_files_and_says_what_it_did(
     """Messages go to standard error, and the JSON alone to standard output."""
     step, done = FLOW[number], flow[number]
 
-    assert done.code == step.code, done.err
+    assert done.code == 0, done.err
     assert re.search(step.fact, done.err, re.DOTALL), done.err
     assert [name for name in step.files if not (work / name).exists()] == []
     check_json(step.line.split()[0], done.out)
-    assert "Traceback" not in done.err
 
 
 def test_every_command_is_run_by_tests_and_has_a_schema() -> None:
@@ -170,15 +166,14 @@ def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[in
     path = work / "damaged" / "BraTS2021_00001" / "image.npy"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + b"\x55")
+    prepare = "prepare data --prepared damaged"
 
-    found = type_line(work, "prepare data --prepared damaged --verify")
+    found = type_line(work, f"{prepare} --verify")
+    repaired = type_line(work, f"{prepare} --set folds.n_folds=2 --repair")
 
-    assert found.code == 1
+    assert (found.code, repaired.code) == (1, 0)
     assert "case BraTS2021_00001" in found.out
     assert "6 prepared cases in damaged, 1 damaged" in found.out
-    assert (
-        type_line(work, "prepare data --prepared damaged --set folds.n_folds=2 --repair").code == 0
-    )
     assert path.read_bytes() == content
 
 
@@ -197,6 +192,7 @@ def test_flags_win_over_set_and_a_written_configuration_can_be_given_again(
 def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) -> None:
     for path in (work / "out").glob("*.nii.gz"):
         assert path.read_bytes() == (work / "from-model" / path.name).read_bytes()
+    assert "- licence: CC0\n" in (work / "model" / "README.md").read_text()
     single = np.asarray(nib.load(work / "single" / "me.nii.gz").dataobj)
     assert set(np.unique(single)) <= {0, 1, 2, 3}
 
@@ -287,57 +283,55 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
         assert re.search(rf"case {case_id}, file .*: found .*{re.escape(found)}.*; expected", shown)
 
 
-def test_scans_that_cannot_be_trained_on_are_refused(run: Run, tmp_path: Path) -> None:
-    for n_cases, labelled, message in (
+@pytest.mark.parametrize(
+    ("n_cases", "labelled", "message"),
+    [
         (0, True, "no c"),
         (1, True, "1 patient cannot fill 2 folds"),
         (2, False, "no usable label map"),
-    ):
-        scans = tmp_path / f"{n_cases}"
-        scans.mkdir()
-        for seed in range(n_cases):
-            write_case(scans, f"BraTS2021_{seed:05d}", labelled=labelled, seed=seed)
-        done = run("train", "--data", scans, *shlex.split(TINY))
-        assert done.code == 2
-        assert message in done.err
+    ],
+)
+def test_scans_that_cannot_be_trained_on_are_refused(
+    run: Run, n_cases: int, labelled: bool, message: str
+) -> None:
+    Path("scans").mkdir()
+    for seed in range(n_cases):
+        write_case(Path("scans"), f"BraTS2021_{seed:05d}", labelled=labelled, seed=seed)
 
+    done = run("train", "--data", "scans", *shlex.split(TINY))
 
-def write_predictions(folder: Path, n_cases: int, shift: int = 0) -> None:
-    for number in range(n_cases):
-        label_map = make_label_map(seed=number + shift, convention=BRATS2023)
-        write_nifti(folder / f"BraTS2021_{number:05d}.nii.gz", label_map)
+    assert done.code == 2
+    assert message in done.err
 
 
 def test_evaluate_prints_both_means_where_predictions_are_missing(
-    run: Run, tiny_scans: Path, tmp_path: Path
+    run: Run, tiny_scans: Path
 ) -> None:
-    write_predictions(tmp_path / "made", 2)
+    first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
+    for seed, path in enumerate((first, second)):
+        write_nifti(path, make_label_map(seed=seed, convention=BRATS2023))
 
-    code, shown, _ = run("evaluate", tiny_scans, "made")
+    whole = run("evaluate", tiny_scans, "made")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
-    n_scores = len(pd.read_csv(tmp_path / "scores.csv"))
-    (tmp_path / "made" / "BraTS2021_00000.nii.gz").unlink()
-    (tmp_path / "made" / "BraTS2021_00001.nii.gz").write_bytes(b"broken")
+    n_scores = len(pd.read_csv("scores.csv"))
+    first.unlink()
+    second.write_bytes(b"broken")
     broken = run("evaluate", tiny_scans, "made", "--only-predicted")
 
-    assert (code, only[0], broken[0], n_scores) == (1, 0, 1, 2 * 3)
-    assert "made: 2 of 6 references with a prediction, labels brats2023, against brats2017" in shown
-    assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in shown
-    assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", shown)
-    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", shown)
-    assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only[1]
-    assert "not scored: case BraTS2021_00001, file" in broken[1]
+    assert (whole.code, only.code, broken.code, n_scores) == (1, 0, 1, 2 * 3)
+    said = "made: 2 of 6 references with a prediction, labels brats2023, against brats2017"
+    assert said in whole.out
+    assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in whole.out
+    assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", whole.out)
+    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", whole.out)
+    assert "not scored: case BraTS2021_00001, file" in broken.out
 
 
 def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "brats_seg", "phantom", "scans", "--number", "1"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "brats_seg", "phantom", "scans", "--number", "1"],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
+            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
 
     lost = "error: the output of the command is lost: No space left on device\n"
@@ -345,13 +339,14 @@ def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> Non
     assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5
 
 
+def interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_any_command_says_that_it_was_interrupted(
     run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupted)
+    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupt)
 
     code, _, said = run("index", tiny_scans)
 
@@ -362,13 +357,10 @@ def test_any_command_says_that_it_was_interrupted(
 def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[int, Done]) -> None:
     """The run of the flow is kept; a case whose scan is damaged afterwards is named."""
     line = f"crossval --data data --prepared ready {TINY}"
+    tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
 
-    done = type_line(work, f"{line} --json")
-    tuned = type_line(
-        work, "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
-    )
-    again = type_line(work, line)
+    done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
 
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
@@ -396,15 +388,9 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
 
 @pytest.mark.slow
 def test_ctrl_c_prints_how_to_resume(tmp_path: Path, tiny_scans: Path) -> None:
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "brats_seg", "crossval", "--data", str(tiny_scans)),
-            *("--prepared", "ready", *shlex.split(TINY), "--epochs", "9999"),
-        ],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    line = f"crossval --data {tiny_scans} --prepared ready {TINY} --epochs 9999"
+    command = [sys.executable, "-m", "brats_seg", *shlex.split(line)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     while not (tmp_path / "runs" / "fold0" / "last.pt").exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
@@ -458,6 +444,7 @@ def test_help_shows_every_option_without_types_or_markup_and_examples_that_work(
 
 
 PLAIN = ("--set", "preview=false")
+TWO_FILES = (("t1c", "t1ce"), ("t2f", "flair"))
 
 
 @pytest.fixture
@@ -486,20 +473,16 @@ def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
-    flags = [
-        f"--{modality}={folder}/BraTS2021_00000_{name}.nii.gz"
-        for modality, name in (("t1c", "t1ce"), ("t2f", "flair"))
-    ]
+    flags = [f"--{flag}={folder}/{folder.name}_{name}.nii.gz" for flag, name in TWO_FILES]
     identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
     trained = write_run(tmp_path / "trained", identity=identity)
 
     refused = run("predict", *flags, "-o", "refused", "--model", model, *PLAIN)
     done = run("predict", *flags, "-o", "out", "--model", trained, *PLAIN)
 
-    assert refused[0] == 1
-    assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the model was trained" in refused[1]
-    assert done[0] == 0, done[2]
-    assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done[1]
+    assert (refused.code, done.code) == (1, 0), done.err
+    assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f" in refused.out
+    assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done.out
 
 
 def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
@@ -510,35 +493,30 @@ def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     predict = ("predict", "scans", "-o", "out", "--model", model, *PLAIN)
 
     first, again, asked = run(*predict), run(*predict), run(*predict, "--labels", "brats2023")
-    shown = run(*predict, "--json")[1]
+    shown = run(*predict, "--json").out
 
-    expected = (
-        "label convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET); the names of "
-        "the scans show no release, and the model was trained on this convention; --labels chooses"
-    )
-    assert (first[1].count(expected), again[1].count(expected)) == (1, 1)
-    assert first[1].count("convention written for") == 1
-    assert "for 1 case: brats2023 (1 NCR, 2 ED, 3 ET); asked for; the release" in asked[1]
+    assert [done.out.count("convention written for") for done in (first, again)] == [1, 1]
+    assert "convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET)" in again.out
+    assert "for 1 case: brats2023 (1 NCR, 2 ED, 3 ET); asked for; the release" in asked.out
     records = {record["case_id"]: record for record in map(json.loads, shown.splitlines())}
     assert records["BraTS2021_00000"]["convention_reason"] == ""
     assert "no release" in records["patient_1"]["convention_reason"]
 
 
 def test_every_option_of_predict_reaches_the_record(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
+    run: Run, tiny_scans: Path, model: Path, tmp_path: Path
 ) -> None:
-    shutil.rmtree(brats_root / "BraTS2021_00001")
     flags = (
         "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
         "--labels brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
         "--set smallest_et_mm3=50 --set preview=false"
     )
+    case = tiny_scans / "BraTS2021_00000"
 
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", model, *flags.split())
+    done = run("predict", case, "-o", "out", "--model", model, *flags.split())
 
-    assert code == 0, errors
-    line = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()[0]
-    record = json.loads(line)
+    assert done.code == 0, done.err
+    (record,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     assert record["settings"] == {
         "device": "cpu",
         "precision": "fp32",
@@ -560,29 +538,23 @@ def test_every_option_of_predict_reaches_the_record(
     assert len(record["outputs"]) == 5
 
 
-def test_export_says_what_its_card_lacks(run: Run, model: Path, tmp_path: Path) -> None:
-    plain = run("export", model, "-o", "model")
-    licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
-
-    assert "states no licence; --license names one" in plain[1]
-    assert "--license" not in licensed[1]
-    assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
-
-
-@pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
+@pytest.mark.parametrize(
+    ("place", "n_done"), [("cli.use.print_outcome", 1), ("inference.predict.entropy", 0)]
+)
 def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
-    run: Run, brats_root: Path, model: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+    run: Run,
+    tiny_scans: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    n_done: int,
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    name = "inference.predict.entropy" if at_once else "cli.use.print_outcome"
-    monkeypatch.setattr(f"brats_seg.{name}", interrupted)
+    """Between two cases, and within a case."""
+    monkeypatch.setattr(f"brats_seg.{place}", interrupt)
     flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
 
-    code, _, said = run("predict", brats_root, *flags)
+    code, _, said = run("predict", tiny_scans, *flags)
 
-    n_done = 0 if at_once else 1
     assert code == 128 + signal.SIGINT
     assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
-    assert f"brats-seg predict {brats_root} -o out --model {model} --set preview=false" in said
+    assert f"brats-seg predict {tiny_scans} -o out --model {model} --set preview=false" in said

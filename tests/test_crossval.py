@@ -17,8 +17,7 @@ from brats_seg.crossval import (
 )
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch

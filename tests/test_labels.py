@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.cases.conventions import check_values
+from brats_seg.cases.layouts import check_values
 from brats_seg.errors import ConfigError, LabelError
 from brats_seg.labels import (
     BRATS2017,

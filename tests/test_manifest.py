@@ -14,7 +14,7 @@ from brats_seg.cases.nifti import Geometry
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.data.manifest import (
+from brats_seg.data.store import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     Manifest,

@@ -12,7 +12,7 @@ import pytest
 from scipy.ndimage import gaussian_filter, shift, zoom
 
 from brats_seg.cases.case import LoadedCase, case_of_arrays
-from brats_seg.data.manifest import verify_cases
+from brats_seg.data.store import verify_cases
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.quality.profile import (
     FEWEST_CASES,

@@ -35,17 +35,16 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2915,
+    "training": 2865,
     "inference": 2098,
-    "cases": 2241,
+    "cases": 2210,
     "top level": 1609,
-    "data": 1415,
-    "evaluation": 1160,
+    "data": 1398,
+    "evaluation": 1121,
     "quality": 1043,
-    "figures": 1006,
-    "dicom": 881,
-    "survival": 946,
-    "pages": 787,
+    "figures": 965,
+    "dicom": 867,
+    "survival": 905,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 121

@@ -17,7 +17,7 @@ from brats_seg.inference.export import export_model
 from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
 from brats_seg.models.build import build_model
 from brats_seg.runtime.weights import read_checkpoint
-from brats_seg.training.start_weights import match_weights, read_source, start_from
+from brats_seg.training.run_folder import match_weights, read_source, start_from
 from brats_seg.training.state import build_network, read_state
 from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import StopAtCheck, open_six, tiny_settings, train, weights

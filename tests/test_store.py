@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from brats_seg.data.manifest import MANIFEST_NAME, read_manifest
-from brats_seg.data.store import Buffers, open_array, open_case, write_array
+from brats_seg.data.store import (
+    MANIFEST_NAME,
+    Buffers,
+    open_array,
+    open_case,
+    read_manifest,
+    write_array,
+)
 from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box

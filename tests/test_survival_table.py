@@ -69,7 +69,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str | None, message: 
 def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values) -> pd.DataFrame:
     path = folder / "survival_info.csv"
     path.write_text("\n".join([header, *rows]) + "\n")
-    return read_outcomes(make_feature_table([[1.0]] * len(ids), case_ids=ids, **values), path)
+    return read_outcomes(make_feature_table([[1.0]] * len(ids), case_ids=ids, **values), [path])
 
 
 def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:

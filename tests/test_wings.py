@@ -37,7 +37,7 @@ for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
 from brats_seg import PredictionSettings, predict_folder
 from brats_seg.cases.index import index_cases
 from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 
 index = index_cases(folder / "scans")

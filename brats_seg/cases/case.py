@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases import nifti
-from brats_seg.cases.conventions import check_values, release_at, resolve
-from brats_seg.cases.layouts import LABEL, parse_case_id
+from brats_seg.cases.layouts import LABEL, check_values, parse_case_id, release_at, resolve
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -171,6 +170,8 @@ class CaseIndex:
     root: Path
     """Data folder, which file names are relative to."""
     cases: tuple[Case, ...]
+    notices: tuple[str, ...] = ()
+    """Files that were ignored although they may be scans."""
 
     @property
     def usable(self) -> tuple[Case, ...]:

@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
-from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
-from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN
+from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, release_at, resolve
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked

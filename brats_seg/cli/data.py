@@ -61,7 +61,7 @@ def prepare(
 
 def _verify(folder: Path) -> int:
     """Verify prepared cases, and return 1 if some are damaged."""
-    from brats_seg.data.manifest import prepared_ids, verify_cases
+    from brats_seg.data.store import prepared_ids, verify_cases
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)

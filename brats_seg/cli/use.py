@@ -14,7 +14,6 @@ from brats_seg.progress import tracked
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
     from brats_seg.inference.batch import CaseOutcome, Workers
-    from brats_seg.survival.features import Row
     from brats_seg.survival.results import Estimate, SurvivalStudy
 
 _FIGURES = (
@@ -212,7 +211,10 @@ def features(
         brats-seg features data --autoencoder runs/autoencoder
     """
     with importing():
-        from brats_seg.survival.features import features_of_folder
+        import pandas as pd
+
+        from brats_seg.survival.features import REFERENCE, features_of_folder
+        from brats_seg.survival.table import seen_remarks
 
     extraction = features_of_folder(
         scans,
@@ -232,27 +234,14 @@ def features(
     columns = [name for row in rows[:1] for name, cell in row.items() if not isinstance(cell, str)]
     emit(table=output, case_ids=case_ids, columns=columns, failures=extraction.failures)
     code = print_failures([failure.message for failure in extraction.failures])
-    _print_features(rows, len(columns))
+    n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
+    label_maps = f"label maps: {n_reference} reference, {len(rows) - n_reference} predicted"
+    print(f"{counted(len(rows), 'case')} with {len(columns)} features; {label_maps}")
+    for remark in seen_remarks(pd.DataFrame(rows)):
+        print(f"note: {remark}")
     failures_path = output.with_name("failures.csv")
     print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
     return code
-
-
-def _print_features(rows: "Sequence[Row]", n_features: int) -> None:
-    from brats_seg.survival.features import REFERENCE
-    from brats_seg.survival.table import LABELS_SEEN, LATENT_SEEN
-
-    n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
-    label_maps = f"label maps: {n_reference} reference, {len(rows) - n_reference} predicted"
-    print(f"{counted(len(rows), 'case')} with {n_features} features; {label_maps}")
-    for what, column in (("label map", LABELS_SEEN), ("latent vector", LATENT_SEEN)):
-        for answer, by in (
-            ("yes", "by networks that were trained on the patient"),
-            ("unknown", "by networks without a record of the patients they were trained on"),
-        ):
-            n_such = sum(row.get(column) == answer for row in rows)
-            if n_such:
-                print(f"note: {counted(n_such, what)} {by}")
 
 
 def survival(
@@ -275,46 +264,44 @@ def survival(
     with importing():
         from brats_seg.survival.results import study_survival
 
-    found = study_survival(
+    study = study_survival(
         features,
-        clinical[0],
+        clinical,
         output,
-        mapping=clinical[1:],
         folds=fold_table,
         n_repeats=repeats,
         submit=submit,
         track=tracked,
     )
-    summary = found.summary
-    emit(summary, folder=output, conclusion=str(summary.verdict), missing=found.missing)
-    _print_study(found)
+    emit(study, folder=output, conclusion=str(study.verdict))
+    _print_study(study)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
-    if found.missing:
-        print(f"not in the submission, because they have no features: {', '.join(found.missing)}")
-    return int(bool(found.missing))
+    if study.missing:
+        print(f"not in the submission, because they have no features: {', '.join(study.missing)}")
+    return int(bool(study.missing))
 
 
-def _print_study(found: "SurvivalStudy") -> None:
+def _print_study(study: "SurvivalStudy") -> None:
     from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 
-    for remark in found.summary.remarks:
+    for remark in study.remarks:
         print(remark)
     classes = "short (under {:.0f} days), mid and long (over {:.0f} days)"
     print(f"Accuracy is over {classes.format(*SURVIVAL_CLASS_DAYS)} survivors. Intervals of 95 %.")
-    _print_figures(found)
-    times = ", ".join(f"{name} {n}" for name, n in found.predictions.n_chosen.items() if n)
+    _print_figures(study)
+    times = ", ".join(f"{name} {n}" for name, n in study.predictions.n_chosen.items() if n)
     print(f"selected on the inner folds: {times}")
-    print(found.summary.verdict)
+    print(study.verdict)
 
 
-def _print_figures(found: "SurvivalStudy") -> None:
-    n_censored = int((found.study.outcomes["lived"] & found.predictions.held_out).sum())
-    given = {estimate.name for one in found.summary.figures for estimate in one.estimates}
+def _print_figures(study: "SurvivalStudy") -> None:
+    n_censored = int((study.study.outcomes["lived"] & study.predictions.held_out).sum())
+    given = {estimate.name for one in study.figures for estimate in one.estimates}
     shown = [figure for figure in _FIGURES if figure[0] in given]
     columns = ["model", *(heading for _, heading, _, _ in shown)]
     columns += ["censored too early"] * bool(n_censored)
     rows = []
-    for one in found.summary.figures:
+    for one in study.figures:
         estimates = {estimate.name: estimate for estimate in one.estimates}
         cells = [_cell(estimates.get(name), unit, digits) for name, _, unit, digits in shown]
         n = one.n_contradicted

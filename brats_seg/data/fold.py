@@ -21,9 +21,9 @@ from brats_seg.cases.folds import FoldTable, Split
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.manifest import MANIFEST_NAME, manifest_of
 from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
+from brats_seg.data.store import MANIFEST_NAME, manifest_of
 from brats_seg.errors import (
     CaseError,
     CaseProblemsError,

@@ -30,8 +30,7 @@ from torch.utils.data import Dataset
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import Transform
-from brats_seg.data.manifest import verify_case
-from brats_seg.data.store import open_case
+from brats_seg.data.store import open_case, verify_case
 from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms, whole_box
 from brats_seg.errors import EnvironmentalError
 from brats_seg.voxels.box import Triple

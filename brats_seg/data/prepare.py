@@ -22,7 +22,7 @@ from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
 from brats_seg.data import normalisation
-from brats_seg.data.manifest import (
+from brats_seg.data.store import (
     FOREGROUND_NAME,
     IMAGE_NAME,
     LABELS_NAME,
@@ -30,12 +30,13 @@ from brats_seg.data.manifest import (
     Manifest,
     SourceFile,
     StoredFile,
+    Voxels,
     is_replaceable,
     read_manifest,
     sources_of,
     verify_cases,
+    write_array,
 )
-from brats_seg.data.store import Voxels, write_array
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
     READING_NAME,

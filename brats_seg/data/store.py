@@ -1,35 +1,35 @@
-"""Define the format of prepared cases, and read boxes of them.
+"""Define prepared cases on disk: their files and manifest, their verification, and reading boxes of them.
 
 A case is a folder with the arrays `image.npy` and `labels.npy`, `foreground.npy`, and the manifest
-`case.json` (see `manifest`). `prepare` replaces folders atomically, so a case is complete or missing.
-The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
-
-`Buffers` reuse the memory of patches: a large array goes back to the operating system when it is
-freed, and allocating its pages again takes longer than filling them.
+`case.json`: source files, grid and check sums. `prepare` replaces folders atomically, so a case is complete
+or missing. A changed bit would be learnt without a sign of it: all cases of a run are verified when it
+begins and resumes, and a held-out case whenever it is read as a whole, by CRC-32, which finds damage and
+not forgery. The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
 """
 
+import hashlib
+import json
 import os
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from errno import ENOMEM
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
+import deflate
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.manifest import (
-    FOREGROUND_NAME,
-    IMAGE_NAME,
-    LABELS_NAME,
-    MANIFEST_NAME,
-    PREPARE_AGAIN,
-    manifest_of,
-)
-from brats_seg.errors import CaseError
+from brats_seg.cpu_threads import available_cpus
+from brats_seg.data.normalisation import USUAL_MM
+from brats_seg.errors import CaseError, UsageError, some_of
+from brats_seg.files import whole_file
 from brats_seg.labels import (
     REGIONS,
     LabelConvention,
@@ -38,12 +38,273 @@ from brats_seg.labels import (
     convention_named,
     regions_of,
 )
+from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import Spacing
 
 Array = TypeVar("Array")
 Scalar = TypeVar("Scalar", bound=np.generic)
 Voxels: TypeAlias = npt.NDArray[np.int32]
+FORMAT_VERSION = 4
+"""Version of the format; cases of another version are prepared again."""
+MANIFEST_NAME = "case.json"
+IMAGE_NAME, LABELS_NAME = "image.npy", "labels.npy"
+FOREGROUND_NAME = "foreground.npy"
+"""File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
+MEASURES_NAME = "measures.json"
+"""File of the measures of the image, which the checks of `quality` write and read."""
+PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
+_WRITTEN = (MANIFEST_NAME, IMAGE_NAME, LABELS_NAME, FOREGROUND_NAME, MEASURES_NAME)
+_SELF = "check_sum"
+"""Entry of `case.json` with the check sum of the others."""
+_CHUNK_BYTES = 2**20
+"""Bytes that are read at a time."""
+_N_THREADS = 8
+"""Largest number of threads: more do not make a disk faster."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """State of a file when a case was prepared from it."""
+
+    name: str
+    """Path relative to the data folder, with `#2` for a volume of a 4-D file, as in `cases.csv`."""
+    n_bytes: int
+    mtime_ns: int
+    """Time of the last change, in nanoseconds since 1970."""
+
+    @classmethod
+    def of(cls, root: Path, scan: ScanFile) -> Self:
+        """Return the state of a file; raise `OSError` if it does not exist."""
+        status = (root / scan.path).stat()
+        return cls(name=str(scan), n_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file of a prepared case as it was written."""
+
+    name: str
+    n_bytes: int
+    crc32: int
+    """Check sum: it differs after any change of up to 32 neighbouring bits, and after all other damage but
+    one in four billion."""
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return the state of a file; raise `OSError` if it cannot be read."""
+        return cls(name=path.name, n_bytes=path.stat().st_size, crc32=check_sum(path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Description of a prepared case, without its voxels."""
+
+    version: int = FORMAT_VERSION
+    convention: str
+    """Name of the label convention; empty without a label map."""
+    sources: tuple[SourceFile, ...]
+    """Files of the modalities in the order of `MODALITIES`, then of the label map if there is one."""
+    contents: tuple[str, ...]
+    """SHA-256 of each source, with the index of the volume in a 4-D file."""
+    spacing_mm: Spacing
+    """Spacing that the case was prepared at; its own may differ by `SPACING_TOLERANCE`."""
+    scan: Geometry
+    """Grid of the files in the axes of BraTS, before resampling."""
+    geometry: Geometry
+    """Grid at the spacing; that of the files if they were not resampled."""
+    box: Box
+    """Position of the crop in that grid."""
+    means: tuple[float, ...]
+    """Mean of each modality inside the brain, before normalisation."""
+    stds: tuple[float, ...]
+    """Standard deviation of each modality inside the brain, before normalisation."""
+    files: tuple[StoredFile, ...]
+    """The files beside `case.json`."""
+
+    @property
+    def is_resampled(self) -> bool:
+        """Whether the voxels were interpolated."""
+        return self.geometry != self.scan
+
+    @property
+    def key(self) -> str:
+        """Hash of scans, convention and spacing; independent of file names."""
+        parts = ["2", self.convention, *self.contents]
+        if self.is_resampled or self.spacing_mm != USUAL_MM:
+            parts.append(f"{self.spacing_mm} mm, resampled: {self.is_resampled}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the content of `case.json`."""
+        values = json.loads(json.dumps(asdict(self), default=np.ndarray.tolist))
+        return json.dumps({**values, _SELF: _own_check_sum(values)}, indent=1)
+
+    def write(self, folder: Path) -> None:
+        """Write `case.json` into the folder of the case."""
+        with whole_file(folder / MANIFEST_NAME) as beside:
+            beside.write_text(self.to_json())
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a prepared case, or None if there is none of this version.
+
+    A damaged one counts as none: its check sum covers every value.
+    """
+    try:
+        values = json.loads((folder / MANIFEST_NAME).read_text())
+        if values["version"] != FORMAT_VERSION or values.pop(_SELF) != _own_check_sum(values):
+            return None
+        return _parse(values)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def manifest_of(folder: Path, case_id: str) -> Manifest:
+    """Return the manifest of a case in a folder of prepared cases.
+
+    Raises:
+        CaseError: There is none of this version, or it is damaged.
+    """
+    manifest = read_manifest(folder / case_id)
+    if manifest is None:
+        path = str(folder / case_id / MANIFEST_NAME)
+        found = "no prepared case of this version, or a damaged one"
+        next_step = "Prepare the cases of this data folder with `brats-seg prepare`."
+        raise CaseError(case_id, path, found, "a prepared case", next_step)
+    return manifest
+
+
+def sources_of(case: Case) -> tuple[SourceFile, ...]:
+    """Return the state of the files of a case, without reading them: modalities, then label map.
+
+    Raises:
+        OSError: A file does not exist.
+    """
+    scans = case.images if case.label is None else (*case.images, case.label)
+    return tuple(SourceFile.of(case.root, scan) for scan in scans)
+
+
+def check_sum(path: Path) -> int:
+    """Return the CRC-32 of a file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    crc32, chunk = 0, memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while n_bytes := file.readinto(chunk):
+            crc32 = deflate.crc32(chunk[:n_bytes], crc32)
+    return crc32
+
+
+def verify_case(folder: Path, case_id: str) -> None:
+    """Compare every file of a prepared case with its check sum.
+
+    Args:
+        folder: Folder of all prepared cases.
+        case_id: Id of the case.
+
+    Raises:
+        CaseError: A file is missing or damaged.
+    """
+    if error := _damage(folder, case_id):
+        raise error
+
+
+def verify_cases(
+    case_ids: Sequence[str], folder: Path, *, track: Track = untracked
+) -> tuple[CaseError, ...]:
+    """Verify prepared cases, several at a time, and return the errors of the damaged ones.
+
+    Args:
+        case_ids: Ids of the cases.
+        folder: Folder of all prepared cases.
+        track: Shows the progress.
+    """
+    with ThreadPoolExecutor(min(_N_THREADS, available_cpus())) as pool:
+        errors = pool.map(partial(_damage, folder), case_ids)
+        verified = track(errors, what="verifying prepared cases", total=len(case_ids))
+        return tuple(error for error in verified if error is not None)
+
+
+def prepared_ids(folder: Path) -> tuple[str, ...]:
+    """Return the ids of the prepared cases in a folder, damaged or not.
+
+    Raises:
+        UsageError: There are none.
+    """
+    paths = (path for path in folder.glob("*") if not path.name.startswith("."))
+    case_ids = tuple(sorted(path.name for path in paths if _has_files(path)))
+    if not case_ids:
+        msg = f"{folder} holds no prepared cases: give the folder of `brats-seg prepare`"
+        raise UsageError(msg)
+    return case_ids
+
+
+def is_replaceable(path: Path) -> bool:
+    """Return whether a folder is a prepared case, damaged or not, or empty."""
+    return path.is_dir() and (_has_files(path) or not any(path.iterdir()))
+
+
+def raise_damage(errors: Collection[CaseError]) -> None:
+    """Raise the first of the errors of `verify_cases`, if any; its message names the other cases."""
+    if not errors:
+        return
+    first, *others = errors
+    also = some_of([error.case_id for error in others])
+    found = f"{first.found} (damaged too: {also})" if others else first.found
+    raise CaseError(first.case_id, first.file, found, first.expected, first.next_step)
+
+
+def _own_check_sum(values: dict[str, Any]) -> int:
+    return deflate.crc32(json.dumps(values).encode())
+
+
+def _parse(values: dict[str, Any]) -> Manifest:
+    lists = ("contents", "spacing_mm", "means", "stds")
+    parts: dict[str, Any] = {
+        **{name: tuple(values[name]) for name in lists},
+        "box": Box(**{corner: tuple(voxel) for corner, voxel in values["box"].items()}),
+        "scan": _geometry(values["scan"]),
+        "geometry": _geometry(values["geometry"]),
+        "sources": tuple(SourceFile(**source) for source in values["sources"]),
+        "files": tuple(StoredFile(**file) for file in values["files"]),
+    }
+    return Manifest(**{**values, **parts})
+
+
+def _geometry(values: dict[str, Any]) -> Geometry:
+    matrices = {name: np.array(values[name]) for name in ("affine", "qform")}
+    return Geometry(**{**values, **matrices, "shape": tuple(values["shape"])})
+
+
+def _has_files(path: Path) -> bool:
+    """Return whether a folder has a file of a prepared case."""
+    return any((path / name).exists() for name in _WRITTEN)
+
+
+def _damage(folder: Path, case_id: str) -> CaseError | None:
+    """Return the error of the first file of a case that is not as it was written."""
+    try:
+        files = manifest_of(folder, case_id).files
+    except CaseError as error:
+        return error
+    for written in files:
+        path = folder / case_id / written.name
+        expected = (
+            f"the check sum {written.crc32:08x} of {written.n_bytes} bytes as they were written"
+        )
+        try:
+            now = StoredFile.of(path)
+        except OSError as error:
+            found = f"a file that cannot be read ({error.strerror})"
+        else:
+            found = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
+            if now == written:
+                continue
+        return CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -150,8 +411,9 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 class Buffers:
     """Allocate arrays, and reuse the memory of arrays that nothing refers to any more.
 
-    An array is in use as long as it, a view of it, or a tensor made from it exists. As much memory
-    is kept as has been in use at one time.
+    A large array goes back to the operating system when it is freed, and allocating its pages again takes
+    longer than filling them. An array is in use as long as it, a view of it, or a tensor made from it
+    exists. As much memory is kept as has been in use at one time.
     """
 
     def __init__(self) -> None:

@@ -4,14 +4,17 @@ SCANS/CASE/CASE-t1n.nii.gz, -t1c, -t2w, -t2f   voxels, without any text of the D
 SCANS/CASE/dicom.json                          series of each modality, the reason, and their files
 
 dcm2niix converts. A case whose scans are not registered, not skull-stripped or not of 1 mm has a
-problem that says so, unless `preprocess` is asked to prepare them.
+problem that says so, unless `preprocess` is asked to prepare them: `greedy` registers (rigid, normalised
+mutual information), HD-BET finds the brain. HD-BET is not started before its weights are there.
 """
 
 import hashlib
+import importlib.util
 import logging
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,33 +22,42 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from pydantic import ValidationError
 
-from brats_seg.cases.case import Case
+from brats_seg import wings
+from brats_seg.cases import nifti
+from brats_seg.cases.case import Case, have_one_grid
 from brats_seg.cases.find import single_input
 from brats_seg.cases.many import map_cases
-from brats_seg.cases.nifti import Volume, read_volume, write_volume
+from brats_seg.cases.nifti import Volume
 from brats_seg.config import Section
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
-from brats_seg.dicom.preprocess import check_tools, prepare, unready_words
 from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.grids import Resampling, Spacing
 
 log = logging.getLogger(__name__)
 
 SOURCE_NAME = "dicom.json"
 """Name of the file that says which DICOM files a case was converted from."""
-_SEPARATE = "Separate the patients' files, or export the examination again."
-_NOT_ENOUGH = "--preprocess was not enough: prepare the scans with other programs."
-_PREPARE = "Add --preprocess (greedy, HD-BET), or prepare the converted files with other programs."
-_LOOK = "Convert it with dcm2niix and look at what it prints, or name another series."
-_ADVICE = (OVERRIDE, _SEPARATE, _NOT_ENOUGH, _PREPARE, _LOOK)
-"""Next steps of examinations; each is told with the first examination that needs it."""
-_TIMEOUT_S = 600
-"""Longest time of converting one series: the largest take a few seconds."""
+INSTALL_PREPROCESS = "pip install 'brats_seg[preprocess]'"
+"""Command that installs the programs of preprocessing."""
+ONE_MM: Spacing = (1.0, 1.0, 1.0)
+"""Voxel size of BraTS."""
+WEIGHTS = "hd-bet_params/release_2.0.0/fold_all/checkpoint_final.pth"
+"""File below the home folder in which HD-BET 2 keeps its weights."""
+
+_TIMEOUT_S, _CONVERSION_TIMEOUT_S = 3600, 600
+"""Longest time of a program, and of dcm2niix, which takes a few seconds for a series."""
+_REFERENCE = MODALITIES.index("t1c")
+"""Modality that the others are registered to: the tumour core is outlined in it."""
+_GREEDY = "import sys, picsl_greedy; picsl_greedy.Greedy3D().execute(sys.argv[1])"
+_RIGID = "-a -dof 6 -m NMI -ia-identity -n 100x50x10 -i fixed.nii moving.nii -o rigid.mat"
+_RESLICE = "-rf fixed.nii -rt float -rm moving.nii moved.nii -r rigid.mat"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,13 +131,9 @@ def convert_studies(
     convert = partial(_converted, scans=scans, options=options)
     done = map_cases(convert, studies, "converting DICOM", track=track)
     cases = {case.case_id: case for case in done.results}
-    given: set[str] = set()
     for failure in done.failures:
-        message = failure.message
-        for advice in filter(message.endswith, _ADVICE):
-            message = message.removesuffix(f" {advice}") if advice in given else message
-            given.add(advice)
-        cases[failure.case_id] = replace(Case.named(failure.case_id, {}), problems=(message,))
+        unusable = Case.named(failure.case_id, {})
+        cases[failure.case_id] = replace(unusable, problems=(failure.message,))
     return tuple(Conversion(study, cases[study.case_id]) for study in studies)
 
 
@@ -152,7 +160,8 @@ def _converted(study: DicomStudy, scans: Path, options: DicomOptions) -> Case:
     if source.unready:
         found = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
-        next_step = _NOT_ENOUGH if source.preparation else _PREPARE
+        other = "" if source.preparation else ", or add --preprocess (greedy, HD-BET)"
+        next_step = f"Prepare the converted files with other programs{other}."
         raise CaseError(study.case_id, str(study.folder), found, expected, next_step)
     return single_input(study.case_id, files)
 
@@ -166,7 +175,7 @@ def _check_usable(study: DicomStudy, options: DicomOptions) -> None:
     if unused and len(study.series) - len(unused) < len(MODALITIES):
         problem = f"{problem}; not used: {some_of(unused)}"
     expected = f"a whole series for each of {', '.join(MODALITIES)}"
-    next_step = _SEPARATE if study.problem else OVERRIDE
+    next_step = "Export the examination again." if study.problem else OVERRIDE
     raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
 
 
@@ -189,7 +198,7 @@ def _convert(
         volumes, steps = prepare(case_id, volumes)
         unready = unready_words(volumes)
     for path, volume in zip(files.values(), volumes, strict=True):
-        write_volume(path, volume.array, volume.geometry)
+        nifti.write_volume(path, volume.array, volume.geometry)
     source = wanted.model_copy(update={"preparation": steps, "unready": unready})
     # after the scans: where it is, they are there
     write_json(files["t1c"].with_name(SOURCE_NAME), source.model_dump(mode="json"))
@@ -207,24 +216,19 @@ def _volume(series: Series, case_id: str) -> Volume:
         slices.mkdir()
         for index, path in enumerate(series.files):
             (slices / f"{index:05d}.dcm").symlink_to(path)
-        ended = _run_converter(slices, output)
+        # without the settings of the user; what it prints may name the patient
+        options = "-g i -b n -z n -x i -w 1 -f scan -o"
+        command = [_converter(), *options.split(), str(output), str(slices)]
+        done = _run(command, output, _CONVERSION_TIMEOUT_S)
         volumes = sorted(output.glob("*.nii"))
-        if ended < 0 or len(volumes) != 1:
-            found = f"exit status {ended} of dcm2niix and {counted(len(volumes), 'volume')}"
-            raise CaseError(case_id, str(series), found, "one volume", _LOOK)
-        return read_volume(volumes[0], case_id=case_id)
-
-
-def _run_converter(slices: Path, output: Path) -> int:
-    """Run dcm2niix without the settings of the user; what it prints may name the patient."""
-    options = "-g i -b n -z n -x i -w 1 -f scan -o"
-    command = [_converter(), *options.split(), str(output), str(slices)]
-    try:
-        return subprocess.run(
-            command, capture_output=True, check=False, timeout=_TIMEOUT_S
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return -signal.SIGKILL
+        if done.returncode < 0 or len(volumes) != 1:
+            n_volumes = counted(len(volumes), "volume")
+            problem = f"exit status {done.returncode} of dcm2niix and {n_volumes}"
+            next_step = (
+                "Convert it with dcm2niix and look at what it prints, or name another series."
+            )
+            raise CaseError(case_id, str(series), problem, "one volume", next_step)
+        return nifti.read_volume(volumes[0], case_id=case_id)
 
 
 def _converter() -> str:
@@ -233,3 +237,132 @@ def _converter() -> str:
     except ImportError:
         return shutil.which("dcm2niix") or ""
     return str(program)
+
+
+def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
+    """Return why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
+
+    `volumes` are the four modalities, each on its own grid.
+    """
+    words = []
+    if not _have_one_grid(volumes):
+        words.append("the modalities are not on one grid, so that they are not registered")
+    if _has_skull(volumes):
+        words.append("the skull does not seem to be stripped")
+    grids = [volume.geometry for volume in volumes]
+    other = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
+    if other:
+        edges = "x".join(f"{mm:.2f}" for mm in other[0])
+        words.append(f"the voxels measure {edges} mm, not 1 mm")
+    return tuple(words)
+
+
+def check_tools() -> None:
+    """Raise `EnvironmentalError` if a program of preprocessing is not there."""
+    missing = []
+    if importlib.util.find_spec("picsl_greedy") is None:
+        missing.append(f"greedy is not installed: {INSTALL_PREPROCESS}")
+    if shutil.which("hd-bet") is None:
+        missing.append(f"hd-bet is not installed: {INSTALL_PREPROCESS}")
+    elif not (Path.home() / WEIGHTS).is_file():
+        fetch = (
+            "copy them there, or run hd-bet -i SCAN.nii.gz -o OUT.nii.gz once, which fetches them"
+        )
+        missing.append(f"hd-bet has no weights in {Path.home() / WEIGHTS}: {fetch}")
+    if missing:
+        msg = f"--preprocess cannot run: {'; '.join(missing)}"
+        raise EnvironmentalError(msg)
+
+
+def prepare(case_id: str, volumes: Sequence[Volume]) -> tuple[Sequence[Volume], tuple[str, ...]]:
+    """Register, resample and skull-strip the modalities of a case where they need it.
+
+    Returns the modalities on one grid of 1 mm, in the place of t1c, and the steps that were taken.
+    `CaseError` is raised if a program fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="brats-seg-") as name:
+        folder = Path(name)
+        if _have_one_grid(volumes):
+            steps = ["resampled to 1 mm"]
+            volumes = [_at_one_mm(volume, case_id) for volume in volumes]
+        else:
+            steps = ["t1c resampled to 1 mm, the others registered to it by greedy (rigid)"]
+            fixed = _at_one_mm(volumes[_REFERENCE], case_id)
+            nifti.write_volume(folder / "fixed.nii", fixed.array, fixed.geometry)
+            volumes = [
+                fixed if index == _REFERENCE else _registered(case_id, volume, fixed, folder)
+                for index, volume in enumerate(volumes)
+            ]
+        if _has_skull(volumes):
+            steps.append("brain of t1c found by HD-BET")
+            outside = _brain(case_id, volumes[_REFERENCE], folder).array == 0
+            volumes = [replace(v, array=np.where(outside, 0, v.array)) for v in volumes]
+    for step in steps:
+        log.info("%s: %s", case_id, step)
+    return volumes, tuple(steps)
+
+
+def _have_one_grid(volumes: Sequence[Volume]) -> bool:
+    return all(have_one_grid(volume.geometry, volumes[0].geometry) for volume in volumes)
+
+
+def _has_skull(volumes: Sequence[Volume]) -> bool:
+    """Return whether the skull does not seem to be stripped; unknown without the checks of scans."""
+    judges = wings.judges("scan")
+    if judges is None:
+        return False
+    groups = [volumes] if _have_one_grid(volumes) else [[volume] for volume in volumes]
+    return any(map(judges.has_skull, groups))
+
+
+def _at_one_mm(volume: Volume, case_id: str) -> Volume:
+    resampling = nifti.planned_resampling(volume, ONE_MM, case_id=case_id)
+    return volume if resampling is None else nifti.resampled(volume, resampling)
+
+
+def _registered(case_id: str, volume: Volume, fixed: Volume, folder: Path) -> Volume:
+    """Return a modality on the grid of `fixed`, which is in the folder."""
+    nifti.write_volume(folder / "moving.nii", volume.array, volume.geometry)
+    for options in (f"-d 3 -V 0 -seed 1 {_RIGID}", f"-d 3 -V 0 {_RESLICE}"):
+        _run_on(case_id, "greedy", [sys.executable, "-c", _GREEDY, options], folder)
+    moved = nifti.read_volume(folder / "moved.nii", case_id=case_id)
+    # with exactly the header of the grid
+    return replace(moved, geometry=fixed.geometry)
+
+
+def _brain(case_id: str, t1c: Volume, folder: Path) -> Volume:
+    """Return the mask of the brain that HD-BET finds."""
+    nifti.write_volume(folder / "t1c.nii.gz", t1c.array, t1c.geometry)
+    device = "cuda" if shutil.which("nvidia-smi") else "cpu --disable_tta"
+    command = f"hd-bet -i t1c.nii.gz -o brain.nii.gz --save_bet_mask -device {device}"
+    _run_on(case_id, "hd-bet", command.split(), folder)
+    return nifti.read_label_map(folder / "brain_bet.nii.gz", case_id=case_id)
+
+
+def _run_on(case_id: str, name: str, command: Sequence[str], folder: Path) -> None:
+    """Run a program in a folder; raise `CaseError` with the end of what it printed if it fails."""
+    done = _run(command, folder)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        problem = f"{name} failed with exit code {done.returncode}: {lines[-1]}"
+        next_step = "Prepare the scans with programs of your own."
+        raise CaseError(case_id, "(all)", problem, "registered, skull-stripped scans", next_step)
+
+
+def _run(
+    command: Sequence[str], folder: Path, timeout_s: float = _TIMEOUT_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder; one that takes too long is killed."""
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        late = f"no result after {timeout_s} s"
+        return subprocess.CompletedProcess(command, -signal.SIGKILL, "", late)

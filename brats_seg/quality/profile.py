@@ -208,7 +208,7 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
-    from brats_seg.data.manifest import MEASURES_NAME, manifest_of
+    from brats_seg.data.store import MEASURES_NAME, manifest_of
 
     measured, grids = [], set[Triple]()
     for case_id in evenly_spread(case_ids, _MOST_CASES):

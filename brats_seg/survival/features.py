@@ -165,10 +165,8 @@ def load_networks(
     if autoencoder is not None:
         model = Reconstructor.load(autoencoder, device).model
         if (size := model.members[0].window.size) is not None:
-            msg = (
-                f"{autoencoder} was trained on patches of {'x'.join(map(str, size))} voxels; expected "
-                "an autoencoder of whole brains. Train it with --patch whole."
-            )
+            patches = f"patches of {'x'.join(map(str, size))} voxels"
+            msg = f"{autoencoder} was trained on {patches}; expected whole brains: --patch whole"
             raise UsageError(msg)
         encoder = Trained(model=model, patients=patients(autoencoder))
     if segmentations:
@@ -180,9 +178,7 @@ def load_networks(
     networks = [*segmenters, *([encoder] if encoder else [])]
     spacings_mm = {one.model.identity.spacing_mm for one in networks}
     if len(spacings_mm) > 1:
-        msg = (
-            f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; expected one."
-        )
+        msg = f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; expected one"
         raise UsageError(msg)
     return Networks(
         clinical=clinical,
@@ -239,8 +235,7 @@ def encode(autoencoder: Model, scan: Scan) -> dict[str, float]:
     n_broken = int(np.count_nonzero(~np.isfinite(values)))
     if n_broken:
         problem = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
-        next_step = "The model is broken: train it again."
-        raise CaseError(scan.case_id, "(all)", problem, "finite numbers", next_step)
+        raise CaseError(scan.case_id, "(all)", problem, "finite numbers", "Train the model again.")
     return {f"latent0_{index:03d}": float(value) for index, value in enumerate(values)}
 
 
@@ -281,9 +276,8 @@ def _predicted_tumour(
 ) -> tuple[Tumour, Seen]:
     """Predict a label map by the mean of the networks that saw the patient least."""
     if not networks:
-        next_step = "Give a run with --model, or leave the case out."
-        expected = "one, or a network to predict it"
-        raise CaseError(scan.case_id, "(none)", "no label map", expected, next_step)
+        next_step = "Give a run with --model."
+        raise CaseError(scan.case_id, "(none)", "no label map", "one, or a network", next_step)
     least = min((one.seen(ids) for one in networks), key=SEEN.index)
     models = [one.model for one in networks if one.seen(ids) == least]
     members = tuple(member for model in models for member in model.members)

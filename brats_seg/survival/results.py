@@ -6,8 +6,8 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,23 +19,15 @@ from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
-from brats_seg.errors import counted
+from brats_seg.errors import counted, some_of
 from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
 from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.study import (
-    BASELINE,
-    COX,
-    SELECTED,
-    Plan,
-    Predictions,
-    Study,
-    concordance,
-    cross_validate,
-)
-from brats_seg.survival.table import AGE, SEEN_COLUMNS, read_features, read_ids, read_outcomes
+from brats_seg.survival import study as models
+from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
+from brats_seg.survival.table import AGE, read_features, read_ids, read_outcomes, seen_remarks
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -46,10 +38,6 @@ FEWEST_SIGNIFICANT_DEATHS = 20
 """Number of deaths below which no result is significant, because intervals are unreliable."""
 _N_CONCORDANCE_RESAMPLES = 1000
 """Fewer bootstrap resamples than elsewhere: lifelines computes them one by one, 1 ms each."""
-_NOT_HELD_OUT = {
-    "yes": "networks that were trained on their patients, so the figures may be too good",
-    "unknown": "networks without a record of the patients they were trained on",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,56 +94,39 @@ class Verdict:
         return f"more than chance, {'' if self.beats_age else 'NOT '}better than age alone"
 
     def __str__(self) -> str:
-        rank = self.spearman
-        result = (
-            f"rank correlation {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}] on "
+        rank, gain = self.spearman, abs(self.gain_days)
+        text = (
+            f"{self.heading}: rank correlation {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}] on "
             f"{counted(self.n_died, 'death')}, p {self.p_ranks:.2g}"
         )
-        if not self.is_significant:
-            text = (
-                f"NOT SIGNIFICANT: {result}. These predictions may be due to chance: none of the "
-                "figures above shows that survival can be predicted."
-            )
-            few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
-            return text + few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else text
-        side = "smaller" if self.gain_days > 0 else "larger"
-        gain = f"age alone: mean error {abs(self.gain_days):.0f} days {side}"
-        start = f"More than chance: {result}."
-        if self.beats_age:
-            return f"{start} Better than {gain}, p {self.p_gain:.2g}."
-        return f"{start} But NOT better than {gain} than that of the age, p {self.p_gain:.2g}."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SurvivalSummary:
-    """Scores of the predictions as a whole."""
-
-    figures: tuple[FamilyFigures, ...]
-    verdict: Verdict
-    remarks: tuple[str, ...]
+        if self.is_significant:
+            change = "smaller" if self.gain_days > 0 else "larger"
+            return f"{text}; mean error {gain:.0f} days {change} than by age alone, p {self.p_gain:.2g}"
+        few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing."
+        text += ". These predictions may be due to chance."
+        return text + few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SurvivalStudy:
-    """A finished study of survival."""
+    """A finished study of survival: predictions for every case, and their scores as a whole."""
 
     study: Study
     predictions: Predictions
-    summary: SurvivalSummary
-    missing: tuple[str, ...]
+    figures: tuple[FamilyFigures, ...]
+    verdict: Verdict
+    remarks: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     """Cases to submit that have no features."""
 
 
-def study_survival(  # noqa: PLR0913 - each is a choice of its own
+def study_survival(
     features: Path,
-    table: Path,
+    clinical: Sequence[Path],
     output: Path,
     *,
-    mapping: Sequence[Path] = (),
     folds: Path | None = None,
-    n_folds: int = 5,
     n_repeats: int = 3,
-    seed: int = 55,
     submit: Path | None = None,
     track: Track = untracked,
 ) -> SurvivalStudy:
@@ -166,14 +137,11 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
 
     Args:
         features: Table that `features_of_folder` wrote.
-        table: Table of survival, of any BraTS release.
+        clinical: Table of survival, of any BraTS release. If the features have ids of another year,
+            tables `name_mapping.csv` follow it; those beside it are found.
         output: Folder to write to.
-        mapping: Tables `name_mapping.csv`, if the features have ids of another year than the table.
-            Those beside the table are found.
-        folds: Fold table of the project; without it, new folds.
-        n_folds: Number of new folds.
+        folds: Fold table of the project; without it, five new folds.
         n_repeats: Number of cross-validations to average.
-        seed: Seed of the folds, models and intervals.
         submit: Table of the cases to submit; without it, all.
         track: Shows progress.
 
@@ -183,28 +151,29 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
         EnvironmentalError: The folder cannot be written to.
 
     Example:
-        >>> paths = Path("features.csv"), Path("survival_info.csv"), Path("survival")
-        >>> study_survival(*paths).summary.verdict.heading  # doctest: +SKIP
+        >>> paths = Path("features.csv"), [Path("survival_info.csv")], Path("survival")
+        >>> study_survival(*paths).verdict.heading  # doctest: +SKIP
         'more than chance, better than age alone'
     """
     wanted = None if submit is None else read_ids(submit)
     cases = read_features(features)
-    study = Study.of(cases, read_outcomes(cases, table, mapping))
-    with_cox = find_spec("lifelines") is not None
-    plan = Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, with_cox=with_cox)
+    study = Study.of(cases, read_outcomes(cases, clinical))
+    plan = Plan(n_repeats=n_repeats)
+    if find_spec("lifelines") is not None:
+        plan = replace(plan, families=(*plan.families, COX))
     fold_table = None if folds is None else read_folds(folds)
-    predictions = cross_validate(study, plan, fold_table, track)
-    summary = summarise(study, predictions, seed)
+    predictions = models.cross_validate(study, plan, fold_table, track)
+    result = summarise(study, predictions, plan.seed)
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
-        write_summary(summary, study, predictions, plan, output / "summary.json")
+        write_summary(result, plan, output / "summary.json")
         shown = study.outcomes[predictions.held_out]
         days = predictions.days[SELECTED][predictions.held_out]
-        title = f"Held-out cases: {summary.verdict.heading}"
+        title = f"Held-out cases: {result.verdict.heading}"
         figure = survival_figure(shown["days"], days, shown["lived"], title=title)
         write_figure(figure, output / "survival.png")
         missing = write_submission(study, predictions, output / "submission.csv", wanted)
-    return SurvivalStudy(study=study, predictions=predictions, summary=summary, missing=missing)
+    return replace(result, missing=missing)
 
 
 def accuracy(reported: Days, predicted: Days) -> Days:
@@ -227,25 +196,28 @@ def _ranks(days: Days) -> Days:
     return rankdata(days, axis=-1) - (days.shape[-1] + 1) / 2
 
 
-FIGURES: dict[str, Callable[[Days, Days], Days]] = {
-    "accuracy": accuracy,
-    "mse_days2": lambda reported, predicted: np.mean((predicted - reported) ** 2, axis=-1),
-    "median_se_days2": lambda reported, predicted: np.median((predicted - reported) ** 2, axis=-1),
-    "std_se_days2": lambda reported, predicted: np.std((predicted - reported) ** 2, axis=-1),
-    "spearman": spearman,
-    "mae_days": lambda reported, predicted: np.mean(np.abs(predicted - reported), axis=-1),
-    # the figure of the Kaggle notebook
-    "relative_error": lambda reported, predicted: (
-        np.abs(predicted - reported).sum(axis=-1) / reported.sum(axis=-1)
-    ),
-}
-"""Functions of reported and predicted days `(..., n)` that return a figure `(...)`."""
-CONCORDANCE = {"concordance": np.vectorize(concordance, signature="(n),(n),(n)->()")}
-"""The same of days, deaths and predicted days."""
+def days_figures(reported: Days, predicted: Days) -> dict[str, Days]:
+    """Return the figures (...) of reported and predicted days (..., n): those of the challenge first."""
+    errors = np.abs(predicted - reported)
+    return {
+        "accuracy": accuracy(reported, predicted),
+        "mse_days2": np.mean(errors**2, axis=-1),
+        "median_se_days2": np.median(errors**2, axis=-1),
+        "std_se_days2": np.std(errors**2, axis=-1),
+        "spearman": spearman(reported, predicted),
+        "mae_days": np.mean(errors, axis=-1),
+        # the figure of the Kaggle notebook
+        "relative_error": errors.sum(axis=-1) / reported.sum(axis=-1),
+    }
+
+
+def concordance_figure(*values: Days) -> dict[str, Days]:
+    """Return the concordance index (...) of days, deaths and predicted days (..., n)."""
+    return {"concordance": np.vectorize(models.concordance, signature="(n),(n),(n)->()")(*values)}
 
 
 def estimates(
-    figures: Mapping[str, Callable[..., Days]],
+    figures: Callable[..., dict[str, Days]],
     values: Sequence[Days],
     patients: npt.NDArray[np.object_],
     rng: np.random.Generator,
@@ -254,17 +226,17 @@ def estimates(
     """Return every figure of values `(n,)`, with intervals over patients by `bootstrap_interval`."""
 
     def compute(*values: Days) -> Days:
-        return np.stack([figure(*values) for figure in figures.values()])
+        return np.stack(list(figures(*values).values()))
 
-    interval = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
-    numbers = np.stack([compute(*values), interval.low, interval.high], axis=1)
+    ends = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
+    numbers = zip(figures(*values).items(), *ends, strict=True)
     return tuple(
-        Estimate(name=name, value=value, low=low, high=high)
-        for name, (value, low, high) in zip(figures, numbers.tolist(), strict=True)
+        Estimate(name=name, value=float(value), low=float(low), high=float(high))
+        for (name, value), low, high in numbers
     )
 
 
-def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalSummary:
+def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStudy:
     """Score every family on held-out cases, and test the selected models.
 
     Figures in days are over deaths only. With a Cox model, censored patients count as well in the
@@ -273,28 +245,29 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalSumm
     rng = np.random.default_rng(seed)
     # a generator of its own: the other figures are the same with and without lifelines
     concordance_rng = rng.spawn(1)[0]
-    with_cox = predictions.log_hazards is not None
     scored = predictions.held_out
-    times = predictions.days[scored]
-    if predictions.log_hazards is not None:
-        times = times.assign(**{COX.name: -predictions.log_hazards[scored]})
     reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))
     patients = study.table["patient_id"].to_numpy()[scored]
+    times = {str(name): days.to_numpy() for name, days in predictions.days[scored].items()}
+    with_cox = predictions.log_hazards is not None
+    if predictions.log_hazards is not None:
+        times[COX.name] = -predictions.log_hazards[scored]
     figures = []
-    for name, predicted in times.items():
+    for name, days in times.items():
         scores: tuple[Estimate, ...] = ()
-        days, n_contradicted = predicted.to_numpy(), None
+        n_contradicted = None
         if name != COX.name:
-            scores = estimates(FIGURES, (reported[died], days[died]), patients[died], rng)
+            scores = estimates(days_figures, (reported[died], days[died]), patients[died], rng)
             n_contradicted = int((days < reported)[~died].sum())
         if with_cox:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
-            scores += estimates(CONCORDANCE, rows, patients, concordance_rng, n_resamples=n)
-        one = FamilyFigures(name=str(name), estimates=scores, n_contradicted=n_contradicted)
-        figures.append(one)
-    selected, baseline = (times[name].to_numpy()[died] for name in (SELECTED, BASELINE.name))
+            scores += estimates(concordance_figure, rows, patients, concordance_rng, n_resamples=n)
+        figures.append(FamilyFigures(name=name, estimates=scores, n_contradicted=n_contradicted))
     rank = next(one for one in figures[0].estimates if one.name == "spearman")
-    return SurvivalSummary(
+    selected, baseline = times[SELECTED][died], times[BASELINE.name][died]
+    return SurvivalStudy(
+        study=study,
+        predictions=predictions,
         figures=tuple(figures),
         verdict=judge(reported[died], selected, baseline, rank, rng),
         remarks=tuple(_remarks(study, with_cox=with_cox)),
@@ -351,13 +324,11 @@ def write_submission(
     return tuple(case_id for case_id in wanted or () if case_id not in present)
 
 
-def write_summary(
-    summary: SurvivalSummary, study: Study, predictions: Predictions, plan: Plan, path: Path
-) -> None:
+def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
     """Write figures, verdict and settings as JSON."""
-    outcomes, verdict = study.outcomes, summary.verdict
+    outcomes, predictions, verdict = result.study.outcomes, result.predictions, result.verdict
     figures: dict[str, dict[str, object]] = {}
-    for family in summary.figures:
+    for family in result.figures:
         rows = (asdict(one) for one in family.estimates)
         figures[family.name] = {row.pop("name"): row for row in rows}
         if family.n_contradicted is not None:
@@ -368,7 +339,7 @@ def write_summary(
         "n_cases": len(outcomes),
         "n_died": int(outcomes["died"].sum()),
         "n_censored": int(outcomes["lived"].sum()),
-        "n_features": study.features.shape[1],
+        "n_features": result.study.features.shape[1],
         "class_days": SURVIVAL_CLASS_DAYS,
         "n_folds": len(np.unique(predictions.folds[predictions.held_out])),
         "n_repeats": plan.n_repeats,
@@ -380,7 +351,7 @@ def write_summary(
             "beats_age": verdict.beats_age,
             "words": str(verdict),
         },
-        "remarks": summary.remarks,
+        "remarks": result.remarks,
         "figures": figures,
     }
     write_json(path, content)
@@ -388,16 +359,11 @@ def write_summary(
 
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     """Describe the data behind the figures: censored cases, unknown ages, networks that saw them."""
-    table, outcomes = study.table, study.outcomes
+    outcomes = study.outcomes
     n_died, n_lived, n_known = (int(outcomes[name].sum()) for name in ("died", "lived", "known"))
-    use = (
-        "learnt from by the Cox model and counted in the concordance index only"
-        if with_cox
-        else "predicted but never learnt from or scored"
-    )
     yield (
-        f"{counted(len(table), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
-        f"(alive at last contact), {use}; {len(table) - n_known} of unknown outcome, predicted only"
+        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
+        f"(alive at last contact); {len(outcomes) - n_known} of unknown outcome, predicted only"
     )
     if not with_cox:
         yield (
@@ -408,10 +374,7 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     if n_unknown:
         yield f"age unknown in {n_unknown} of {n_known} cases with an outcome"
     if study.dropped:
-        named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
-        yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
-    for column, what in SEEN_COLUMNS.items():
-        for answer, networks in _NOT_HELD_OUT.items():
-            n = int((table[column] == answer).sum()) if column in table else 0
-            if n:
-                yield f"NOT OUT-OF-FOLD: {what} of {n} of {len(table)} cases is of {networks}"
+        n_dropped = counted(len(study.dropped), "feature")
+        yield f"{n_dropped} empty or equal in all cases, left out: {some_of(study.dropped)}"
+    for remark in seen_remarks(study.table):
+        yield f"NOT OUT-OF-FOLD: {remark}"

@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 Matrix = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 Splits = Sequence[tuple[Indices, Indices]]
 
 SELECTED = "selected"
@@ -256,13 +257,12 @@ class Study:
 class Plan:
     """Settings of the cross-validation."""
 
-    n_folds: int
+    n_folds: int = 5
     """Number of new folds, where no fold table is given."""
-    n_repeats: int
-    seed: int
+    n_repeats: int = 3
+    seed: int = 55
     families: tuple[Family, ...] = FAMILIES
-    with_cox: bool = False
-    """Whether a Cox model is fitted as well; needs lifelines."""
+    """Families that are fitted; with `COX`, which needs lifelines, a Cox model as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -279,19 +279,9 @@ class Predictions:
     """(cases,) log hazard ratio to the mean training case by the Cox model; None without one."""
 
     @property
-    def held_out(self) -> npt.NDArray[np.bool_]:
+    def held_out(self) -> Mask:
         """(cases,) whether a fold holds the case, so that its prediction can be scored."""
         return self.folds != _NO_FOLD
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Job:
-    """Held-out cases to predict, the cases to train on, and the families to fit."""
-
-    train: Indices
-    held_out: Indices
-    families: tuple[Family, ...]
-    seed: tuple[int, ...]
 
 
 def cross_validate(
@@ -314,80 +304,71 @@ def cross_validate(
     """
     _check_enough(study, plan, folds)
     repeats = [_outer_folds(study, plan, folds, repeat) for repeat in range(plan.n_repeats)]
-    jobs = [
-        job
-        for repeat, of_cases in enumerate(repeats)
-        for job in _jobs(study, plan, of_cases, repeat)
+    rounds = [
+        (held_out, (plan.seed, repeat, fold + 1, 0))
+        for repeat, folds_of_cases in enumerate(repeats)
+        for fold, held_out in _held_out(study, folds_of_cases)
     ]
-    n_chosen = {family.name: 0 for family in plan.families}
-    columns = [SELECTED, BASELINE.name, *n_chosen, COX.name]
-    sums = pd.DataFrame(0.0, study.features.index, columns)
-    for job in track(jobs, what="fitting", total=len(jobs)):
-        splits = _inner_splits(study, job)
-        fits = {family.name: _predict(study, job, family, splits) for family in job.families}
-        if COX not in job.families:
-            best = max(n_chosen, key=lambda name: fits[name][1])
-            n_chosen[best] += 1
-            fits[SELECTED] = fits[best]
-        for name, (predicted, _) in fits.items():
-            sums.loc[job.held_out, name] += predicted
+    n_chosen = {family.name: 0 for family in plan.families if family is not COX}
+    sums = pd.DataFrame(0.0, study.features.index, [SELECTED, BASELINE.name, *n_chosen, COX.name])
+    for held_out, seed in track(rounds, what="fitting", total=len(rounds)):
+        scores = {}
+        predicted = {}
+        for family in (BASELINE, *plan.families):
+            features = study.features.to_numpy()[:, : 1 if family is BASELINE else None]
+            fit = _fit(study, family, features, ~held_out, seed)
+            scores[family.name], predicted[family.name] = (
+                fit.best_score_,
+                fit.predict(features[held_out]),
+            )
+        best = max(n_chosen, key=scores.__getitem__)
+        n_chosen[best] += 1
+        for name, values in [(SELECTED, predicted[best]), *predicted.items()]:
+            sums.loc[held_out, name] += values
     means = sums / plan.n_repeats
     return Predictions(
         days=means.drop(columns=COX.name),
         folds=repeats[0],
         n_chosen=n_chosen,
-        log_hazards=means[COX.name].to_numpy() if plan.with_cox else None,
+        log_hazards=means[COX.name].to_numpy() if COX in plan.families else None,
     )
 
 
-def _jobs(study: Study, plan: Plan, folds: Indices, repeat: int) -> Iterator[_Job]:
-    """Yield the fits of a repeat: of each fold by the others, then of the cases in no fold by all."""
-    groups = [("died", (BASELINE, *plan.families)), ("known", (COX,))]
-    for is_cox, (outcome, families) in enumerate(groups[: 1 + plan.with_cox]):
-        usable = study.outcomes[outcome].to_numpy() & (folds != _NO_FOLD)
-        for fold in sorted(set(folds.tolist()), key=lambda fold: (fold == _NO_FOLD, fold)):
-            train = np.flatnonzero(usable & (folds != fold))
-            if len(train) < FEWEST_DEATHS - 1:
-                msg = (
-                    f"fold {fold} is held out with only {counted(len(train), 'death')} in the others; "
-                    f"expected {FEWEST_DEATHS - 1} at least. Use other folds, or give more cases."
-                )
-                raise FoldError(msg)
-            yield _Job(
-                train=train,
-                held_out=np.flatnonzero(folds == fold),
-                families=families,
-                # other random numbers for the Cox model, which has more cases to split
-                seed=(plan.seed, repeat, fold + 1, 0, *[1] * is_cox),
-            )
-
-
-def _predict(
-    study: Study, job: _Job, family: Family, splits: Splits
-) -> tuple[npt.NDArray[np.float64], float]:
-    """Return what a family predicts for the held-out cases, and its score on the inner folds."""
-    features = study.features.to_numpy()[:, : 1 if family is BASELINE else None]
-    outcomes = study.outcomes[["days", "died"]].to_numpy(np.float64)[job.train]
-    known = outcomes if family is COX else outcomes[:, 0]
-    fit = fit_family(family, features[job.train], known, splits)
-    return fit.predict(features[job.held_out]), fit.best_score_
-
-
-def _inner_splits(study: Study, job: _Job) -> Splits:
-    """Split the patients at random; all cases of a patient stay together."""
-    patients = study.table["patient_id"].to_numpy()[job.train]
-    names = np.random.default_rng(job.seed).permutation(sorted(set(patients)))
+def _fit(
+    study: Study, family: Family, features: Matrix, usable: Mask, seed: tuple[int, ...]
+) -> Any:
+    """Fit a family to those of the usable cases that it learns from, in inner folds of patients."""
+    is_cox = family is COX
+    train = np.flatnonzero(usable & study.outcomes["known" if is_cox else "died"])
+    outcomes = study.outcomes[["days", "died"]].to_numpy(np.float64)[train]
+    patients = study.table["patient_id"].to_numpy()[train]
+    # other random numbers for the Cox model, which has more cases to split
+    rng = np.random.default_rng([*seed, *[1] * is_cox])
+    names = rng.permutation(sorted(set(patients)))
     groups = np.array_split(names, min(N_INNER_FOLDS, len(names)))
     held_out = [np.isin(patients, group) for group in groups]
-    return [(np.flatnonzero(~held), np.flatnonzero(held)) for held in held_out]
+    splits = [(np.flatnonzero(~held), np.flatnonzero(held)) for held in held_out]
+    return fit_family(family, features[train], outcomes if is_cox else outcomes[:, 0], splits)
+
+
+def _held_out(study: Study, folds: Indices) -> Iterator[tuple[int, Mask]]:
+    """Yield each fold and its cases (cases,); cases in no fold are predicted by all that are in one."""
+    for fold in sorted(set(folds.tolist())):
+        n_deaths = int(study.outcomes["died"][folds != fold].sum())
+        if n_deaths < FEWEST_DEATHS - 1:
+            msg = (
+                f"fold {fold} is held out with only {counted(n_deaths, 'death')} in the others; "
+                f"expected {FEWEST_DEATHS - 1} at least. Use other folds, or give more cases."
+            )
+            raise FoldError(msg)
+        yield fold, folds == fold
 
 
 def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int) -> Indices:
     """Return the outer fold (cases,) of each case; -1 for those of unknown outcome."""
     known, case_ids = study.outcomes["known"], study.table["case_id"]
-    table = folds or make_folds(
-        _cases(study, known), FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat)
-    )
+    config = FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat)
+    table = folds or make_folds(_cases(study), config)
     fold_of = case_ids.map({row.case_id: row.fold for row in table.rows})
     missing = case_ids[known & fold_of.isna()]
     if len(missing):
@@ -399,19 +380,19 @@ def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int)
     return fold_of.where(known, _NO_FOLD).to_numpy(np.intp)
 
 
-def _cases(study: Study, known: pd.Series) -> list[Case]:
+def _cases(study: Study) -> list[Case]:
     """Return the cases of known outcome, with the facts that balance folds."""
     facts = study.table.reindex(columns=["case_id", "patient_id", "wt_ml"])
-    facts = facts.assign(age=study.outcomes[AGE])[known].astype(object)
-    rows: list[list[Any]] = facts.where(facts.notna(), None).to_numpy().tolist()
+    facts = facts.assign(age=study.outcomes[AGE])[study.outcomes["known"]].replace({np.nan: None})
+    rows: list[Any] = list(facts.itertuples())
     return [
         Case(
-            case_id=case_id,
-            patient_id=patient_id,
+            case_id=row.case_id,
+            patient_id=row.patient_id,
             release="unknown",
-            facts=CaseFacts(age_years=age, tumour_ml=volume),
+            facts=CaseFacts(age_years=row.age, tumour_ml=row.wt_ml),
         )
-        for case_id, patient_id, volume, age in rows
+        for row in rows
     ]
 
 

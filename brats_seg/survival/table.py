@@ -5,7 +5,7 @@ were trained on the patient, and the resection; all others are features. A censo
 at the last contact: the days are a lower bound of the survival.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
@@ -22,8 +22,7 @@ SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
-SEEN_COLUMNS = {LATENT_SEEN: "the latent vector", LABELS_SEEN: "the label map"}
-"""Columns that say whether networks were trained on the patient, and what was made by them."""
+"""Columns that say whether networks were trained on the patient of a case."""
 _TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, "resection")
 _MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 
@@ -85,24 +84,32 @@ def read_features(path: Path) -> pd.DataFrame:
     return table.drop(columns=names).join(numbers.where(np.isfinite(numbers)))
 
 
-def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()) -> pd.DataFrame:
+def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
+    """Count the cases that were measured by networks which may have been trained on their patients."""
+    for column, what in ((LATENT_SEEN, "latent vector"), (LABELS_SEEN, "label map")):
+        for answer, networks in (
+            ("yes", "networks that were trained on their patients, so the figures may be too good"),
+            ("unknown", "networks without a record of the patients they were trained on"),
+        ):
+            n = int((table[column] == answer).sum()) if column in table else 0
+            if n:
+                yield f"the {what} of {n} of {len(table)} cases is of {networks}"
+
+
+def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     """Find the outcome of every case of a table of features, whose ages and resections count first.
 
     The row of each case has `days` from the scan to death or the last contact, NaN where unknown;
     `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
-    empty.
-
-    Args:
-        table: Table of features.
-        path: Table of survival of any release.
-        mappings: Tables that join the ids of one patient in several years. Those called
-            `name_mapping*.csv` beside the table of survival are read as well.
+    empty. The first path is a table of survival of any release; the others join the ids of one patient
+    in several years, as do those called `name_mapping*.csv` beside it.
 
     Raises:
         UsageError: The table lacks columns, has none of the cases, or has no death.
     """
+    path = paths[0]
     check_columns(path, with_survival=True)
-    clinical = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
+    clinical = read_clinical_files(dict.fromkeys([*paths, *mapping_files(path.parent)]))
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
         people = dict.fromkeys(row.ids[0] for row in clinical.rows.values())

@@ -171,10 +171,8 @@ class Accumulator:
             try:
                 self.scaler.step(self.optimizer)
             except (RuntimeError, MemoryError) as error:
-                advice = (
-                    "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
-                )
-                msg = f"the weights may be half updated: the optimizer failed: {error}. {advice}"
+                way = "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
+                msg = f"the weights may be half updated: the optimizer failed: {error}. {way}"
                 raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm
@@ -189,12 +187,8 @@ class MemoryMode:
     checkpointing: interface.ActivationCheckpointing = interface.ActivationCheckpointing.NONE
 
     def __str__(self) -> str:
-        kind = self.checkpointing
-        more = (
-            ""
-            if kind is interface.ActivationCheckpointing.NONE
-            else f", checkpointing {kind.value}"
-        )
+        kind = self.checkpointing.value
+        more = "" if kind == "none" else f", checkpointing {kind}"
         return f"micro-batch {self.micro_batch}{more}"
 
 

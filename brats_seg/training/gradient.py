@@ -90,7 +90,7 @@ class Leaves:
     def __init__(
         self, network: nn.Module, criterion: losses.Criterion, optimizer: torch.optim.Optimizer
     ) -> None:
-        self._modules = [m for m in (network, criterion) if isinstance(m, nn.Module)]
+        self._modules = stateful_modules(network, criterion)
         self._optimizer = optimizer
         self.is_checked = False
         """Whether a loss has passed `check`."""
@@ -242,17 +242,15 @@ class BatchGradient:
                 yield loss, n_patches
 
     def _losses(self, batch: MicroBatch, note: Note) -> Tensor:
-        by_patch = self._forward(batch, self.criterion, note)
-        _check_per_patch(by_patch, len(batch.image))
+        by_patch, n_patches = self._forward(batch, self.criterion, note), len(batch.image)
+        if by_patch.shape != (n_patches,):
+            shape = tuple(by_patch.shape)
+            msg = f"the loss declares reduces = 'patches': found the shape {shape}; expected ({n_patches},)"
+            raise ConfigError(msg)
         return by_patch
 
     def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device
-        reduction = _Reduction(
-            criterion=self.criterion,
-            device=self.device,
-            by_sums=losses.as_sums_loss(self.criterion),
-        )
         states: list[PassState] = []
 
         def first_pass() -> list[Carried]:
@@ -261,7 +259,7 @@ class BatchGradient:
                 batch = self._on_device(index, micro_batch)
                 states.append(PassState.capture(device))
                 with torch.set_grad_enabled(index == len(held) - 1):
-                    carried.append(self._forward(batch, reduction.carry, note))
+                    carried.append(self._forward(batch, self._carry, note))
             return carried
 
         carried = self._together(first_pass)
@@ -271,7 +269,7 @@ class BatchGradient:
         everyone = self._gather(leaves)
 
         def differentiate() -> float:
-            loss = reduction.loss_of(everyone, n_patches)
+            loss = self._loss_of(everyone, n_patches)
             inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
             if held or (self.ranks.is_first and loss.requires_grad):
                 last = carried[-1].tensors if held else ()
@@ -287,7 +285,7 @@ class BatchGradient:
             for index, first in enumerate(carried):
                 states[index].restore()
                 batch = held[index].to(device)
-                second = self._forward(batch, reduction.carry, losses.measure_nothing)
+                second = self._forward(batch, self._carry, losses.measure_nothing)
                 check_replay(first.tensors, second.tensors)
                 _backward(second, leaves[index])
 
@@ -295,6 +293,30 @@ class BatchGradient:
         self._together(second_pass)
         after.restore()
         return loss
+
+    def _carry(self, output: losses.Output, target: Tensor) -> Carried:
+        """Return what the loss of the batch is computed from: sums, or outputs and targets."""
+        if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
+            return Carried((by_sums.sums(output, target),))
+        tensors = interface.tensors_of(output)
+        for shape in (tuple(tensor.shape) for tensor in tensors):
+            if shape[:1] != (len(target),):
+                msg = f"found a tensor of shape {shape} for {len(target)} patches; expected a row for each"
+                raise ConfigError(msg)
+        return Carried(tensors, interface.structure_of(output), target)
+
+    def _loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+        """Return the loss of the batch, from what all its micro-batches have carried."""
+        if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
+            # the sums of many patches are added in float64: the loss is a ratio of them
+            sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+            return losses.check_scalar(by_sums.of_sums(sums, n_patches), self.criterion)
+        rows = [(*one.tensors, one.target) for one in carried]
+        _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
+        *outputs, target = map(torch.cat, zip(*rows, strict=True))
+        output = interface.output_from(carried[0].structure, outputs)
+        with self.device.autocast():
+            return losses.check_scalar(self.criterion(output, target), self.criterion)
 
     def _forward(
         self, batch: MicroBatch, compute: Callable[[losses.Output, Tensor], Value], note: Note
@@ -355,37 +377,6 @@ def stateful_modules(network: nn.Module, criterion: losses.Criterion) -> list[nn
     return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reduction:
-    """Computes the loss of the batch from the sums or the outputs of each micro-batch."""
-
-    criterion: losses.Criterion
-    device: Device
-    by_sums: losses.SumsLoss | None
-
-    def carry(self, output: losses.Output, target: Tensor) -> Carried:
-        if self.by_sums is not None:
-            return Carried((self.by_sums.sums(output, target),))
-        tensors = interface.tensors_of(output)
-        for shape in (tuple(tensor.shape) for tensor in tensors):
-            if shape[:1] != (len(target),):
-                msg = f"found a tensor of shape {shape} for {len(target)} patches; expected a row for each"
-                raise ConfigError(msg)
-        return Carried(tensors, interface.structure_of(output), target)
-
-    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
-        if self.by_sums is not None:
-            # the sums of many patches are added in float64: the loss is a ratio of them
-            sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
-            return losses.check_scalar(self.by_sums.of_sums(sums, n_patches), self.criterion)
-        rows = [(*one.tensors, one.target) for one in carried]
-        _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
-        *outputs, target = map(torch.cat, zip(*rows, strict=True))
-        output = interface.output_from(carried[0].structure, outputs)
-        with self.device.autocast():
-            return losses.check_scalar(self.criterion(output, target), self.criterion)
-
-
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
     """Yield the leaves of the graphs that tensors were computed by."""
     seen: set[Any] = set()
@@ -402,11 +393,10 @@ def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
 
 def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
-    if other := next((found for found in shapes if found != shapes[0]), None):
+    if other := next((row for row in shapes if row != shapes[0]), None):
         what = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}"
-        msg = (
-            f"{what}: use patches of one size, or a loss that declares how it reduces over patches"
-        )
+        way = "use patches of one size, or a loss that declares how it reduces over patches"
+        msg = f"{what}: {way}"
         raise ConfigError(msg)
 
 
@@ -420,10 +410,3 @@ def _backward(carried: Carried, leaves: Carried) -> None:
     if pairs:
         tensors, gradients = zip(*pairs, strict=True)
         torch.autograd.backward(tensors, gradients)
-
-
-def _check_per_patch(by_patch: Tensor, n_patches: int) -> None:
-    if by_patch.shape != (n_patches,):
-        shape = tuple(by_patch.shape)
-        msg = f"the loss declares reduces = 'patches': found the shape {shape}; expected ({n_patches},)"
-        raise ConfigError(msg)

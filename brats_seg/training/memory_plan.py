@@ -200,7 +200,9 @@ class _Counter:
         for mode in memory_modes(network, micro_batch):
             with part(f"{size_words(patch)}, {precision}, {mode}", 0):
                 counted = footprint.counted_bytes(patch, mode, computing)
-            predicted = predicted_bytes(counted, self.device.torch_device)
+            is_cuda = self.device.torch_device.type == "cuda"
+            share, code_mb = _ALLOWANCE_OF_CUDA if is_cuda else _ALLOWANCE_OF_HOST
+            predicted = int(counted * (1 + share) + code_mb * MEGABYTE)
             yield PlanRow(
                 patch=patch,
                 micro_batch=mode.micro_batch,
@@ -248,7 +250,14 @@ def choose_settings(
     begun = next((path for path in run_paths if RunFolder(path=path).is_begun), None)
     if begun is not None:
         path = begun / CONFIG_NAME
-        config = load_config(text=_settings_text(path), assignments=assignments, values=values)
+        try:
+            text = read_yaml(path)
+            load_config(text=text)
+        except ConfigError as error:
+            way = "Give --preset or --config, or start anew with --fresh"
+            msg = f"{path} cannot be used: {error}. {way}"
+            raise ConfigError(msg) from None
+        config = load_config(text=text, assignments=assignments, values=values)
         _check_code(config, path, " ".join(map(str, [*assignments, *(values or {}).values()])))
         return ChosenSettings(config=config, reason=f"settings of {path}, which the run began with")
     given = load_config(assignments=assignments, values=values)
@@ -272,18 +281,6 @@ def _check_code(config: Config, path: Path, typed: str) -> None:
             check_stored(path, choice.name, choice.arguments)
         for name in config.training.transforms:
             check_stored(path, name, {})
-
-
-def _settings_text(path: Path) -> str:
-    """Return the settings of a run, as YAML that `load_config` reads."""
-    try:
-        text = read_yaml(path)
-        load_config(text=text)
-    except ConfigError as error:
-        way = "Give --preset or --config, or start anew with --fresh"
-        msg = f"{path} cannot be used: {error}. {way}"
-        raise ConfigError(msg) from None
-    return text
 
 
 def _device_of(given: Config, gpu: Gpu | None) -> tuple[Device, int, str]:
@@ -335,14 +332,8 @@ def _fitting_patch(
 # compiled when it is first used: peaks of processes under glibc with patches of 48^3 to 96^3 of the
 # default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one; the context
 # is not part of the peak that torch reports.
-_SHARE_OF_CUDA, _SHARE_OF_HOST, _CODE_OF_HOST_MB = 0.10, 0.30, 160
-
-
-def predicted_bytes(counted: int, device: torch.device) -> int:
-    """Return the expected peak of a run whose tensors need that many bytes."""
-    if device.type == "cuda":
-        return int(counted * (1 + _SHARE_OF_CUDA))
-    return int(counted * (1 + _SHARE_OF_HOST) + _CODE_OF_HOST_MB * MEGABYTE)
+_ALLOWANCE_OF_CUDA, _ALLOWANCE_OF_HOST = (0.10, 0), (0.30, 160)
+"""Share of the tensors, and MiB."""
 
 
 class UncountableError(UsageError):

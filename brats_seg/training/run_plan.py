@@ -18,7 +18,7 @@ from brats_seg.data import loader
 from brats_seg.data.fold import FoldData
 from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PatchKey, Sample
-from brats_seg.data.manifest import manifest_of
+from brats_seg.data.store import manifest_of
 from brats_seg.data.transforms import transforms_named
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple

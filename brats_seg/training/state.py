@@ -31,7 +31,6 @@ from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
-from brats_seg.training.start_weights import StartedFrom
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +40,18 @@ WAY_OUT = "Replace it by a copy, or start anew with --fresh."
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartedFrom:
+    """The weights that a run started from, as its checkpoints store them."""
+
+    path: str
+    """Run, exported model or file that they were read from."""
+    fingerprint: str
+    """Hash of all offered weights."""
+    learnt_from: tuple[str, ...] = ()
+    """Cases that these weights were trained on, and those that they started from, where it is known."""
 
 
 @dataclass(kw_only=True, slots=True)

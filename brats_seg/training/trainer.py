@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from brats_seg.config import Config, Size
 from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
-from brats_seg.data.manifest import raise_damage, verify_cases
+from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
 from brats_seg.files import reading
@@ -35,9 +35,8 @@ from brats_seg.training import history, run_plan
 from brats_seg.training.accumulation import HalfUpdatedError, make_step
 from brats_seg.training.losses import Criterion, RunningSums, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
-from brats_seg.training.run_folder import RunFolder
+from brats_seg.training.run_folder import RunFolder, check_start
 from brats_seg.training.run_plan import RunPlan
-from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 

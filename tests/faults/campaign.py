@@ -1,48 +1,52 @@
 """Try many faults in one test: it goes on after a failure, and fails at the end with the first ones."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeAlias
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import pytest
+from tests.faults.programs import LimitedMemory, run
+from tests.faults.stages import Command, Stages, Undisturbed
 
+OWNED = "owned"
+"""File that hostile code would write."""
 _N_SHOWN = 5
+_MEMORY, _TIMEOUT_S = LimitedMemory(2 << 30), 40.0
 
 
+@dataclass
 class Campaign:
-    """Tries of one promise."""
+    """Tries of one promise, in folders that are at some stage of the work."""
 
-    def __init__(self) -> None:
-        self.n_tries = 0
-        self.failures: list[str] = []
+    stages: Stages
+    folder: Path
+    n_tries: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def start(self, stage: str, name: object = "here") -> Path:
+        """Make a folder that is at a stage, and return it."""
+        return self.stages.start(stage, self.folder / str(name))
+
+    def undisturbed(self, command: Command) -> Undisturbed:
+        """Return what a command does that nothing happens to."""
+        return self.stages.undisturbed(command, Path(tempfile.mkdtemp(dir=self.folder)) / "alone")
 
     def note(self, what: str, *problems: str) -> None:
         """Count a try, which has failed if one of the problems is not empty."""
         self.n_tries += 1
-        if found := "; ".join(filter(None, problems)):
+        if message := "; ".join(filter(None, problems)):
             # a name may have characters that no terminal and no report can show
-            self.failures.append(ascii(f"{what}: {found}")[1:-1].replace("\\n", "\n"))
+            self.failures.append(ascii(f"{what}: {message}")[1:-1].replace("\\n", "\n"))
 
-    @property
-    def summary(self) -> str:
-        """Number of failures, and the first of them."""
+    def attack(self, what: str, words: str, folder: Path, *codes: int) -> None:
+        """Run a command that is given something hostile, with little memory and time."""
+        ended = run(words, folder, _MEMORY, timeout_s=_TIMEOUT_S)
+        outside = any(OWNED in path.name for path in folder.parent.iterdir())
+        is_owned = outside or (folder / OWNED).exists()
+        owned = "code was run, or a file written outside" if is_owned else ""
+        silent = "" if ended.code == 0 or ended.shown.strip() else "it said nothing"
+        self.note(what, ended.expect(*codes), owned, silent)
+
+    def finish(self) -> None:
+        """Fail if a try has failed."""
         shown = "\n\n".join(self.failures[:_N_SHOWN])
-        return f"{len(self.failures)} of {self.n_tries} tries failed\n{shown}"
-
-
-NewCampaign: TypeAlias = Callable[[str], AbstractContextManager[Campaign]]
-"""Begins the campaign of a promise; the end fails the test if a try has failed."""
-
-
-@pytest.fixture
-def campaign() -> NewCampaign:
-    """Begin the campaign of a promise, which the message names."""
-
-    @contextmanager
-    def begin(promise: str) -> Iterator[Campaign]:
-        tries = Campaign()
-        yield tries
-        if tries.failures:
-            pytest.fail(f"{promise}: {tries.summary}")
-
-    return begin
+        assert not self.failures, f"{len(self.failures)} of {self.n_tries} tries failed\n{shown}"

@@ -1,13 +1,12 @@
 """Fixtures of the fault campaigns."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import campaign
+from tests.faults.campaign import Campaign
 from tests.faults.stages import Stages
-
-__all__ = ["campaign"]
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +17,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Stages:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder below which commands run, each in a folder of its own."""
-    return tmp_path
+def campaign(stages: Stages, tmp_path: Path) -> Iterator[Campaign]:
+    """Tries below the folder of the test, which fails at its end if one of them has failed."""
+    tries = Campaign(stages, tmp_path)
+    yield tries
+    tries.finish()

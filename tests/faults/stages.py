@@ -5,13 +5,11 @@ network has a few hundred weights.
 """
 
 import csv
-import io
 import json
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,39 +33,32 @@ _NETWORK = (
 _TIMES = frozenset({"seconds", "peak_memory_mb", "spent_s"})
 """Entries that differ from run to run."""
 _TEMPORARY = re.compile(r"\.\d+-.+|\..+\.lock")
-_BEGINNINGS = ("scans/", "other/")
-"""Files that are given."""
+_GIVEN = ("scans/", "other/")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
-    """A command line, in the folder of a stage."""
+class Command(NamedTuple):
+    """A command line, and the stage that its folder is a copy of."""
 
     words: str
     stage: str
-    """Stage that its folder is a copy of."""
 
 
 TRAIN = f"train --data scans {_FIXED} {_NETWORK}"
+_FEATURES = f"features scans -o features/features.csv --model runs/fold0 --predict-all {_FIXED}"
 COMMANDS: Mapping[str, Command] = {
-    "index": Command(words="index scans -o cases.csv", stage="scans"),
-    "prepare": Command(words=f"prepare scans --prepared prepared {_FOLDS}", stage="scans"),
-    "train": Command(words=f"{TRAIN} --fold 0", stage="prepared"),
-    "tune": Command(words=f"tune runs/fold0 runs/fold1 {_FIXED}", stage="trained"),
-    "crossval": Command(words=f"crossval --data scans {_FIXED} {_NETWORK}", stage="scans"),
-    "predict": Command(
-        words="predict scans -o out --model runs/fold0 --precision fp32", stage="trained"
-    ),
-    "features": Command(
-        words=f"features scans -o features/features.csv --model runs/fold0 --predict-all {_FIXED}",
-        stage="trained",
-    ),
-    "export": Command(words="export runs/fold0 runs/fold1 -o model", stage="trained"),
-    "certify": Command(words="certify --run runs/fold0", stage="trained"),
-    "evaluate": Command(words="evaluate scans out -o scores/scores.csv", stage="predicted"),
-    "figure sample": Command(words="figure sample scans -o sample.png", stage="scans"),
-    "figure history": Command(words="figure history runs/fold0 -o curves.png", stage="trained"),
-    "phantom": Command(words="phantom other --number 2", stage="scans"),
+    "index": Command("index scans -o cases.csv", "scans"),
+    "prepare": Command(f"prepare scans --prepared prepared {_FOLDS}", "scans"),
+    "train": Command(f"{TRAIN} --fold 0", "prepared"),
+    "tune": Command(f"tune runs/fold0 runs/fold1 {_FIXED}", "trained"),
+    "crossval": Command(f"crossval --data scans {_FIXED} {_NETWORK}", "scans"),
+    "predict": Command("predict scans -o out --model runs/fold0 --precision fp32", "trained"),
+    "features": Command(_FEATURES, "trained"),
+    "export": Command("export runs/fold0 runs/fold1 -o model", "trained"),
+    "certify": Command("certify --run runs/fold0", "trained"),
+    "evaluate": Command("evaluate scans out -o scores/scores.csv", "predicted"),
+    "figure sample": Command("figure sample scans -o sample.png", "scans"),
+    "figure history": Command("figure history runs/fold0 -o curves.png", "trained"),
+    "phantom": Command("phantom other --number 2", "scans"),
 }
 _STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "prepared": ("scans", (COMMANDS["prepare"].words,)),
@@ -82,7 +73,7 @@ class Undisturbed(NamedTuple):
 
     n_changes: int
     seconds: float
-    results: Mapping[str, str | bytes]
+    results: Mapping[str, str]
 
     def moment(self, share: float) -> int:
         """Return the moment at a share of the changes."""
@@ -94,22 +85,22 @@ class Stages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "stages"
-        self._undisturbed: dict[str, Undisturbed] = {}
+        self._undisturbed: dict[Command, Undisturbed] = {}
 
     def start(self, stage: str, folder: Path) -> Path:
         """Make a folder that is at a stage, and return it."""
         shutil.copytree(self._at(stage), folder)
         return folder
 
-    def undisturbed(self, words: str, stage: str, folder: Path) -> Undisturbed:
+    def undisturbed(self, command: Command, folder: Path) -> Undisturbed:
         """Run a command once in a new folder, and return what it did."""
-        if words not in self._undisturbed:
-            self.start(stage, folder)
+        if command not in self._undisturbed:
+            self.start(command.stage, folder)
             started_s = time.monotonic()
-            n_changes = n_moments(words, folder)
+            n_changes = n_moments(command.words, folder)
             seconds = time.monotonic() - started_s
-            self._undisturbed[words] = Undisturbed(n_changes, seconds, results(folder))
-        return self._undisturbed[words]
+            self._undisturbed[command] = Undisturbed(n_changes, seconds, results(folder))
+        return self._undisturbed[command]
 
     def _at(self, stage: str) -> Path:
         path = self._folder / stage
@@ -133,19 +124,20 @@ class Stages:
         return path
 
 
-def results(folder: Path) -> dict[str, str | bytes]:
+def results(folder: Path) -> dict[str, str]:
     """Return the content of every file that commands have written, without times.
 
-    Locks and the temporary files of killed processes are no results.
+    Locks and the temporary files of killed processes are no results, and the folder itself, which
+    records name, is written as a dot.
     """
-    found = {}
+    contents = {}
     for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        temporary = any(_TEMPORARY.match(part) for part in Path(name).parts)
-        if path.is_file() and not name.startswith(_BEGINNINGS) and not temporary:
+        name = path.relative_to(folder)
+        is_temporary = any(map(_TEMPORARY.match, name.parts))
+        if path.is_file() and not str(name).startswith(_GIVEN) and not is_temporary:
             read = _READERS.get(path.suffix, Path.read_bytes)
-            found[name] = _without(folder, read(path))
-    return found
+            contents[str(name)] = repr(_plain(read(path))).replace(str(folder), ".")
+    return contents
 
 
 def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
@@ -169,17 +161,6 @@ def ending(ended: Ended, folder: Path, expected: Mapping[str, object]) -> tuple[
     return ended.expect(0), differences(results(folder), expected)
 
 
-def _without(folder: Path, content: str | bytes) -> str | bytes:
-    """Replace the folder in paths: records name the files that were read."""
-    if isinstance(content, str):
-        return content.replace(str(folder), ".")
-    return content.replace(str(folder).encode(), b".")
-
-
-def _checkpoint(path: Path) -> str:
-    return repr(_plain(torch.load(path, weights_only=True)))
-
-
 def _plain(value: Any) -> Any:
     """Return a value without times, tensors as bytes."""
     if isinstance(value, torch.Tensor):
@@ -191,12 +172,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _table(path: Path) -> str:
-    rows = csv.DictReader(io.StringIO(path.read_text()))
-    return repr([_plain(row) for row in rows])
-
-
-def _records(path: Path) -> str:
+def _records(path: Path) -> Any:
     """Return the last record of each case; a line that was cut off counts as none."""
     records = {}
     for line in path.read_text().splitlines():
@@ -204,27 +180,26 @@ def _records(path: Path) -> str:
             record = json.loads(line)
         except ValueError:
             continue
-        records[record["case_id"]] = _plain(record)
-    return repr(sorted(records.items()))
+        records[record["case_id"]] = record
+    return sorted(records.items())
 
 
-def _object(path: Path) -> str | bytes:
+def _object(path: Path) -> Any:
     """Return a JSON object; a file that was cut off as it is."""
     try:
-        return repr(_plain(json.loads(path.read_text())))
+        return json.loads(path.read_text())
     except ValueError:
         return path.read_bytes()
 
 
-def _arrays(path: Path) -> str:
+def _arrays(path: Path) -> Any:
     with np.load(path) as stored:
-        arrays = {name: (stored[name].shape, stored[name].tobytes()) for name in stored.files}
-    return repr(_plain(arrays))
+        return {name: (stored[name].shape, stored[name].tobytes()) for name in stored.files}
 
 
-_READERS: Mapping[str, Callable[[Path], str | bytes]] = {
-    ".pt": _checkpoint,
-    ".csv": _table,
+_READERS: Mapping[str, Callable[[Path], Any]] = {
+    ".pt": lambda path: torch.load(path, weights_only=True),
+    ".csv": lambda path: list(csv.DictReader(path.read_text().splitlines())),
     ".jsonl": _records,
     ".json": _object,
     ".npz": _arrays,

@@ -14,77 +14,58 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import NewCampaign
+from tests.faults.campaign import Campaign
 from tests.faults.programs import At, Fault, RefusedFrom, away_from, limit_files, run, unplug
-from tests.faults.stages import COMMANDS, Stages, differences, ending, lost, results
+from tests.faults.stages import COMMANDS, differences, ending, lost, results
 
-DISKS = {
+DISKS: dict[str, Callable[[int], Fault]] = {
     "full": lambda n: RefusedFrom(n, errno.ENOSPC),
     "read-only": lambda n: RefusedFrom(n, errno.EROFS),
     "failing": lambda n: RefusedFrom(n, errno.EIO),
     "limited by ulimit -f": lambda n: At(n, limit_files),
 }
 """What happens to a disk at a moment."""
+THRICE, TWICE = (0.0, 0.45, 0.9), (0.0, 0.5)
 MOMENTS = {
-    **dict.fromkeys(
-        ("index", "prepare", "train", "tune", "predict", "features", "export"), (0.0, 0.45, 0.9)
-    ),
+    **dict.fromkeys(("index", "prepare", "train", "tune", "predict", "features", "export"), THRICE),
     # a command that takes seconds: while it trains, and while it predicts
     "crossval": (0.45, 0.85),
-    **dict.fromkeys(
-        ("certify", "evaluate", "figure sample", "figure history", "phantom"), (0.0, 0.5)
-    ),
+    **dict.fromkeys(("certify", "evaluate", "figure sample", "figure history", "phantom"), TWICE),
 }
 """When it happens to each command, as shares of the changes that it makes."""
-PROMISE = "disk {} at any moment: named error, nothing lost, then equal results"
-GONE = "{} folder gone at any moment: no traceback, then equal results"
-REAL = "disk truly full or read-only: named error, nothing lost, then equal results"
-REFUSES_TO_REPLACE = "export"
-"""The command that does not write over its own result."""
-CHANGED_BY_TUNE = "tune"
-"""The command that adds to files of an earlier command."""
 
 
-def disk_campaign(
-    name: str, disk: str, shares: tuple[float, ...], stages: Stages, place: Path, new: NewCampaign
+@pytest.mark.parametrize(
+    ("name", "disk", "shares"),
+    [
+        *(
+            pytest.param(name, disk, shares, marks=pytest.mark.slow)
+            for disk in DISKS
+            for name, shares in MOMENTS.items()
+        ),
+        ("export", "full", TWICE),
+        ("evaluate", "full", TWICE),
+    ],
+)
+def test_a_bad_disk_is_named_and_loses_nothing(
+    name: str, disk: str, shares: tuple[float, ...], campaign: Campaign
 ) -> None:
     command = COMMANDS[name]
-    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
-    with new(PROMISE.format(disk)) as tries:
-        for share in shares:
-            folder = stages.start(command.stage, place / f"at{share}")
-            given = results(folder)
-            fault: Fault = DISKS[disk](alone.moment(share))
-            hit = run(command.words, folder, fault)
-            kept = "" if name == CHANGED_BY_TUNE else lost(results(folder), given)
-            # what is refused after the last result, such as the removal of a lock, changes nothing
-            done = results(folder) == alone.results
-            ended = run(command.words, folder)
-            other = differences(results(folder), alone.results)
-            again = (0, 2) if done and name == REFUSES_TO_REPLACE else (0,)
-            tries.note(
-                f"{name}, {fault}",
-                hit.expect(0, 1, 3) if done else hit.expect(1, 3),
-                kept,
-                ended.expect(*again),
-                other,
-            )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("disk", DISKS)
-@pytest.mark.parametrize("name", MOMENTS)
-def test_a_bad_disk_is_named_and_loses_nothing(
-    name: str, disk: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    disk_campaign(name, disk, MOMENTS[name], stages, place, campaign)
-
-
-@pytest.mark.parametrize("name", ["export", "evaluate"])
-def test_a_full_disk_is_named(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    disk_campaign(name, "full", (0.0, 0.5), stages, place, campaign)
+    alone = campaign.undisturbed(command)
+    for share in shares:
+        folder = campaign.start(command.stage, f"at{share}")
+        given = results(folder)
+        hit = run(command.words, folder, DISKS[disk](alone.moment(share)))
+        # `tune` adds to files of an earlier command
+        kept = "" if name == "tune" else lost(results(folder), given)
+        # what is refused after the last result, such as the removal of a lock, changes nothing
+        done = results(folder) == alone.results
+        ended = run(command.words, folder)
+        # `export` does not write over its own result
+        again = (0, 2) if done and name == "export" else (0,)
+        ends = hit.expect(0, 1, 3) if done else hit.expect(1, 3), ended.expect(*again)
+        other = differences(results(folder), alone.results)
+        campaign.note(f"{name}, {disk} at {share}", *ends, kept, other)
 
 
 OUTPUTS = {"prepare": "prepared", "train": "runs", "predict": "out", "crossval": "crossval"}
@@ -95,23 +76,20 @@ OUTPUTS = {"prepare": "prepared", "train": "runs", "predict": "out", "crossval":
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("which", ["output", "input"])
 def test_a_folder_that_vanishes_ends_without_a_traceback(
-    name: str, which: str, stages: Stages, place: Path, campaign: NewCampaign
+    name: str, which: str, campaign: Campaign
 ) -> None:
     command = COMMANDS[name]
-    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
+    alone = campaign.undisturbed(command)
     vanishing = OUTPUTS[name] if which == "output" else "scans"
-    with campaign(GONE.format(which)) as tries:
-        for share in (0.1, 0.5, 0.9):
-            folder = stages.start(command.stage, place / f"at{share}")
-            fault = At(alone.moment(share), partial(unplug, vanishing))
-            hit = run(command.words, folder, fault)
-            away = away_from(folder / vanishing)
-            if which == "input" and away.exists():
-                away.rename(folder / vanishing)
-            shutil.rmtree(away, ignore_errors=True)
-            ended = run(command.words, folder)
-            problems = ending(ended, folder, alone.results)
-            tries.note(f"{name}, {fault}", hit.expect(0, 1, 2, 3), *problems)
+    for share in (0.1, 0.5, 0.9):
+        folder = campaign.start(command.stage, f"at{share}")
+        hit = run(command.words, folder, At(alone.moment(share), partial(unplug, vanishing)))
+        away = away_from(folder / vanishing)
+        if which == "input" and away.exists():
+            away.rename(folder / vanishing)
+        shutil.rmtree(away, ignore_errors=True)
+        problems = ending(run(command.words, folder), folder, alone.results)
+        campaign.note(f"{name} at {share}", hit.expect(0, 1, 2, 3), *problems)
 
 
 @contextmanager
@@ -144,17 +122,14 @@ SMALL_DISKS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL_DISKS)
-def test_a_disk_that_is_truly_full_or_read_only(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
+def test_a_disk_that_is_truly_full_or_read_only(name: str, campaign: Campaign) -> None:
     command = COMMANDS[name]
-    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
+    alone = campaign.undisturbed(command)
     for options in SMALL_DISKS[name]:
-        folder = stages.start(command.stage, place / options)
-        with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL) as tries:
+        folder = campaign.start(command.stage, options)
+        with small_disk(folder / OUTPUTS[name]) as remount:
             remount(options)
             hit = run(command.words, folder)
             remount("rw,size=16m")
-            ended = run(command.words, folder)
-            problems = ending(ended, folder, alone.results)
-            tries.note(f"{name}, {options}", hit.expect(1, 3), *problems)
+            problems = ending(run(command.words, folder), folder, alone.results)
+        campaign.note(f"{name}, {options}", hit.expect(1, 3), *problems)

@@ -6,71 +6,57 @@ records that are broken, or made to break the program, are refused with a messag
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import chdir
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import NewCampaign
-from tests.faults.hostile import OWNED, Break, attack, harmless, make_device, make_fifo, make_loop
-from tests.faults.stages import COMMANDS, Stages
+from tests.faults.campaign import OWNED, Campaign
+from tests.faults.stages import COMMANDS
 
 
-def _socket(path: Path) -> None:
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_socket(path: Path) -> None:
     # the path of a socket may have 107 characters
-    here = Path.cwd()
-    os.chdir(path.parent)
-    with socket.socket(socket.AF_UNIX) as listener:
+    with chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path.name)
-    os.chdir(here)
 
 
-def _into_itself(path: Path) -> None:
-    path.symlink_to(path.parent.parent)
-
-
-IN_PLACE_OF_A_SCAN: Mapping[str, Break] = {
-    "a FIFO": make_fifo,
-    "a device": make_device,
-    "a socket": _socket,
+UNREADABLE: Mapping[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a device": make_endless,
+    "a socket": make_socket,
     "a link to itself": make_loop,
     "a link to nothing": lambda path: path.symlink_to("nowhere"),
     "a folder": Path.mkdir,
-    "a link into a circle": _into_itself,
+    "a link into a circle": lambda path: path.symlink_to(path.parent.parent),
 }
-BESIDE_THE_SCANS: Mapping[str, Break] = {
-    "a link to itself": lambda root: make_loop(root / "loop"),
-    "a link to itself named like a scan": lambda root: make_loop(
-        root / "BraTS2021_00009_t1.nii.gz"
-    ),
-    "a FIFO named like a scan": lambda root: make_fifo(root / "BraTS2021_00009_t1.nii.gz"),
-    "a FIFO named like a table": lambda root: make_fifo(root / "survival_info.csv"),
-    "a device named like a table": lambda root: make_device(root / "name_mapping.csv"),
-    "a table that is a link to itself": lambda root: make_loop(root / "survival_info.csv"),
-    "a name that is not UTF-8": lambda root: _case_named(root, os.fsdecode(b"scan_\xff\xfe")),
-    "a name of many characters": lambda root: _case_named(root, "a" * 240),
-    "a name with a line break": lambda root: _case_named(root, "BraTS2021\n00009"),
-    "a name that is a formula": lambda root: _case_named(root, "=cmd|'calc'!A0"),
-    "a name with a terminal sequence": lambda root: _case_named(root, "scan\x1b]0;owned\x07"),
-    "a name of markup": lambda root: _case_named(root, "[bold]x[link=y]"),
-    "a name with a hash sign": lambda root: _case_named(root, "scan#1"),
-    "a name with a comma and quotes": lambda root: _case_named(root, 'a,"b'),
-    "a hidden name": lambda root: _case_named(root, ".scan"),
-    "a thousand empty folders": lambda root: [(root / f"e{n}").mkdir() for n in range(1000)],
-    "folders below folders": lambda root: Path(root, *("d" * 50 for _ in range(40))).mkdir(
-        parents=True
-    ),
+"""What may stand in the place of a file."""
+SCAN = "BraTS2021_00003/BraTS2021_00003_t2.nii.gz"
+NAMES = {
+    "not UTF-8": os.fsdecode(b"scan_\xff\xfe"),
+    "of many characters": "a" * 240,
+    "with a line break": "BraTS2021\n00009",
+    "a formula": "=cmd|'calc'!A0",
+    "with a terminal sequence": "scan\x1b]0;owned\x07",
+    "of markup": "[bold]x[link=y]",
+    "with a hash sign": "scan#1",
+    "with a comma and quotes": 'a,"b',
+    "hidden": ".scan",
 }
 GOOD_IDS = ("BraTS2021_00000", "BraTS2021_00001")
-SCANNING = {
-    "index": "index scans -o cases.csv",
-    "prepare": "prepare scans --prepared new --skip-bad --set folds.n_folds=2",
-    "predict": "predict scans -o out --model runs/fold0 --precision fp32 --set preview=false",
-    "features": "features scans -o features/features.csv",
-}
 
 
-def _case_named(root: Path, name: str) -> None:
+def write_case_named(name: str, root: Path) -> None:
     folder = root / name
     folder.mkdir()
     for number, modality in enumerate(("t1", "t1ce", "t2", "flair", "seg")):
@@ -78,49 +64,66 @@ def _case_named(root: Path, name: str) -> None:
         (folder / f"{name[:200]}_{modality}.nii.gz").write_bytes(source.read_bytes())
 
 
-def good_cases_done(name: str, folder: Path) -> str:
+def replace_scan(make: Callable[[Path], object], root: Path) -> None:
+    (root / SCAN).unlink()
+    make(root / SCAN)
+
+
+REPLACED = {what: partial(replace_scan, make) for what, make in UNREADABLE.items()}
+ADDED: Mapping[str, Callable[[Path], object]] = {
+    "a link to itself": lambda root: make_loop(root / "loop"),
+    "a link to itself named like a scan": lambda root: make_loop(
+        root / "BraTS2021_00009_t1.nii.gz"
+    ),
+    "a FIFO named like a scan": lambda root: os.mkfifo(root / "BraTS2021_00009_t1.nii.gz"),
+    "a FIFO named like a table": lambda root: os.mkfifo(root / "survival_info.csv"),
+    "a device named like a table": lambda root: make_endless(root / "name_mapping.csv"),
+    "a table that is a link to itself": lambda root: make_loop(root / "survival_info.csv"),
+    **{f"a name {what}": partial(write_case_named, name) for what, name in NAMES.items()},
+    "a thousand empty folders": lambda root: [(root / f"e{n}").mkdir() for n in range(1000)],
+    "folders below folders": lambda root: Path(root, *("d" * 50,) * 40).mkdir(parents=True),
+}
+SCANNING = {
+    "index": ("index scans -o cases.csv", "cases.csv"),
+    "prepare": (
+        "prepare scans --prepared new --skip-bad --set folds.n_folds=2",
+        "new/{}/case.json",
+    ),
+    "predict": (f"{COMMANDS['predict'].words} --set preview=false", "out/{}.nii.gz"),
+    "features": ("features scans -o features/features.csv", "features/features.csv"),
+}
+"""Commands that read scans, and the file of each case, or the table in which it has a row."""
+
+
+def missing_cases(pattern: str, folder: Path) -> str:
     """Return which good case has no result of a command, or nothing."""
-    table = {"index": "cases.csv", "features": "features/features.csv"}.get(name)
-    if table is not None:
-        text = (folder / table).read_text(errors="replace") if (folder / table).exists() else ""
-        missing = [case_id for case_id in GOOD_IDS if case_id not in text]
-    else:
-        form = {"prepare": "new/{}/case.json", "predict": "out/{}.nii.gz"}[name]
-        missing = [case_id for case_id in GOOD_IDS if not (folder / form.format(case_id)).exists()]
+    missing = []
+    for case_id in GOOD_IDS:
+        path = folder / pattern.format(case_id)
+        if not path.exists() or (
+            path.suffix == ".csv" and case_id not in path.read_text(errors="replace")
+        ):
+            missing.append(case_id)
     return f"no result for {missing}" if missing else ""
 
 
-def attack_scans(
-    names: Mapping[str, Break], name: str, stages: Stages, place: Path, new: NewCampaign
-) -> None:
-    """Put each hostile thing among the scans of a command; the good cases must be done."""
-    with new("hostile files and names: one row of failures, no hang") as tries:
-        for number, (what, make) in enumerate(names.items()):
-            folder = stages.start("trained", place / f"{number}")
-            path = folder / "scans"
-            if names is not BESIDE_THE_SCANS:
-                path = path / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
-                path.unlink()
-            make(path)
-            ended = attack(SCANNING[name], folder)
-            done = good_cases_done(name, folder)
-            tries.note(f"{name}: {what}", *harmless(ended, folder, 0, 1), done)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCANNING)
-@pytest.mark.parametrize("names", [IN_PLACE_OF_A_SCAN, BESIDE_THE_SCANS], ids=["files", "names"])
+@pytest.mark.parametrize(
+    ("faults", "name"),
+    [
+        *(pytest.param(REPLACED, name, marks=pytest.mark.slow) for name in SCANNING),
+        *(pytest.param(ADDED, name, marks=pytest.mark.slow) for name in SCANNING),
+        ({what: REPLACED[what] for what in ("a FIFO", "a link to itself")}, "index"),
+    ],
+)
 def test_no_file_or_name_stops_a_batch(
-    names: Mapping[str, Break], name: str, stages: Stages, place: Path, campaign: NewCampaign
+    faults: Mapping[str, Callable[[Path], object]], name: str, campaign: Campaign
 ) -> None:
-    attack_scans(names, name, stages, place, campaign)
-
-
-def test_a_fifo_and_a_loop_do_not_stop_the_index(
-    stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    few = {what: IN_PLACE_OF_A_SCAN[what] for what in ("a FIFO", "a link to itself")}
-    attack_scans(few, "index", stages, place, campaign)
+    words, pattern = SCANNING[name]
+    for number, (what, make) in enumerate(faults.items()):
+        folder = campaign.start("trained", number)
+        make(folder / "scans")
+        campaign.attack(f"{name}: {what}", words, folder, 0, 1)
+        campaign.note(f"{name}: {what}", missing_cases(pattern, folder))
 
 
 _BOMB = "\n".join(
@@ -156,33 +159,29 @@ YAMLS: Mapping[str, bytes] = {
     "10^12 epochs of 10^12 patches": b"training: {n_epochs: 1000000000000, effective_batch: 1000000000000}",
 }
 
-
-USED_LATER = {
+USED_BY_TRAINING_ALONE = {
     "a module to import",
     "a function of the system",
     "a patch of 10^9 voxels",
     "10^9 channels",
     "10^12 epochs of 10^12 patches",
 }
-"""Settings that only training uses."""
 
 
 @pytest.mark.slow
-def test_no_settings_break_prepare_or_train(
-    stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
+def test_no_settings_break_prepare_or_train(campaign: Campaign) -> None:
     """`prepare` reads all settings, and uses few of them."""
     train = "train --data scans --prepared prepared --set folds.n_folds=2"
-    with campaign("hostile settings: named error, no code run") as tries:
-        for number, (what, content) in enumerate(YAMLS.items()):
-            tried = [(COMMANDS["prepare"].words, (0, 2) if what in USED_LATER else (2,))]
-            if what in USED_LATER and "epochs" not in what:
-                tried.append((train, (2, 3)))
-            for words, codes in tried:
-                folder = stages.start("prepared", place / f"{number}{words[:5]}")
-                (folder / "settings.yaml").write_bytes(content)
-                ended = attack(f"{words} --config settings.yaml", folder)
-                tries.note(f"{words[:7]}: {what}", *harmless(ended, folder, *codes))
+    for number, (what, content) in enumerate(YAMLS.items()):
+        is_late = what in USED_BY_TRAINING_ALONE
+        tried = [(COMMANDS["prepare"].words, (0, 2) if is_late else (2,))]
+        if is_late and "epochs" not in what:
+            tried.append((train, (2, 3)))
+        for words, codes in tried:
+            folder = campaign.start("prepared", f"{number}{words[:5]}")
+            (folder / "settings.yaml").write_bytes(content)
+            attacked = f"{words} --config settings.yaml"
+            campaign.attack(f"{words[:7]}: {what}", attacked, folder, *codes)
 
 
 _HEADER = "case_id,t1n,t1c,t2w,t2f\n"
@@ -218,15 +217,11 @@ TABLES: Mapping[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.slow
-def test_no_table_of_paths_breaks_predict(
-    stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    folder = stages.start("trained", place / "here")
-    with campaign("hostile tables: named error, no traceback") as tries:
-        for number, (what, (name, content)) in enumerate(TABLES.items()):
-            (folder / name).write_bytes(content)
-            ended = attack(f"predict {name} -o out{number} --model runs/fold0", folder)
-            tries.note(what, *harmless(ended, folder, 1, 2))
+def test_no_table_of_paths_breaks_predict(campaign: Campaign) -> None:
+    folder = campaign.start("trained")
+    for number, (what, (name, content)) in enumerate(TABLES.items()):
+        (folder / name).write_bytes(content)
+        campaign.attack(what, f"predict {name} -o out{number} --model runs/fold0", folder, 1, 2)
 
 
 GARBAGE: Mapping[str, bytes] = {
@@ -240,34 +235,31 @@ GARBAGE: Mapping[str, bytes] = {
     "a number": b"7",
     "NaN": b"NaN",
 }
-READ_AGAIN: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
-    "prepared/cases.csv": (COMMANDS["prepare"].words, "prepared", (0, 2)),
-    "prepared/folds-2-seed55.csv": (COMMANDS["prepare"].words, "prepared", (2,)),
-    "prepared/folds.csv": (COMMANDS["prepare"].words, "prepared", (2,)),
-    "prepared/BraTS2021_00001/case.json": (COMMANDS["prepare"].words, "prepared", (0,)),
-    "cases.csv": (COMMANDS["index"].words, "scans", (0, 2)),
-    "runs/fold0/split.csv": (COMMANDS["tune"].words, "trained", (2,)),
-    "runs/fold0/history.csv": (COMMANDS["figure history"].words, "trained", (2,)),
-    "out/manifest.jsonl": (COMMANDS["predict"].words, "predicted", (0,)),
-    "out/brats_seg.json": (COMMANDS["predict"].words, "predicted", (0, 2)),
-    "scans/survival_info.csv": (COMMANDS["index"].words, "scans", (0, 2)),
-    "scans/name_mapping.csv": (COMMANDS["features"].words, "trained", (0, 2)),
-    "features.csv": ("survival features.csv --clinical table.csv -o survival", "scans", (2,)),
-    "scores.csv": ("figure bars scores.csv -o bars.png", "scans", (2,)),
+READ_AGAIN = {
+    "prepared/cases.csv": (COMMANDS["prepare"].words, "prepared", 0, 2),
+    "prepared/folds-2-seed55.csv": (COMMANDS["prepare"].words, "prepared", 2),
+    "prepared/folds.csv": (COMMANDS["prepare"].words, "prepared", 2),
+    "prepared/BraTS2021_00001/case.json": (COMMANDS["prepare"].words, "prepared", 0),
+    "cases.csv": (*COMMANDS["index"], 0, 2),
+    "runs/fold0/split.csv": (*COMMANDS["tune"], 2),
+    "runs/fold0/history.csv": (*COMMANDS["figure history"], 2),
+    "out/manifest.jsonl": (COMMANDS["predict"].words, "predicted", 0),
+    "out/brats_seg.json": (COMMANDS["predict"].words, "predicted", 0, 2),
+    "scans/survival_info.csv": (*COMMANDS["index"], 0, 2),
+    "scans/name_mapping.csv": (*COMMANDS["features"], 0, 2),
+    "features.csv": ("survival features.csv --clinical table.csv -o survival", "scans", 2),
+    "scores.csv": ("figure bars scores.csv -o bars.png", "scans", 2),
 }
 """Files that a command reads, the command, the stage it starts from, and its exit codes."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READ_AGAIN)
-def test_no_damaged_file_of_its_own_breaks_a_command(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    words, stage, codes = READ_AGAIN[name]
-    folder = stages.start(stage, place / "here")
+def test_no_damaged_file_of_its_own_breaks_a_command(name: str, campaign: Campaign) -> None:
+    words, stage, *codes = READ_AGAIN[name]
+    folder = campaign.start(stage)
     (folder / "table.csv").write_text("ID,Age,Survival_days\na,60,300\n")
-    with campaign("damaged tables and records: named error, or written again") as tries:
-        for what, content in GARBAGE.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
-            tries.note(f"{name}: {what}", *harmless(attack(words, folder), folder, *codes))
+    for what, content in GARBAGE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+        campaign.attack(f"{name}: {what}", words, folder, *codes)

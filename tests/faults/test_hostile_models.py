@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import monai.networks.nets
 import pytest
@@ -24,17 +24,21 @@ from brats_seg.inference.model import load_model, read_together
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.tuning import tune_runs
 from brats_seg.models.build import build_model
+from brats_seg.pages.html import PageOptions
 from brats_seg.pages.run import write_run_page
-from brats_seg.presets import MONAI_NETWORKS, FileFormat, is_plain, trusting
+from brats_seg.presets import MONAI_NETWORKS, is_plain, trusting
 from brats_seg.training.certificate import certify_run
 from brats_seg.training.memory_plan import choose_settings
-from brats_seg.training.start_weights import read_source
+from brats_seg.training.run_folder import read_source
 from tests.builders import call
-from tests.faults.campaign import NewCampaign
-from tests.faults.hostile import OWNED, Break, attack, harmless, make_device, make_fifo, make_loop
+from tests.faults.campaign import OWNED, Campaign
 from tests.faults.programs import run
-from tests.faults.stages import COMMANDS, TRAIN, Stages
+from tests.faults.stages import COMMANDS
+from tests.faults.test_hostile_inputs import UNREADABLE
 from tests.inference_builders import CASES, CPU, write_fold
+
+Break: TypeAlias = Callable[[Path], object]
+"""Makes something hostile of a file, or of the folder of a model."""
 
 
 def _change(content: Any, name: str, value: Any) -> None:
@@ -47,27 +51,17 @@ def _network(name: str, value: Any) -> Break:
     """Return what changes an entry of the first network in `model.json`."""
 
     def change(model: Path) -> None:
-        path = model / "model.json"
-        content = json.loads(path.read_text())
+        content = json.loads((model / "model.json").read_text())
         _change(content["members"][0], name, value)
-        path.write_text(json.dumps(content))
+        (model / "model.json").write_text(json.dumps(content))
 
     return change
 
 
-def _description(text: str) -> Break:
-    return lambda model: (model / "model.json").write_text(text)
-
-
 def _many_networks(model: Path) -> None:
-    path = model / "model.json"
-    content = json.loads(path.read_text())
+    content = json.loads((model / "model.json").read_text())
     content["members"] *= 10_000
-    path.write_text(json.dumps(content))
-
-
-def _weights(content: bytes) -> Break:
-    return lambda model: (model / "member0.safetensors").write_bytes(content)
+    (model / "model.json").write_text(json.dumps(content))
 
 
 def _replaced(make: Break, name: str = ".") -> Break:
@@ -80,6 +74,7 @@ def _replaced(make: Break, name: str = ".") -> Break:
     return change
 
 
+_WEIGHTS = "member0.safetensors"
 HUGE = 10**9
 NAN = float("nan")
 MODELS: Mapping[str, Break] = {
@@ -96,46 +91,47 @@ MODELS: Mapping[str, Break] = {
     "weights elsewhere": _network("weights", "../../runs/fold0/best.pt"),
     "weights of an absolute name": _network("weights", "/etc/passwd"),
     "10,000 networks": _many_networks,
-    "no JSON": _description("this is not JSON"),
-    "empty": _description(""),
-    "100,000 braces": _description('{"a":' * 100_000),
-    "a list": _description("[1, 2]"),
-    "a version of NaN": _description('{"format_version": NaN, "members": 7}'),
-    "empty weights": _weights(b""),
-    "weights with a header of 2^60 bytes": _weights(struct.pack("<Q", 1 << 60) + b"{}"),
-    "weights of brackets": _weights(struct.pack("<Q", 50_000) + b"[" * 50_000),
-    "weights that are a pickle": _weights(b"\x80\x04cos\nsystem\n(S'touch owned'\ntR."),
-    "weights that are a FIFO": _replaced(make_fifo, "member0.safetensors"),
-    "weights that are a folder": _replaced(Path.mkdir, "member0.safetensors"),
-    "weights that are a link to themselves": _replaced(make_loop, "member0.safetensors"),
-    "a description that is a FIFO": _replaced(make_fifo, "model.json"),
-    "a description that is a folder": _replaced(Path.mkdir, "model.json"),
+    **{
+        what: lambda model, text=text: (model / "model.json").write_text(text)
+        for what, text in {
+            "no JSON": "this is not JSON",
+            "empty": "",
+            "100,000 braces": '{"a":' * 100_000,
+            "a list": "[1, 2]",
+            "a version of NaN": '{"format_version": NaN, "members": 7}',
+        }.items()
+    },
+    **{
+        what: lambda model, content=content: (model / _WEIGHTS).write_bytes(content)
+        for what, content in {
+            "empty weights": b"",
+            "weights with a header of 2^60 bytes": struct.pack("<Q", 1 << 60) + b"{}",
+            "weights of brackets": struct.pack("<Q", 50_000) + b"[" * 50_000,
+            "weights that are a pickle": b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.",
+        }.items()
+    },
+    **{
+        f"{file} is {what}": _replaced(UNREADABLE[what], file)
+        for file, what in (
+            *((_WEIGHTS, what) for what in ("a FIFO", "a folder", "a link to itself")),
+            *(("model.json", what) for what in ("a FIFO", "a folder")),
+        )
+    },
 }
 """Further values of single entries are in `test_export.py`."""
 
 
-@pytest.fixture
-def exported(stages: Stages, place: Path) -> Path:
-    """A folder with scans and an exported model."""
-    folder = stages.start("trained", place / "given")
-    assert run("export runs/fold0 -o model", folder).code == 0
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
-def test_no_exported_model_breaks_predict(
-    part: int, exported: Path, place: Path, campaign: NewCampaign
-) -> None:
-    with campaign("hostile models: named error, no code run") as tries:
-        for number, (what, change) in enumerate(MODELS.items()):
-            if number % 2 != part:
-                continue
-            folder = place / f"model{number}"
-            shutil.copytree(exported, folder)
-            change(folder / "model")
-            ended = attack("predict scans -o out --model model --set preview=false", folder)
-            tries.note(what, *harmless(ended, folder, 1, 2, 3))
+def test_no_exported_model_breaks_predict(part: int, campaign: Campaign) -> None:
+    exported = campaign.start("trained")
+    assert run("export runs/fold0 -o model", exported).code == 0
+    for number, what in list(enumerate(MODELS))[part::2]:
+        folder = campaign.folder / f"model{number}"
+        shutil.copytree(exported, folder)
+        MODELS[what](folder / "model")
+        words = "predict scans -o out --model model --set preview=false"
+        campaign.attack(what, words, folder, 1, 2, 3)
 
 
 class Owned:
@@ -187,10 +183,10 @@ CHECKPOINTS: Mapping[str, Break] = {
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 40),
     "cut off": _cut,
     "with a flipped bit": _flipped,
-    "a folder": _replaced(Path.mkdir),
-    "a FIFO": _replaced(make_fifo),
-    "a device": _replaced(make_device),
-    "a link to itself": _replaced(make_loop),
+    **{
+        what: _replaced(UNREADABLE[what])
+        for what in ("a folder", "a FIFO", "a device", "a link to itself")
+    },
     "a list": lambda path: torch.save([1, 2], path),
     "without entries": lambda path: torch.save({"schema_version": 3}, path),
     "without a model": _saved("model", {}),
@@ -202,21 +198,25 @@ CHECKPOINTS: Mapping[str, Break] = {
     "with a network to import": _saved("card.config.model.name", "antigravity.x"),
     "with a spacing of NaN": _saved("card.identity.spacing_mm", (NAN,) * 3),
     "with NaN as weights": _nan_weights,
-    "with a position that is a text": _saved("progress.epoch", "x"),
-    "with a position beyond the end": _saved(
+}
+OF_TRAINING = {
+    "a position that is a text": _saved("progress.epoch", "x"),
+    "a position beyond the end": _saved(
         "progress", {"epoch": -3, "n_batches": 10**9, "n_steps": 0}
     ),
-    "with an optimizer that is a list": _saved("optimizer", [1]),
-    "with sums that are a text": _saved("progress.sums", "x"),
-    "with a history of texts": _saved("progress.history", ("x",)),
+    "an optimizer that is a list": _saved("optimizer", [1]),
+    "sums that are a text": _saved("progress.sums", "x"),
+    "a history of texts": _saved("progress.history", ("x",)),
 }
+"""What only training reads."""
 
 
-USES: Mapping[str, tuple[str, str]] = {
-    "predict": ("best.pt", "predict scans -o out --model runs/fold0 --set preview=false"),
-    "train": ("last.pt", f"{TRAIN} --fold 0"),
-    "tune": ("best.pt", COMMANDS["tune"].words),
-    "certify": ("last.pt", COMMANDS["certify"].words),
+PREDICT = "predict scans -o out --model runs/fold0 --set preview=false"
+USES = {
+    "predict": ("best.pt", PREDICT, CHECKPOINTS),
+    "train": ("last.pt", COMMANDS["train"].words, {**CHECKPOINTS, **OF_TRAINING}),
+    "tune": ("best.pt", COMMANDS["tune"].words, CHECKPOINTS),
+    "certify": ("last.pt", COMMANDS["certify"].words, CHECKPOINTS),
 }
 HARMLESS = {
     # a link to itself counts as no file: the run begins anew, and one that has finished computes
@@ -224,47 +224,29 @@ HARMLESS = {
     "train": {"a link to itself", "with NaN as weights"},
     # reads best.pt where last.pt is missing, and of last.pt the averaged weights
     "certify": {
-        "a link to itself",
-        "without a model",
-        "with weights of another shape",
-        "with NaN as weights",
+        *("a link to itself", "with NaN as weights"),
+        *("without a model", "with weights of another shape"),
     },
 }
 """Changes of a checkpoint that a command need not refuse."""
-USED_BY_TRAINING_ALONE = {
-    "with a position that is a text",
-    "with a position beyond the end",
-    "with an optimizer that is a list",
-    "with sums that are a text",
-    "with a history of texts",
-}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *(pytest.param(name, USES[name][2], marks=pytest.mark.slow) for name in USES),
+        ("predict", {what: CHECKPOINTS[what] for what in ("a pickle that runs code", "a FIFO")}),
+    ],
+)
 def test_no_checkpoint_breaks_a_command(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
+    name: str, changes: Mapping[str, Break], campaign: Campaign
 ) -> None:
-    file, words = USES[name]
-    with campaign("hostile checkpoints: named error, no code run") as tries:
-        for number, (what, change) in enumerate(CHECKPOINTS.items()):
-            if what in USED_BY_TRAINING_ALONE and name != "train":
-                continue
-            folder = stages.start("trained", place / f"checkpoint{number}")
-            change(folder / "runs" / "fold0" / file)
-            ended = attack(words, folder)
-            codes = (0, 2) if what in HARMLESS.get(name, ()) else (1, 2, 3)
-            tries.note(f"{name}: {what}", *harmless(ended, folder, *codes))
-
-
-@pytest.mark.parametrize("what", ["a pickle that runs code", "a FIFO"])
-def test_such_a_checkpoint_is_refused(
-    what: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    folder = stages.start("trained", place / "here")
-    CHECKPOINTS[what](folder / "runs" / "fold0" / "best.pt")
-    with campaign("hostile checkpoints: named error, no code run") as tries:
-        tries.note(what, *harmless(attack(USES["predict"][1], folder), folder, 2))
+    file, words, _ = USES[name]
+    for number, (what, change) in enumerate(changes.items()):
+        folder = campaign.start("trained", f"checkpoint{number}")
+        change(folder / "runs" / "fold0" / file)
+        codes = (0, 2) if what in HARMLESS.get(name, ()) else (1, 2, 3)
+        campaign.attack(f"{name}: {what}", words, folder, *codes)
 
 
 _CODE = f"open({OWNED!r}, 'w').close()\ndef forward(self): pass\n"
@@ -282,12 +264,7 @@ GADGETS: Mapping[str, dict[str, Any]] = {
     "importlib.import_module": {"name": "owning"},
     "owning.Network": {},
     f"{__name__}.Opening": {"path": OWNED},
-    "monai.networks.nets.DenseNet121": {
-        "spatial_dims": 2,
-        "in_channels": 3,
-        "out_channels": 3,
-        "pretrained": True,
-    },
+    "monai.networks.nets.DenseNet121": {"spatial_dims": 2, "pretrained": True},
     "monai.networks.nets.UNet": {"act": "https://example.org/x"},
     "monai.networks.nets.VNet": {"act": ["relu", {"pretrained": True}]},
 }
@@ -302,26 +279,18 @@ class Opening(torch.nn.Module):
         Path(path).touch()
 
 
-def _tune(run: Path, prepared: Path) -> object:
-    return tune_runs([run], prepared_path=prepared, metric="dice")
-
-
-def _export(file_format: FileFormat) -> Callable[[Path, Path], object]:
-    return lambda run, _: export_model([run], Path("new"), file_format=file_format)
-
-
 WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "predict": lambda run, _: load_model([run], CPU),
     "predict, best.pt": lambda run, _: load_model([run / "best.pt"], CPU),
     "predict, exported": lambda run, _: load_model([run.with_name("model")], CPU),
     "predict, ensemble": lambda run, _: load_model([run.with_name("good"), run], CPU),
-    "export": _export("safetensors"),
-    "export, bundle": _export("bundle"),
-    "export, ONNX": _export("onnx"),
-    "tune": _tune,
+    "export": lambda run, _: export_model([run], Path("new"), file_format="safetensors"),
+    "export, bundle": lambda run, _: export_model([run], Path("new"), file_format="bundle"),
+    "export, ONNX": lambda run, _: export_model([run], Path("new"), file_format="onnx"),
+    "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared, metric="dice"),
     "certify": lambda run, _: certify_run(run, n_patches=2),
     "report": lambda run, prepared: write_run_page(
-        run, Path("page.html"), prepared=prepared, device="cpu"
+        run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
     ),
     "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
     "start from": lambda run, _: read_source(run),
@@ -358,21 +327,16 @@ def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, An
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_file_names_the_code_that_is_run(
-    way: str, given_run: Path, tiny_prepared: Path, campaign: NewCampaign
+    way: str, given_run: Path, tiny_prepared: Path, campaign: Campaign
 ) -> None:
-    with campaign("hostile models: named error, no code run") as tries:
-        for name, arguments in GADGETS.items():
-            _ask_for(given_run, "model", name, arguments)
-            with pytest.raises(BratsError) as error:
-                WAYS[way](given_run, tiny_prepared)
-            said = (
-                f"asks for code to be run: {name} " in f"{error.value}"
-                and "run" in f"{error.value}"
-            )
-            owned = Path(OWNED).exists() or "owning" in sys.modules
-            tries.note(
-                f"{way}: {name}", "" if said else f"{error.value}", "it ran" if owned else ""
-            )
+    for name, arguments in GADGETS.items():
+        _ask_for(given_run, "model", name, arguments)
+        with pytest.raises(BratsError) as error:
+            WAYS[way](given_run, tiny_prepared)
+        refusal = f"asks for code to be run: {name} "
+        message = "" if refusal in f"{error.value}" else f"{error.value}"
+        owned = Path(OWNED).exists() or "owning" in sys.modules
+        campaign.note(f"{way}: {name}", message, "it ran" if owned else "")
 
 
 @pytest.mark.parametrize("way", ["certify", "train again"])
@@ -392,10 +356,10 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
 
     name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
     _ask_for(given_run, "model", name, arguments)
-    weights = {
-        f"network.{name}": value for name, value in torch.nn.Conv3d(4, 3, 1).state_dict().items()
-    }
-    _saved("model", weights)(given_run / "best.pt")
+    weights = torch.nn.Conv3d(4, 3, 1).state_dict()
+    _saved("model", {f"network.{key}": value for key, value in weights.items()})(
+        given_run / "best.pt"
+    )
     with pytest.raises(UsageError, match=r"best\.pt asks for code.*--trust-code torch\.nn\.Conv3d"):
         load_model([given_run], CPU)
     with trusting(name):
@@ -406,12 +370,8 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     assert ended.code == 0, ended.err
     again = choose_settings(run_paths=[given_run], assignments=[f"model.name={name}"])
     assert again.config.model.arguments == arguments
-    known = {
-        "spatial_dims": 3,
-        "in_channels": 4,
-        "out_channels": 3,
-        "norm": ["batch", {"affine": True}],
-    }
+    known = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
+    known["norm"] = ["batch", {"affine": True}]
     _ask_for(given_run, "model", "monai.networks.nets.BasicUNet", known)
     choose_settings(run_paths=[given_run])
     assert read_source(given_run).trained

@@ -5,15 +5,14 @@ middle of a write, and by the clock.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import NewCampaign
+from tests.faults.campaign import Campaign
 from tests.faults.programs import At, Fault, KilledAfter, KilledWriting, kill_all, run
-from tests.faults.stages import COMMANDS, Stages, Undisturbed, ending, lost, results
+from tests.faults.stages import COMMANDS, Undisturbed, ending, lost, results
 
-KILLS = {
+N_KILLS = {
     "index": 12,
     "prepare": 20,
     "train": 20,
@@ -22,11 +21,9 @@ KILLS = {
     "predict": 16,
     "features": 12,
 }
-"""Number of kills of each command, 104 in all."""
-PROMISE = "killed at any moment, `{}` ends with equal results"
 
 
-def faults(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
+def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
     """Return kills that are spread over a command."""
     for number in range(n_kills):
         share = (number + 0.5) / n_kills
@@ -39,31 +36,24 @@ def faults(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
             yield At(alone.moment(share), kill_all)
 
 
-def kill_and_finish(
-    name: str, n_kills: int, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    command = COMMANDS[name]
-    alone = stages.undisturbed(command.words, command.stage, place / "undisturbed")
-    with campaign(PROMISE.format(name)) as tries:
-        for number, fault in enumerate(faults(n_kills, alone)):
-            folder = stages.start(command.stage, place / f"killed{number}")
-            given = results(folder)
-            killed = run(command.words, folder, fault)
-            kept = "" if name == "tune" else lost(results(folder), given)
-            ended = run(command.words, folder)
-            tries.note(f"{fault}", killed.problem, kept, *ending(ended, folder, alone.results))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize(
+    ("name", "n_kills", "options"),
+    [
+        *(pytest.param(*row, "", marks=pytest.mark.slow) for row in N_KILLS.items()),
+        ("prepare", 3, ""),
+        ("predict", 3, " --set preview=false"),
+    ],
+)
 def test_killed_at_any_moment_it_ends_with_the_same(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
+    name: str, n_kills: int, options: str, campaign: Campaign
 ) -> None:
-    kill_and_finish(name, KILLS[name], stages, place, campaign)
-
-
-@pytest.mark.parametrize("name", ["prepare", "predict"])
-def test_killed_three_times_it_ends_with_the_same(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    kill_and_finish(name, 3, stages, place, campaign)
+    command = COMMANDS[name]._replace(words=COMMANDS[name].words + options)
+    alone = campaign.undisturbed(command)
+    for number, fault in enumerate(kills(n_kills, alone)):
+        folder = campaign.start(command.stage, f"killed{number}")
+        given = results(folder)
+        killed = run(command.words, folder, fault)
+        # what `tune` adds to the runs may be there already
+        kept = "" if name == "tune" else lost(results(folder), given)
+        ended = run(command.words, folder)
+        campaign.note(f"{fault}", killed.problem, kept, *ending(ended, folder, alone.results))

@@ -1,38 +1,34 @@
 """No command uses the network, but `predict --workers` that is given an address."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import NewCampaign
+from tests.faults.campaign import Campaign
 from tests.faults.programs import NETWORK_USED, run, without_network
-from tests.faults.stages import COMMANDS, Stages
-
-PROMISE = "no command uses the network"
+from tests.faults.stages import COMMANDS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMMANDS, "predict --workers 2"])
-def test_no_command_opens_a_socket(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    command, _, workers = name.partition(" --workers ")
-    words = COMMANDS[command].words + f" --workers {workers}" * bool(workers)
-    folder = stages.start(COMMANDS[command].stage, place / "here")
-    with campaign(PROMISE) as tries:
-        ended = run(words, folder, without_network)
-        tries.note(name, ended.expect(0), NETWORK_USED if NETWORK_USED in ended.shown else "")
+def test_no_command_opens_a_socket(name: str, campaign: Campaign) -> None:
+    command = COMMANDS[name.partition(" --workers")[0]]
+    words = command.words + name.removeprefix("predict") * name.startswith("predict ")
+    ended = run(words, campaign.start(command.stage), without_network)
+
+    assert ended.expect(0) == ""
+    assert NETWORK_USED not in ended.shown
+
+
+def without_network_and_tls(folder: Path) -> None:
+    os.environ["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] = "False"
+    without_network(folder)
 
 
 @pytest.mark.slow
-def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -> None:
+def test_a_scheduler_cannot_be_reached_without_it(campaign: Campaign) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
-    dask = pytest.importorskip("dask")
-    pytest.importorskip("distributed")
-    folder = stages.start("trained", place / "here")
-
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
-    with dask.config.set({"distributed.comm.require-encryption": False}):
-        ended = run(words, folder, without_network)
 
-    assert NETWORK_USED in ended.shown
+    assert NETWORK_USED in run(words, campaign.start("trained"), without_network_and_tls).shown

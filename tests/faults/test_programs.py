@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import ROOT
 from tests.faults.campaign import Campaign
 from tests.faults.programs import (
     At,
     Ended,
+    Fault,
     KilledWriting,
     LimitedMemory,
     RefusedFrom,
@@ -20,14 +22,12 @@ from tests.faults.programs import (
 )
 from tests.faults.stages import COMMANDS, Stages, differences, results
 
-ROOT = Path(__file__).parent.parent.parent
 INDEX = COMMANDS["index"].words
 
 
-def test_moments_are_counted(stages: Stages, place: Path) -> None:
-    folder = stages.start("scans", place / "here")
-
-    assert n_moments(INDEX, folder) >= 4
+@pytest.fixture
+def folder(stages: Stages, tmp_path: Path) -> Path:
+    return stages.start("scans", tmp_path / "here")
 
 
 @pytest.mark.parametrize(
@@ -38,55 +38,43 @@ def test_moments_are_counted(stages: Stages, place: Path) -> None:
         (RefusedFrom(1, errno.ENOSPC), 3),
     ],
 )
-def test_a_fault_ends_the_command_without_its_result(
-    fault, code: int, stages: Stages, place
-) -> None:
-    folder = stages.start("scans", place / "here")
-
+def test_a_fault_ends_the_command_without_its_result(fault: Fault, code: int, folder: Path) -> None:
     assert run(INDEX, folder, fault).code == code
     assert not (folder / "cases.csv").exists()
 
 
-def test_a_hang_and_a_traceback_are_problems(stages: Stages, place: Path) -> None:
-    folder = stages.start("scans", place / "here")
-
+def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> None:
+    assert n_moments(INDEX, folder) >= 4
     hung = run(INDEX, folder, timeout_s=0.001)
     died = Ended(code=1, shown="Traceback (most recent call last):\nKeyError")
 
     assert "it hung" in hung.problem
     assert "it ended in a traceback" in died.problem
     assert "exit code 2, expected (0,)" in Ended(code=2, shown="").expect(0)
-
-
-def test_memory_is_limited(stages: Stages, place: Path) -> None:
-    folder = stages.start("scans", place / "here")
-
     assert run("phantom other", folder, LimitedMemory(1 << 20)).code != 0
 
 
-def test_another_byte_is_another_result(stages: Stages, place: Path) -> None:
-    folder = stages.start("scans", place / "here")
+def test_another_byte_is_another_result(folder: Path) -> None:
     (folder / "a").write_bytes(b"1")
     expected = results(folder)
     (folder / "a").write_bytes(b"2")
     (folder / "b").touch()
 
-    assert differences(results(folder), expected) == ("other results: a (other content), b (extra)")
+    assert differences(results(folder), expected) == "other results: a (other content), b (extra)"
 
 
-def test_a_try_with_a_problem_is_a_failure() -> None:
-    tries = Campaign()
-
+def test_a_try_with_a_problem_is_a_failure(stages: Stages, tmp_path: Path) -> None:
+    tries = Campaign(stages, tmp_path)
     tries.note("one", "")
+    tries.finish()
     tries.note("two", "", "a problem")
 
-    assert tries.failures == ["two: a problem"]
-    assert tries.summary == "1 of 2 tries failed\ntwo: a problem"
+    with pytest.raises(AssertionError, match="1 of 2 tries failed\ntwo: a problem"):
+        tries.finish()
 
 
 def test_the_tests_that_the_security_page_names_exist() -> None:
-    page = (ROOT / "SECURITY.md").read_text()
-    named = re.findall(r"`([./]*test_\w+\.py)`", page)
+    named = re.findall(r"`([./]*test_\w+\.py)`", (ROOT / "SECURITY.md").read_text())
 
     assert len(named) >= 9
     assert [name for name in named if not (ROOT / "tests" / "faults" / name).exists()] == []

@@ -52,12 +52,10 @@ def done_ids(output: Path) -> list[str]:
 @pytest.mark.slow
 def test_twenty_label_maps_and_ten_rows(thirty: Path) -> None:
     output = thirty / "undisturbed"
-
     failures = pd.read_csv(output / "failures.csv").set_index("case_id")["message"]
 
-    assert {path.name for path in output.glob("*.nii.gz")} == {
-        f"{name}.nii.gz" for name in GOOD_IDS
-    }
+    names = {path.name for path in output.glob("*.nii.gz")}
+    assert names == {f"{case_id}.nii.gz" for case_id in GOOD_IDS}
     assert len(list((output / "previews").glob("*.png"))) == 20
     assert list(failures.index) == list(BAD_CASES)
     assert all(f"found {found}" in failures[case_id] for case_id, found in BAD_CASES.items())

@@ -8,26 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import NewCampaign
+from tests.faults.campaign import Campaign
 from tests.faults.programs import At, Running, pause
-from tests.faults.stages import COMMANDS, TRAIN, Stages, differences, results
+from tests.faults.stages import COMMANDS, Command, differences, results
 
-PROMISE = "two runs on one folder: one waits or is refused, results as of one"
-OTHERS = "two runs with other settings: one is refused, results of the other"
 ALONE_S = 2.0
 """Time that the second run has while the first is stopped."""
 SHARES = (0.0, 0.4, 0.9)
 """Moments at which the first run is stopped, as shares of the changes that it makes."""
-PAIRS = {
-    "train": (f"{TRAIN} --fold 0", f"{TRAIN} --fold 0 --set optimizer.lr=0.01", "prepared"),
-    "export": ("export runs/fold0 -o model", "export runs/fold1 -o model", "trained"),
-    "predict": (
-        "predict scans -o out --model runs/fold0 --precision fp32",
-        "predict scans -o out --model runs/fold1 --precision fp32",
-        "trained",
-    ),
+OTHER_WORDS = {
+    "train": f"{COMMANDS['train'].words} --set optimizer.lr=0.01",
+    "export": "export runs/fold1 -o model",
+    "predict": "predict scans -o out --model runs/fold1 --precision fp32",
 }
-"""Two command lines that write different results to one folder, and the stage that they start from."""
+"""What writes different results to the folder of a command."""
 
 
 def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) -> tuple[str, ...]:
@@ -47,45 +41,31 @@ def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) 
     )
 
 
+def run_in_pairs(campaign: Campaign, first: Command, second: Command) -> None:
+    """Stop the first at moments of its work; the results must be those of one of the two."""
+    alone = campaign.undisturbed(first)
+    expected = alone.results, campaign.undisturbed(second).results
+    for share in SHARES:
+        folder = campaign.start(first.stage, f"at{share}")
+        problems = two_at_once(first.words, second.words, folder, alone.moment(share))
+        files = results(folder)
+        mixed = "" if files in expected else differences(files, expected[0])
+        campaign.note(f"{first.words} at {share}", *problems, mixed)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_results_are_those_of_one(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    command = COMMANDS[name]
-    alone = stages.undisturbed(command.words, command.stage, place / "alone")
-    with campaign(PROMISE) as tries:
-        for share in SHARES:
-            folder = stages.start(command.stage, place / f"at{share}")
-            problems = two_at_once(command.words, command.words, folder, alone.moment(share))
-            tries.note(f"{name} at {share}", *problems, differences(results(folder), alone.results))
+def test_the_results_are_those_of_one(name: str, campaign: Campaign) -> None:
+    run_in_pairs(campaign, COMMANDS[name], COMMANDS[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PAIRS)
-def test_other_settings_do_not_mix(
-    name: str, stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    first, second, stage = PAIRS[name]
-    alone, other = (
-        stages.undisturbed(words, stage, place / f"alone{n}")
-        for n, words in enumerate((first, second))
-    )
-    with campaign(OTHERS) as tries:
-        for share in SHARES:
-            folder = stages.start(stage, place / f"at{share}")
-            problems = two_at_once(first, second, folder, alone.moment(share))
-            files = results(folder)
-            is_either = files in (alone.results, other.results)
-            mixed = "" if is_either else differences(files, alone.results)
-            tries.note(f"{name} at {share}", *problems, mixed)
+@pytest.mark.parametrize("name", OTHER_WORDS)
+def test_other_settings_do_not_mix(name: str, campaign: Campaign) -> None:
+    run_in_pairs(campaign, COMMANDS[name], Command(OTHER_WORDS[name], COMMANDS[name].stage))
 
 
-def test_a_second_prediction_into_a_folder_is_refused_by_name(
-    stages: Stages, place: Path, campaign: NewCampaign
-) -> None:
-    command = COMMANDS["predict"]
-    folder = stages.start(command.stage, place / "two")
-    with campaign(PROMISE) as tries:
-        problems = two_at_once(command.words, command.words, folder, 12)
-        tries.note("predict", *problems)
+def test_a_second_prediction_into_a_folder_is_refused_by_name(campaign: Campaign) -> None:
+    words, stage = COMMANDS["predict"]
+
+    campaign.note("predict", *two_at_once(words, words, campaign.start(stage), 12))
