@@ -76,18 +76,18 @@ def cut_off(figure: Figure) -> list[str]:
     canvas.draw()
     hidden = [axes for axes in figure.findobj(Axes) if not axes.axison]
     unseen = [text for axes in hidden for a in (axes.xaxis, axes.yaxis) for text in a.findobj(Text)]
-    seen = [
-        text
-        for text in figure.findobj(Text)
-        if text.get_text().strip() and text.get_visible() and text not in unseen
-    ]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in seen]
-    frames = [Bbox.union([figure.bbox, box]) for box in boxes]
-    return [
-        text.get_text()
-        for text, frame in zip(seen, frames, strict=True)
-        if not np.array_equal(frame, figure.bbox)
-    ]
+    outside = []
+    for text in figure.findobj(Text):
+        if text.get_text().strip() and text.get_visible() and text not in unseen:
+            box = text.get_window_extent(canvas.get_renderer())
+            if not np.array_equal(Bbox.union([figure.bbox, box]), figure.bbox):
+                outside.append(text.get_text())
+    return outside
+
+
+def section_of(axes: Axes) -> int:
+    """Return the index of the section that a panel shows, the last word of its title."""
+    return int(axes.get_title().split()[-1])
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -98,7 +98,6 @@ def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
     panels = panels_of(figure)
     texts = [text.get_text() for text in figure.findobj(Text)]
-
     planes = [AXIAL, CORONAL, SAGITTAL] * 2
     expected = planes if name in {"preview", "uncertainty"} else [AXIAL] * len(panels)
     assert [letters_of(axes) for axes in panels] == expected
@@ -135,7 +134,6 @@ def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: 
 
 def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> None:
     wt, tc, et = REGION_COLOURS
-
     for convention in CONVENTIONS:
         colours = tissue_colours(convention)
         assert list(colours) == [value for value, _ in convention.meanings]
@@ -150,7 +148,6 @@ def test_a_montage_has_the_same_sections_of_both_sides_with_volumes_and_dice(
     view: CaseView,
 ) -> None:
     left, right = montage_figure(view).subfigs
-
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
     tumour = np.flatnonzero((view.reference.label_map > 0).any(axis=(0, 1)))
@@ -187,38 +184,31 @@ def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: P
 def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
     entropy = view.uncertainty.copy()
     entropy[view.prediction.regions[1]] = 1.0
-
     figure = uncertainty_figure(replace(view, uncertainty=entropy))
-
     axial, bar = panels_of(figure)[3], figure.axes[-1]
     colours = axial.images[1].get_array()
-    section = entropy[..., int(axial.get_title().split()[-1])].T
+    section = entropy[..., section_of(axial)].T
     assert bar.get_ylabel() == "entropy (bits)"
     for value in (0.7, 1.0):
-        assert (section == value).any()
-        np.testing.assert_allclose(
-            colours[section == value], [_HEAT(value)] * (section == value).sum()
-        )
+        painted = colours[section == value]
+        assert len(painted)
+        np.testing.assert_allclose(painted, [_HEAT(value)] * len(painted))
     assert (colours[section == 0][:, 3] == 0).all()
     assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
 
-    # that of nothing predicted is drawn where it is
+
+def test_the_uncertainty_of_nothing_predicted_is_drawn_where_it_is(view: CaseView) -> None:
     empty = replace(view.prediction, label_map=np.zeros_like(view.prediction.label_map))
     entropy = np.zeros(view.images.shape[1:])
     entropy[12, 13, 5] = 0.9
-
     figure = uncertainty_figure(replace(view, prediction=empty, uncertainty=entropy))
-
-    sections = [int(axes.get_title().split()[-1]) for axes in panels_of(figure)[:3]]
-    assert sections == [5, 13, 12]
+    assert [section_of(axes) for axes in panels_of(figure)[:3]] == [5, 13, 12]
 
 
 def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain() -> None:
     image = make_volumes().astype(np.float32)
     outside = image == 0
-
     figure = reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
-
     for row in np.array(figure.axes).reshape(4, 3):
         before, after, difference = (axes.images[0] for axes in row)
         assert before.get_clim() == after.get_clim()
@@ -234,7 +224,6 @@ def test_a_surface_with_a_long_title_is_inside_the_figure(view: CaseView) -> Non
     long = replace(view, case_id="W" * 60)
     too_wide = Figure()
     too_wide.suptitle("W" * 200)
-
     assert cut_off(surface_figure(long)) == []
     assert cut_off(surface_figure(replace(long, prediction=None))) == []
     assert cut_off(too_wide) == ["W" * 200]

@@ -119,9 +119,12 @@ def find_inputs(
         msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
         raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in cases)
-    return _sorted(
-        _with_id_checked(case, is_file_name=True, n_of_id=n_of_id[case.case_id]) for case in cases
-    )
+    next_step = "Rename or omit all but one: their results would have the same name."
+    for i, case in enumerate(cases):
+        n, cases[i] = n_of_id[case.case_id], _with_id_checked(case, is_file_name=True)
+        if n > 1:
+            cases[i] = cases[i].with_problem(f"{n} cases of this id", "one", next_step)
+    return _sorted(cases)
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
@@ -174,43 +177,20 @@ def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def _with_id_checked(case: Case, *, is_file_name: bool, n_of_id: int = 1) -> Case:
-    """Return a case with what is wrong with its id.
-
-    Args:
-        case: The case.
-        is_file_name: Whether files are called after the id as it is.
-        n_of_id: Number of cases with this id.
-    """
+def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
+    """Return a case with what is wrong with its id; files may be called after the id as it is."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
+    if case.release == layouts.MEN_RT:
+        found = "a case of the radiotherapy task, which has one modality and another target"
+        next_step = "Leave it out: this task is not supported."
+        case = case.with_problem(found, ", ".join(MODALITIES), next_step)
+    if n_bytes > layouts.LONGEST_ID:
+        found, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
+        case = case.with_problem(found, expected, "Rename the folder and the files of the case.")
     is_plain = name == name.strip().removeprefix(".") != "" and not _FORBIDDEN & set(name)
-    for is_wrong, *found in (
-        (
-            case.release == layouts.MEN_RT,
-            "a case of the radiotherapy task, which has one modality and another target",
-            ", ".join(MODALITIES),
-            "Leave it out: this task is not supported.",
-        ),
-        (
-            n_bytes > layouts.LONGEST_ID,
-            f"an id of {n_bytes} bytes",
-            f"at most {layouts.LONGEST_ID}",
-            "Rename the folder and the files of the case.",
-        ),
-        (
-            is_file_name and not is_plain,
-            f"the id {name!r}, which cannot be the name of a file",
-            "a file name without special characters",
-            "Give the case another id.",
-        ),
-        (
-            n_of_id > 1,
-            f"{n_of_id} cases of this id",
-            "one",
-            "Rename or omit all but one: their results would have the same name.",
-        ),
-    ):
-        case = case.with_problem(*found) if is_wrong else case
+    if is_file_name and not is_plain:
+        found, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
+        case = case.with_problem(found, expected, "Give the case another id.")
     return case
 
 
