@@ -80,7 +80,7 @@ def predict(
     with importing():
         from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
-        from brats_seg.inference.batch import find_scans, predict_cases
+        from brats_seg.inference.batch import find_scans, predict_folder
 
     overrides = parse_overrides(series or [])
     dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
@@ -96,7 +96,7 @@ def predict(
         print_outcome(outcome)
 
     try:
-        outcome = predict_cases(
+        outcome = predict_folder(
             cases, model, output, settings, workers=n_workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:

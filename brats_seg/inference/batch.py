@@ -97,7 +97,7 @@ def _ignore(outcome: CaseOutcome) -> None:
 
 
 def predict_folder(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path] | Sequence[Case],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
@@ -112,7 +112,7 @@ def predict_folder(
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.
+        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
@@ -130,37 +130,6 @@ def predict_folder(
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     cases = find_scans(inputs, output, track=track)
-    return predict_cases(
-        cases, models, output, settings, workers=workers, on_case=on_case, track=track
-    )
-
-
-def find_scans(
-    inputs: Sequence[Path], output: Path, options: Any = None, *, track: Track = untracked
-) -> tuple[Case, ...]:
-    """Return the cases in folders and tables; DICOM files are converted into the output folder.
-
-    The options are `dicom.convert.DicomOptions`: choices about DICOM examinations.
-    """
-    convert, wing = None, dicom()
-    if wing is not None:
-        options = options or wing.DEFAULT_OPTIONS
-        scans = output / results.SCANS_NAME
-        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
-    return find_inputs(inputs, of_dicom=convert)
-
-
-def predict_cases(
-    cases: Sequence[Case],
-    models: Sequence[Path],
-    output: Path,
-    settings: PredictionSettings = DEFAULT_SETTINGS,
-    *,
-    workers: Workers = None,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
-    track: Track = untracked,
-) -> BatchOutcome:
-    """Segment cases into an output folder; see `predict_folder`."""
     folder = results.OutputFolder(output)
     check_apart(cases, folder)
     results.check_names(settings.layout, [case.case_id for case in cases])
@@ -181,6 +150,27 @@ def predict_cases(
             outcomes = shared_outcomes(cases, job, workers)
         done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
         return write_pages(done, cases, folder, track) if settings.report else done
+
+
+def find_scans(
+    inputs: Sequence[Path] | Sequence[Case],
+    output: Path,
+    options: Any = None,
+    *,
+    track: Track = untracked,
+) -> tuple[Case, ...]:
+    """Return the cases that are given, or those in folders and tables.
+
+    DICOM files are converted into the output folder, by options of `dicom.convert.DicomOptions`.
+    """
+    convert, wing = None, dicom()
+    if wing is not None:
+        options = options or wing.DEFAULT_OPTIONS
+        scans = output / results.SCANS_NAME
+        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
+    cases = tuple(one for one in inputs if isinstance(one, Case))
+    paths = [one for one in inputs if isinstance(one, Path)]
+    return cases or find_inputs(paths, of_dicom=convert)
 
 
 def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
@@ -261,11 +251,9 @@ def write_pages(
 class ReadCase:
     """A case that has been read, and its prediction as soon as there is one."""
 
-    case: Case
     scan: Scan
-    inputs: tuple[str, ...]
-    """SHA-256 of the files."""
-    key: str
+    provenance: Mapping[str, Any]
+    """Entries of the record that are known before the prediction."""
     seconds: float
     """Time of reading."""
     source: Any
@@ -275,7 +263,7 @@ class ReadCase:
     @property
     def case_id(self) -> str:
         """Id of the case."""
-        return self.case.case_id
+        return self.scan.case_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -302,10 +290,16 @@ class CaseWork:
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
+        provenance = {
+            "key": key,
+            "inputs": files.hashes,
+            "files": case.read_as,
+            "model": model.fingerprint,
+            "settings": model.settings,
+            "version": version("brats_seg"),
+        }
         seconds = time.monotonic() - started_s
-        return ReadCase(
-            case=case, scan=scan, inputs=files.hashes, key=key, seconds=seconds, source=source
-        )
+        return ReadCase(scan=scan, provenance=provenance, seconds=seconds, source=source)
 
     def predict(self, read: ReadCase) -> ReadCase:
         """Segment a case."""
@@ -324,19 +318,15 @@ class CaseWork:
             remark = wing.write_segmentation(path, prediction.label_map, *grid, read.source)
             written = () if remark else (names.segmentation,)
         written += self.output.write_case(read.scan, prediction, model.settings)
-        provenance = {
-            "key": read.key,
-            "inputs": read.inputs,
-            "files": read.case.read_as,
-            "model": model.fingerprint,
-            "settings": model.settings,
+        entries = {
+            **dict(summary),
+            **read.provenance,
             "outputs": written,
-            "version": version("brats_seg"),
-            "warnings": (*summary.warnings, *([remark] if remark else [])),
+            "warnings": summary.warnings + (remark,) * bool(remark),
             "seconds": round(read.seconds + summary.seconds, 3),
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
         }
-        return CaseOutcome(record=results.Record.model_validate({**dict(summary), **provenance}))
+        return CaseOutcome(record=results.Record.model_validate(entries))
 
 
 def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
