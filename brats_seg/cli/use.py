@@ -61,7 +61,7 @@ def predict(
         brats-seg predict dicom -o predictions --model model --series t1c=5
         brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
     """
-    from brats_seg.inference.settings import prediction_settings
+    from brats_seg.inference.model import prediction_settings
 
     settings = prediction_settings(
         {
