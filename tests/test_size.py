@@ -37,11 +37,10 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 2865,
     "inference": 2092,
-    "cases": 2181,
+    "cases": 2168,
     "top level": 1609,
     "data": 1398,
     "evaluation": 1121,
-    "quality": 1043,
     "figures": 965,
     "dicom": 867,
     "survival": 905,
