@@ -36,7 +36,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2865,
-    "inference": 2092,
+    "inference": 2084,
     "cases": 2168,
     "top level": 1609,
     "data": 1398,

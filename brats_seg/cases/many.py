@@ -15,8 +15,6 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
@@ -24,13 +22,6 @@ from brats_seg.tables import write_table
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-def evenly_spread(case_ids: Sequence[str], n_most: int) -> list[str]:
-    """Return at most that many cases, evenly spread over the sorted ids."""
-    ids = sorted(case_ids)
-    indices = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
-    return [ids[index] for index in indices]
 
 
 class HasCaseId(Protocol):

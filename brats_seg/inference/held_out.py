@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.many import evenly_spread
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
@@ -166,7 +165,10 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     settings = PredictionSettings(overlap=trained.config.validation.overlap)
     model = assemble([trained], device, settings)
     subsets = (MODALITIES, *trained.identity.subsets)
-    cases = evenly_spread(held_out.data.split.validation, MOST_CASES)
+    ids = sorted(held_out.data.split.validation)
+    indices = np.linspace(0, len(ids) - 1, min(len(ids), MOST_CASES)).round().astype(int)
+    # evenly spread over the ids
+    cases = [ids[index] for index in indices]
     work = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
     rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in work])
     scores = tuple(
