@@ -83,7 +83,7 @@ def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> No
     predict(cases, tmp_path / "out")
 
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path)
 
     expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
@@ -99,7 +99,7 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
 
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path)
 
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]

@@ -35,11 +35,10 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2865,
+    "training": 2846,
     "inference": 2098,
     "cases": 2241,
-    "top level": 1609,
-    "data": 1398,
+    "top level": 1577,
     "evaluation": 1160,
     "quality": 1043,
     "figures": 1006,

@@ -127,7 +127,7 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
 
     assert outcome.finished
     assert load_trained(tmp_path / "run" / "best.pt").card.notes == {}
-    assert "memory ran out while the training scans were measured" in caplog.text
+    assert "memory ran out while training scans were measured" in caplog.text
 
 
 QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
@@ -367,7 +367,7 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             refused.add(name)
         hook.remove()
 
-    hook = trainer.network.register_forward_pre_hook(try_both)
+    hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
 
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}

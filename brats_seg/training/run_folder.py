@@ -208,9 +208,7 @@ def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
     try:
         return wing.notes_of_training(data.folder, data.split.train) if wing else {}
     except MemoryError:
-        log.warning(
-            "memory ran out while the training scans were measured: the model has no profile"
-        )
+        log.warning("memory ran out while training scans were measured: the model has no profile")
         return {}
 
 
