@@ -18,9 +18,11 @@ from brats_seg.evaluation.evaluate import score_folders as score_folders
 from brats_seg.evaluation.scores import read_scores as read_scores
 from brats_seg.figures.cases import (
     montage_figure as montage_figure,
+    open_view as open_view,
     reconstruction_figure as reconstruction_figure,
     sample_figure as sample_figure,
     view_figure as view_figure,
+    with_prediction as with_prediction,
 )
 from brats_seg.figures.charts import (
     bar_figure as bar_figure,
@@ -29,8 +31,7 @@ from brats_seg.figures.charts import (
 )
 from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
-from brats_seg.figures.surface import models_of as models_of, write_surface_gif as write_surface_gif
-from brats_seg.figures.view import open_view as open_view, with_prediction as with_prediction
+from brats_seg.figures.surface import write_surface_gif as write_surface_gif
 from brats_seg.files import writable_folder as writable_folder
 from brats_seg.inference.batch import predict_folder as predict_folder
 from brats_seg.inference.export import export_model as export_model
@@ -43,7 +44,8 @@ from brats_seg.inference.reconstruct import (
 from brats_seg.inference.settings import PredictionSettings as PredictionSettings
 from brats_seg.inference.tuning import tune_runs as tune_runs
 from brats_seg.models.build import build_model as build_model
-from brats_seg.pages.write import PageOptions as PageOptions, write_report as write_report
+from brats_seg.pages.html import PageOptions as PageOptions
+from brats_seg.pages.write import write_report as write_report
 from brats_seg.survival.features import features_of_folder as features_of_folder
 from brats_seg.survival.results import study_survival as study_survival
 from brats_seg.training.accumulation import Accumulator as Accumulator

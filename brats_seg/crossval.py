@@ -27,8 +27,7 @@ from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
-from brats_seg.evaluation.pairs import Pair, Pairing
+from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers

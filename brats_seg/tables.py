@@ -41,8 +41,12 @@ def write_table(
     Raises:
         EnvironmentalError: The file cannot be written.
     """
+    cells = [
+        [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
+    ]
+    guarded = [[_guarded(cell) for cell in row] for row in cells]
     # object: pandas would turn whole numbers beside an empty cell into floats
-    frame = pd.DataFrame(list(rows), columns=list(columns), dtype=object).map(_guarded)
+    frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
     text = frame.to_csv(index=False, header=header, lineterminator="\n")
     with whole_file(path) as beside:
         # file names need not be UTF-8

@@ -229,7 +229,7 @@ from base64 import b64encode
 
 from IPython.display import HTML
 
-brats.write_surface_gif(brats.models_of(held_out), RESULTS / "surface.gif")
+brats.write_surface_gif(held_out, RESULTS / "surface.gif")
 gif = b64encode((RESULTS / "surface.gif").read_bytes()).decode()
 HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 

@@ -46,15 +46,16 @@ def call(folder: Path, *arguments: str | Path) -> Done:
     return Done(code=int(end.value.code or 0), out=out.getvalue(), err=err.getvalue())
 
 
+def plain_environment(*prefixes: str) -> dict[str, str]:
+    """Return the variables of a shell that make did not start; those that begin so are left out."""
+    dropped = ("MAKE", "MFLAGS", *prefixes)
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+
+
 def run_make(*arguments: str) -> list[str]:
-    """Run make as from a shell, also when make itself runs the tests, and return what it shows."""
-    alone = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
-    done = subprocess.run(
-        ["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
+    """Run make, also when make itself runs the tests, and return what it shows."""
+    command, environment = ["make", *arguments], plain_environment()
+    return subprocess.check_output(command, cwd=ROOT, env=environment, text=True).splitlines()
 
 
 ROOT = Path(__file__).parent.parent
@@ -199,14 +200,13 @@ def check_json(command: str, text: str) -> list[Any]:
     from brats_seg.cli.json_output import LINES, output_schema
 
     # of several cases there is a line each
-    lines = text.splitlines() if command in LINES else [text]
+    values = [json.loads(line) for line in (text.splitlines() if command in LINES else [text])]
     every = output_schema()
     schema = {**every["properties"][command], "$defs": every["$defs"]}
-    found = [json.loads(line) for line in lines]
-    assert found
-    for value in found:
+    assert values
+    for value in values:
         jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
-    return found
+    return values
 
 
 def variables_of_installation(folder: Path) -> dict[str, str]:
@@ -219,12 +219,8 @@ def variables_of_installation(folder: Path) -> dict[str, str]:
     for path in distribution("pip").locate_file("").iterdir():
         if "brats_seg" not in path.name:
             (others / path.name).symlink_to(path)
-    here = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MAKE", "MFLAGS", "PIP_", "VIRTUAL_ENV"))
-    }
-    return here | {
+    return {
+        **plain_environment("PIP_", "VIRTUAL_ENV"),
         "PYTHONPATH": str(others),
         "PIP_NO_DEPS": "1",
         "PIP_NO_INDEX": "1",

@@ -16,7 +16,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.data.fold import open_split
-from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import (
     BatchOutcome,
     CaseOutcome,

@@ -7,7 +7,7 @@ random weights every patch looks alike and ordinary accumulation would pass too.
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from functools import cache, partial
+from functools import cache
 from threading import Barrier, get_ident
 from typing import NamedTuple
 
@@ -237,26 +237,43 @@ def test_passes_are_as_few_as_they_can_be(name: str) -> None:
     assert n_patches == [n_passes + 2 + 2 + 1, n_passes]
 
 
-@pytest.mark.parametrize("name", ["batch Dice", "hardest voxels"])
-def test_random_layers_draw_the_same_in_the_second_pass(name: str) -> None:
+class Counting(nn.Module):
+    """A network with a random layer and a buffer that every forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_network(dropout=0.5)
+        self.register_buffer("n_seen", torch.zeros(()))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.n_seen += len(image)
+        return self.body(image)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_step_draws_counts_and_measures_as_one_ordinary_pass(name: str) -> None:
     """The gradient belongs to the outputs that the loss was computed from."""
-    network = trained(torch.float64, partial(small_network, 0.5))
-    micro_batches = cut(patches(3, torch.float64), (1, 1, 1))
-
+    network, criterion, batch = Counting().double(), CRITERIA[name], patches(6, torch.float64)
+    micro_batches = cut(batch, (2, 3, 1))
     torch.manual_seed(5)
-    found, loss = accumulated_gradient(network, CRITERIA[name], micro_batches)
-    state_after = torch.get_rng_state()
-
-    torch.manual_seed(5)
-    network.zero_grad()
     output = torch.cat([network(micro_batch.image) for micro_batch in micro_batches])
-    expected_loss = whole_loss(CRITERIA[name], output, patches(3, torch.float64).target)
+    expected_loss = whole_loss(criterion, output, batch.target)
     expected_loss.backward()
+    expected, state_after = gradient(network), torch.get_rng_state()
+    network.n_seen.zero_()
 
-    assert relative_error(found, gradient(network)) <= 1e-12
-    assert loss == pytest.approx(expected_loss.item())
-    # afterwards the generator stands where one ordinary pass leaves it
-    assert torch.equal(state_after, torch.get_rng_state())
+    torch.manual_seed(5)
+    result = accumulator_of(network, criterion).step(
+        micro_batches, lambda output, target: output.mean((1, 2, 3, 4))
+    )
+
+    assert relative_error(gradient(network), expected) <= 1e-12
+    assert result.loss == pytest.approx(expected_loss.item())
+    assert torch.equal(torch.get_rng_state(), state_after)
+    assert network.n_seen == 6
+    # every patch once, and in order
+    assert torch.allclose(result.measured, output.mean((1, 2, 3, 4)))
+    assert not result.measured.requires_grad
 
 
 class Forgetful(nn.Module):
@@ -307,45 +324,15 @@ def test_the_device_never_holds_the_whole_batch(name: str) -> None:
 
 
 def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
-    cpu = torch.device("cpu")
+    """Losses that take classes or float64 get them."""
     image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
+    batches = (image.half(), target.to(torch.uint8)), (image.double(), target.long())
 
-    stored = MicroBatch(image.half(), target.to(torch.uint8)).to(cpu)
-    plain = MicroBatch(image.double(), target.long()).to(cpu)
+    stored, plain = (MicroBatch(*batch).to(torch.device("cpu")) for batch in batches)
 
     assert (stored.image.dtype, stored.target.dtype) == (torch.float32, torch.float32)
     assert torch.equal(stored.image, image.half().float())
-    # losses that take classes or float64 get them
     assert (plain.image.dtype, plain.target.dtype) == (torch.float64, torch.int64)
-
-
-class Counting(nn.Module):
-    """A network with a random layer and a buffer that every forward pass changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = small_network(dropout=0.5)
-        self.register_buffer("n_seen", torch.zeros(()))
-
-    def forward(self, image: Tensor) -> Tensor:
-        self.n_seen += len(image)
-        return self.body(image)
-
-
-@pytest.mark.parametrize("name", CRITERIA)
-def test_buffers_and_random_state_move_as_in_one_ordinary_pass(name: str) -> None:
-    network, micro_batches = Counting(), cut(patches(6, torch.float32), (2, 3, 1))
-    torch.manual_seed(5)
-    for micro_batch in micro_batches:
-        network(micro_batch.image)
-    expected = torch.get_rng_state()
-    network.n_seen.zero_()
-
-    torch.manual_seed(5)
-    accumulated_gradient(network, CRITERIA[name], micro_batches)
-
-    assert torch.equal(torch.get_rng_state(), expected)
-    assert network.n_seen == 6
 
 
 def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
@@ -379,20 +366,6 @@ def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(
     assert accumulator.step(micro_batches).skipped
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
     assert accumulator.scaler.get_scale() == (scale / 2 if device else scale)
-
-
-@pytest.mark.parametrize("name", CRITERIA)
-def test_every_patch_is_measured_once_and_in_order(name: str) -> None:
-    network, batch = trained(torch.float64), patches(6, torch.float64)
-    expected = network(batch.image).mean((1, 2, 3, 4))
-
-    result = accumulator_of(network, CRITERIA[name]).step(
-        cut(batch, (1, 2, 3)), lambda output, target: output.mean((1, 2, 3, 4))
-    )
-
-    assert result.measured is not None
-    assert torch.allclose(result.measured, expected)
-    assert not result.measured.requires_grad
 
 
 class LearntWeights(nn.Module):
@@ -683,25 +656,17 @@ def test_what_is_no_batch_or_no_loss_is_named(
             accumulator_of(small_network(), criterion).step(micro_batches)
 
 
-def test_patches_of_two_sizes_need_a_loss_that_declares_and_two_passes_a_row_for_each_patch() -> (
-    None
-):
+def test_patches_of_two_sizes_classes_as_targets_and_outputs_without_a_row_for_each_patch() -> None:
     for criterion in (DiceBce(), BatchDiceBce()):
         accumulated_gradient(small_network(), criterion, [none_of(1), none_of(1, size=4)])
     network = Several(lambda logits, size: (logits, size.mean()))
     with pytest.raises(ConfigError, match=r"a tensor of shape \(\) for 2 patches"):
         accumulated_gradient(network, lambda o, y: flat_dice(o[0], y), [patches(2, torch.float64)])
-
-
-def test_classes_as_targets_can_be_run_twice() -> None:
     network, batch = trained(torch.float64), patches(4, torch.float64)
     batch = batch._replace(target=batch.target[:, 0].long())
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 2.0]).double())
-
     found, _ = accumulated_gradient(network, weighted, cut(batch, [1] * 4))
-
-    expected, _ = whole_gradient(network, weighted, batch)
-    assert relative_error(found, expected) <= 1e-12
+    assert relative_error(found, whole_gradient(network, weighted, batch)[0]) <= 1e-12
 
 
 def test_micro_batches_in_threads_change_no_bit() -> None:

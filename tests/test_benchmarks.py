@@ -38,7 +38,6 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_benchmark_is_listed(benchmarks: ModuleType) -> None:
     listed = [program.name for program in benchmarks.PROGRAMS] + list(benchmarks.NOT_COMPARED)
-
     assert sorted(listed) == sorted({path.stem for path in FOLDER.glob("*.py")} - MODULES)
 
 
@@ -64,7 +63,6 @@ def test_a_comparison_becomes_a_row_with_its_goal(
     benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = page(benchmarks, tmp_path, monkeypatch)
-
     assert "| read | 2 ms | other 1.0 | 5 ms | 2.50x | 2.00 to 4.00 | 2.00x, met |  |" in text
     assert "1 of 1 goals are met" in text
     assert "## A title" in text
@@ -74,7 +72,6 @@ def test_a_goal_that_is_missed_and_a_benchmark_that_fails_are_named(
     benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = page(benchmarks, tmp_path, monkeypatch, least=3.0, end="raise SystemExit(3)")
-
     assert "| 3.00x, **not met** |" in text
     assert "0 of 1 goals are met" in text
     assert "**It failed with exit code 3.**" in text
@@ -87,7 +84,6 @@ def test_every_part_of_the_benchmark_of_gpus_runs_on_the_cpu(tmp_path: Path) -> 
     done = subprocess.run(
         [*program, "--json", str(found)], capture_output=True, text=True, check=False
     )
-
     assert done.returncode == 0, done.stderr
     # fewer where the CPU computes no half precision natively
     assert len(found.read_text().splitlines()) in {13, 17}

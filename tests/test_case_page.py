@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.figures.view import CaseView, open_view, with_prediction
+from brats_seg.figures.cases import CaseView, open_view, with_prediction
 from brats_seg.pages.case import (
     LARGEST_PAGE,
     EmbeddedVolume,

@@ -1,4 +1,4 @@
-"""Figures of one case: modalities, label maps, uncertainty and reconstruction."""
+"""Reading a case for figures, and the figures of its modalities, label maps and uncertainty."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +12,27 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from brats_seg.cases.layouts import OUTPUT_MARKER
+from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.cases import (
     _HEAT,
     N_SECTIONS,
+    CaseView,
+    drawn_of,
     montage_figure,
+    open_view,
     reconstruction_figure,
     sample_figure,
     tissue_colours,
     uncertainty_figure,
     view_figure,
+    with_prediction,
+    with_uncertainty,
 )
-from brats_seg.figures.sections import REGION_COLOURS
-from brats_seg.figures.surface import models_of, surface_figure
-from brats_seg.figures.view import CaseView, open_view
-from brats_seg.labels import BRATS2017, BRATS2024, BRATS2024_PED, CONVENTIONS
-from tests.builders import make_volumes, write_case
+from brats_seg.figures.sections import REGION_COLOURS, Grid
+from brats_seg.figures.surface import surface_figure
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
+from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
 
 AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
 CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
@@ -70,18 +76,18 @@ def cut_off(figure: Figure) -> list[str]:
     canvas.draw()
     hidden = [axes for axes in figure.findobj(Axes) if not axes.axison]
     unseen = [text for axes in hidden for a in (axes.xaxis, axes.yaxis) for text in a.findobj(Text)]
-    seen = [
-        text
-        for text in figure.findobj(Text)
-        if text.get_text().strip() and text.get_visible() and text not in unseen
-    ]
-    boxes = [text.get_window_extent(canvas.get_renderer()) for text in seen]
-    frames = [Bbox.union([figure.bbox, box]) for box in boxes]
-    return [
-        text.get_text()
-        for text, frame in zip(seen, frames, strict=True)
-        if not np.array_equal(frame, figure.bbox)
-    ]
+    outside = []
+    for text in figure.findobj(Text):
+        if text.get_text().strip() and text.get_visible() and text not in unseen:
+            box = text.get_window_extent(canvas.get_renderer())
+            if not np.array_equal(Bbox.union([figure.bbox, box]), figure.bbox):
+                outside.append(text.get_text())
+    return outside
+
+
+def section_of(axes: Axes) -> int:
+    """Return the index of the section that a panel shows, the last word of its title."""
+    return int(axes.get_title().split()[-1])
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -92,7 +98,6 @@ def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
     panels = panels_of(figure)
     texts = [text.get_text() for text in figure.findobj(Text)]
-
     planes = [AXIAL, CORONAL, SAGITTAL] * 2
     expected = planes if name in {"preview", "uncertainty"} else [AXIAL] * len(panels)
     assert [letters_of(axes) for axes in panels] == expected
@@ -129,7 +134,6 @@ def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: 
 
 def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> None:
     wt, tc, et = REGION_COLOURS
-
     for convention in CONVENTIONS:
         colours = tissue_colours(convention)
         assert list(colours) == [value for value, _ in convention.meanings]
@@ -144,7 +148,6 @@ def test_a_montage_has_the_same_sections_of_both_sides_with_volumes_and_dice(
     view: CaseView,
 ) -> None:
     left, right = montage_figure(view).subfigs
-
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
     tumour = np.flatnonzero((view.reference.label_map > 0).any(axis=(0, 1)))
@@ -181,38 +184,31 @@ def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: P
 def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
     entropy = view.uncertainty.copy()
     entropy[view.prediction.regions[1]] = 1.0
-
     figure = uncertainty_figure(replace(view, uncertainty=entropy))
-
     axial, bar = panels_of(figure)[3], figure.axes[-1]
     colours = axial.images[1].get_array()
-    section = entropy[..., int(axial.get_title().split()[-1])].T
+    section = entropy[..., section_of(axial)].T
     assert bar.get_ylabel() == "entropy (bits)"
     for value in (0.7, 1.0):
-        assert (section == value).any()
-        np.testing.assert_allclose(
-            colours[section == value], [_HEAT(value)] * (section == value).sum()
-        )
+        painted = colours[section == value]
+        assert len(painted)
+        np.testing.assert_allclose(painted, [_HEAT(value)] * len(painted))
     assert (colours[section == 0][:, 3] == 0).all()
     assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
 
-    # that of nothing predicted is drawn where it is
+
+def test_the_uncertainty_of_nothing_predicted_is_drawn_where_it_is(view: CaseView) -> None:
     empty = replace(view.prediction, label_map=np.zeros_like(view.prediction.label_map))
     entropy = np.zeros(view.images.shape[1:])
     entropy[12, 13, 5] = 0.9
-
     figure = uncertainty_figure(replace(view, prediction=empty, uncertainty=entropy))
-
-    sections = [int(axes.get_title().split()[-1]) for axes in panels_of(figure)[:3]]
-    assert sections == [5, 13, 12]
+    assert [section_of(axes) for axes in panels_of(figure)[:3]] == [5, 13, 12]
 
 
 def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain() -> None:
     image = make_volumes().astype(np.float32)
     outside = image == 0
-
     figure = reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
-
     for row in np.array(figure.axes).reshape(4, 3):
         before, after, difference = (axes.images[0] for axes in row)
         assert before.get_clim() == after.get_clim()
@@ -225,9 +221,87 @@ def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain
 
 def test_a_surface_with_a_long_title_is_inside_the_figure(view: CaseView) -> None:
     """A title that is too wide would be found."""
-    models = models_of(replace(view, case_id="W" * 60))
+    long = replace(view, case_id="W" * 60)
     too_wide = Figure()
     too_wide.suptitle("W" * 200)
-
-    assert cut_off(surface_figure(models)) == cut_off(surface_figure(models[:1])) == []
+    assert cut_off(surface_figure(long)) == []
+    assert cut_off(surface_figure(replace(long, prediction=None))) == []
     assert cut_off(too_wide) == ["W" * 200]
+
+
+def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_case(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    """The first case is the default; 3 is ET in its prediction."""
+    predicted = make_label_map(convention=BRATS2023, seed=7)
+    write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
+
+    view = with_prediction(open_view(brats_root), tmp_path / "p")
+
+    np.testing.assert_array_equal(view.image("FLAIR"), make_volumes()[3])
+    np.testing.assert_array_equal(view.reference.label_map, make_label_map())
+    assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
+    assert view.prediction.convention == BRATS2023
+    assert [*drawn_of(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(drawn_of(view)["prediction"][2], predicted == 3)
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "words"),
+    [
+        (lambda root: open_view(root, "X"), UsageError, "it has BraTS2021_00000, .* and 1 more"),
+        (lambda root: with_prediction(open_view(root), root / "p"), UsageError, "it has other"),
+        (lambda root: with_prediction(open_view(root), root / "no"), UsageError, "does not exist"),
+        (
+            lambda root: with_prediction(open_view(root), root / "p" / "other.nii.gz"),
+            CaseError,
+            "expected the grid of the scans",
+        ),
+        (lambda root: open_view(root).image("swi"), UsageError, "no swi; there are t1n, t1c"),
+        (lambda root: open_view(root, labels="brats2023"), LabelError, r"label values \[4\]"),
+        (
+            lambda root: with_uncertainty(open_view(root), root / "p"),
+            UsageError,
+            "predict the case with --uncertainty",
+        ),
+    ],
+    ids=["case", "folder", "file", "grid", "modality", "labels", "uncertainty"],
+)
+def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words: str) -> None:
+    write_nifti(brats_root / "p" / "other.nii.gz", make_label_map()[:, :, :-1])
+    (brats_root / "p" / OUTPUT_MARKER).touch()
+
+    with pytest.raises(error, match=words):
+        draw(brats_root)
+
+
+def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Path) -> None:
+    # 2 mm to the right, 3 mm to the head, 1 mm to the front
+    affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
+
+    view = open_view(tmp_path)
+    grid = view.grid
+
+    # R S A instead of L P S
+    np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
+    assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
+    assert grid.voxel_ml == 0.006
+
+
+def test_the_uncertainty_is_found_in_the_folder_of_a_prediction_or_refused(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
+    view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
+    write_nifti(path, entropy)
+    np.testing.assert_array_equal(with_uncertainty(view, tmp_path).uncertainty, entropy)
+    for other, message in (
+        (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
+        (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
+        (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
+    ):
+        write_nifti(path, other)
+        with pytest.raises(CaseError, match=message):
+            with_uncertainty(view, tmp_path)

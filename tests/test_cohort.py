@@ -9,6 +9,7 @@ from PIL import Image
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.pages.cohort import write_cohort_page
+from brats_seg.pages.html import PageOptions
 from tests.builders import touch
 from tests.test_pages import write_results
 
@@ -19,7 +20,7 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
     (results / "previews" / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
 
-    write_cohort_page(results, results / "cohort.html", scores=results / "scores.csv")
+    write_cohort_page(results, results / "cohort.html", PageOptions(scores=results / "scores.csv"))
 
     page = (results / "cohort.html").read_text()
     # that of fair is damaged, that of unknown is gone

@@ -16,7 +16,6 @@ pytest.importorskip("pydicom")
 pytest.importorskip("dcm2niix")
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.find import find_inputs
 from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import convert
 from brats_seg.dicom.convert import (
@@ -78,20 +77,6 @@ def test_what_is_converted_is_not_converted_again(
     source = read_source(tmp_path / "scans/dicom")
     assert source is not None
     assert [*source.series["t1n"].files] == paths
-
-
-def test_a_folder_of_dicom_files_is_found_by_the_ordinary_search(tmp_path: Path) -> None:
-    write_examination(tmp_path / "dicom")
-    asked: list[Path] = []
-
-    find_inputs(
-        [tmp_path / "dicom"],
-        of_dicom=lambda path: asked.append(path) or cases_of_dicom(path, tmp_path / "scans"),
-    )
-    (again,) = find_inputs([tmp_path / "scans"], of_dicom=lambda path: pytest.fail("no DICOM"))
-
-    assert asked == [tmp_path / "dicom"]
-    assert again.case_id == "dicom"
 
 
 def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from brats_seg.crossval import (
 )
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
@@ -69,7 +68,6 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
     cases: HeldOutCases, tmp_path: Path
 ) -> None:
     outcome = predict(cases, tmp_path / "out")
-
     records = OutputFolder(tmp_path / "out").records()
     fingerprints = [load_model([run], CPU).fingerprint for run in cases]
     assert (outcome.n_predicted, outcome.failures) == (4, ())
@@ -81,10 +79,8 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
 
 def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
-
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
     found = score_predictions(pairing, LEGACY, tmp_path)
-
     expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
@@ -98,9 +94,7 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-
     found = score_predictions(pairing, LEGACY, tmp_path)
-
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3
@@ -117,11 +111,9 @@ def test_a_damaged_or_older_model_is_replaced_and_nothing_else(
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
     fingerprint = export_model(runs[:1], folder, replace=True).fingerprint
-
     assert export_model(runs, folder, replace=True).fingerprint != fingerprint
     (folder / name).write_bytes(b"damaged")
     fingerprint = export_model(runs, folder, replace=True).fingerprint
-
     assert len(load_model([folder], CPU).members) == 2
     assert load_model([folder], CPU).fingerprint == fingerprint == load_model(runs, CPU).fingerprint
     assert sorted(path.name for path in tmp_path.glob(".*")) == []

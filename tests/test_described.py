@@ -9,7 +9,7 @@ from brats_seg.cases.index import index_cases, read_index, write_index
 from brats_seg.config import load_config
 from brats_seg.data.fold import prepare_data
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import find_pairs
 
 HEADINGS = {"T1": "t1", "T1 post": "t1ce", "t2w": "t2", "FLAIR": "flair", "Segmentation": "seg"}
 

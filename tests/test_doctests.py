@@ -2,6 +2,7 @@
 
 import doctest
 import logging
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -12,16 +13,12 @@ import brats_seg
 ROOT = Path(brats_seg.__file__).parent
 
 
-def has_example(text: str) -> bool:
-    lines = [line for line in text.splitlines() if ">>> " in line]
-    return any("+SKIP" not in line for line in lines)
-
-
 def modules_with_examples() -> list[str]:
     """Return the modules that have an example which is run."""
-    paths = [path for path in ROOT.rglob("*.py") if has_example(path.read_text())]
-    parts = [path.relative_to(ROOT.parent).with_suffix("").parts for path in sorted(paths)]
-    return [".".join(part).removesuffix(".__init__") for part in parts]
+    example = re.compile(r"^(?!.*\+SKIP).*>>> ", re.MULTILINE)
+    paths = [path for path in sorted(ROOT.rglob("*.py")) if example.search(path.read_text())]
+    names = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names]
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
@@ -32,11 +29,9 @@ def test_the_examples_run(
     monkeypatch.chdir(brats_root.parent)
     # the log of a command that another test has run would be taken for what the examples print
     monkeypatch.setattr(logging.getLogger("brats_seg"), "handlers", [])
-
     result = doctest.testmod(
         import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     )
-
     assert result.attempted
     assert result.failed == 0
 
@@ -44,7 +39,5 @@ def test_the_examples_run(
 def test_a_wrong_example_is_seen() -> None:
     """The test of the test."""
     example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
-
     result = doctest.DocTestRunner(verbose=False).run(example, out=lambda _: None)
-
     assert result.failed == 1

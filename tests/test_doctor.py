@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import brats_seg.runtime.machine as machine_module
 from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose, package_finding
 from brats_seg.errors import Finding
 from brats_seg.files import locked
+from brats_seg.runtime import machine
 from brats_seg.runtime.weights import write_checkpoint
-from tests.builders import Run
+from tests.builders import ROOT, Run, touch
 
 NUMPY = version("numpy")
 TRAINED = ("--preset", "demo", "--epochs", "2", "--patch", "16,16,16", "--set", "model.widths=4,8")
@@ -27,66 +27,52 @@ def found(diagnosis: Diagnosis, check: str) -> Finding:
     return finding
 
 
-def begun(folder: Path, name: str, last: Any = None) -> Path:
+def begun(folder: Path, name: str, content: Any = None) -> Path:
     """Write the folder of a run that was begun, with or without a checkpoint."""
     path = folder / "runs" / name
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(Config().to_yaml())
-    if last is not None:
-        write_checkpoint(last, path / "last.pt")
+    if content is not None:
+        write_checkpoint(content, path / "last.pt")
     return path
 
 
-def test_all_is_well_with_scans_that_can_be_prepared(brats_root: Path, tmp_path: Path) -> None:
+def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
+    brats_root: Path, tmp_path: Path
+) -> None:
     diagnosis = diagnose(brats_root, runs=tmp_path / "runs")
-
+    next(brats_root.glob("*_00003/*flair*")).unlink()
+    warning = found(diagnose(brats_root), "scans")
     assert diagnosis.can_work
     assert found(diagnosis, "scans").found == f"6 cases in {brats_root}, 6 with a label map"
     assert "0 of 6 labelled cases prepared" in found(diagnosis, "prepared cases").found
     assert found(diagnosis, "packages").status != "problem"
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_case_without_a_modality_is_a_warning(brats_root: Path) -> None:
-    next(brats_root.glob("*_00003/*flair*")).unlink()
-
-    finding = found(diagnose(brats_root), "scans")
-
-    assert (finding.status, finding.remedy) == ("warning", f"brats-seg index {brats_root}")
-    assert "1 with problems, such as BraTS2021_00003" in finding.found
+    assert (warning.status, warning.remedy) == ("warning", f"brats-seg index {brats_root}")
+    assert "1 with problems, such as BraTS2021_00003" in warning.found
 
 
 def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
     brats_root: Path, tmp_path: Path, run: Run
 ) -> None:
-    code, _, _ = run("train", "--data", brats_root, *TRAINED, "--session-hours", "0")
-    assert code == 0
-
-    finding = found(diagnose(brats_root, runs=tmp_path / "runs"), "run fold0")
-
+    runs = tmp_path / "runs"
+    assert run("train", "--data", brats_root, *TRAINED, "--session-hours", "0").code == 0
+    finding = found(diagnose(brats_root, runs=runs), "run fold0")
     assert (finding.status, finding.found) == ("warning", "0 of 2 epochs done, unfinished")
-    again = f"brats-seg train --data {brats_root} --fold 0 --run {tmp_path / 'runs/fold0'}"
+    again = f"brats-seg train --data {brats_root} --fold 0 --run {runs / 'fold0'}"
     assert finding.remedy == again
-    assert run(*again.split()[1:])[0] == 0
-    assert found(diagnose(runs=tmp_path / "runs"), "run fold0").found.endswith("finished")
+    assert run(*again.split()[1:]).code == 0
+    assert found(diagnose(runs=runs), "run fold0").found.endswith("finished")
 
 
-def test_a_run_of_another_format_or_damaged_is_a_problem(tmp_path: Path) -> None:
+def test_a_run_of_another_format_damaged_or_in_training_is_said_to_be(tmp_path: Path) -> None:
     begun(tmp_path, "newer", {"schema_version": 99})
     (begun(tmp_path, "cut") / "last.pt").write_bytes(b"PK")
-
-    diagnosis = diagnose(runs=tmp_path / "runs")
-
+    with locked(begun(tmp_path, "fold1") / ".training.lock"):
+        diagnosis = diagnose(runs=tmp_path / "runs")
     assert "found schema version 99" in found(diagnosis, "run newer").found
     assert found(diagnosis, "run cut").status == "problem"
     assert found(diagnosis, "run cut").remedy.endswith(f"--run {tmp_path}/runs/cut --fresh")
-
-
-def test_a_run_that_is_being_trained_is_said_to_be(tmp_path: Path) -> None:
-    path = begun(tmp_path, "fold1")
-    with locked(path / ".training.lock"):
-        diagnosis = diagnose(runs=tmp_path / "runs")
-
     assert found(diagnosis, "run fold1").found == "another process trains or tunes it now"
     assert "no checkpoint yet" in found(diagnose(runs=tmp_path / "runs"), "run fold1").found
 
@@ -94,9 +80,7 @@ def test_a_run_that_is_being_trained_is_said_to_be(tmp_path: Path) -> None:
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
     monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
-
     diagnosis = diagnose()
-
     assert [one.check for one in diagnosis.findings] == ["Python", "packages"]
     assert not diagnosis.can_work
 
@@ -104,15 +88,10 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_a_table_and_the_commands_that_mend(
     brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free_bytes = machine_module.free_bytes
-    monkeypatch.setattr(
-        machine_module,
-        "free_bytes",
-        lambda path: 2**26 if path == machine_module.SHARED_MEMORY else free_bytes(path),
-    )
-
+    free_bytes = machine.free_bytes
+    small = {machine.SHARED_MEMORY: 2**26}
+    monkeypatch.setattr(machine, "free_bytes", lambda path: small.get(path) or free_bytes(path))
     code, shown, _ = run("doctor", brats_root, "--set", "training.n_workers=8")
-
     assert code == 0
     assert re.search("shared memory +warning", shown)
     assert "shared memory, warning:\n    docker run --shm-size=8g ...\n" in shown
@@ -121,11 +100,11 @@ def test_the_command_prints_a_table_and_the_commands_that_mend(
 
 def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
     code, shown, _ = run("doctor", "nowhere", "--json")
-
     diagnosis = json.loads(shown)
     assert (code, diagnosis["can_work"]) == (3, False)
-    (problem,) = [one for one in diagnosis["findings"] if one["status"] == "problem"]
-    assert "nowhere does not exist" in problem["found"]
+    problems = [one["found"] for one in diagnosis["findings"] if one["status"] == "problem"]
+    assert len(problems) == 1
+    assert "nowhere does not exist" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +134,6 @@ def test_packages_are_compared_with_the_required_and_the_tested_versions(
     required: dict[str, str], tested: dict[str, str], status: str, text: str, remedy: str
 ) -> None:
     finding = package_finding(required, tested)
-
     assert (finding.status, finding.remedy) == (status, remedy)
     assert text in finding.found
 
@@ -165,24 +143,17 @@ def test_where_packages_are_missing_the_program_says_so(
     tmp_path: Path, arguments: list[str]
 ) -> None:
     """Nothing is installed but the package: a folder with its source and its metadata."""
-    import brats_seg.errors
-
-    (tmp_path / "brats_seg").symlink_to(Path(brats_seg.errors.__file__).parent)
-    described = tmp_path / "brats_seg-0.1.0.dist-info"
-    described.mkdir()
-    lines = ["Metadata-Version: 2.1", "Name: brats_seg", "Version: 0.1.0"]
-    lines += ["Requires-Dist: torch>=2.6", "Requires-Dist: typer>=0.15"]
-    (described / "METADATA").write_text("\n".join(lines) + "\n")
-
-    done = subprocess.run(
-        # without site-packages
-        [sys.executable, "-S", "-m", "brats_seg", *arguments],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+    (tmp_path / "brats_seg").symlink_to(ROOT / "brats_seg")
+    described = touch(tmp_path, "brats_seg-0.1.0.dist-info/METADATA")
+    (described / "brats_seg-0.1.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: brats_seg\nVersion: 0.1.0\n"
+        "Requires-Dist: torch>=2.6\nRequires-Dist: typer>=0.15\n"
     )
+    # without site-packages
+    command = [sys.executable, "-S", "-m", "brats_seg", *arguments]
+    environment = {"PYTHONPATH": str(tmp_path)}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert done.returncode == 3, done.stderr
     shown = done.stderr

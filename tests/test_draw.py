@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.figures.draw import FIGURES
 from tests.builders import SHAPE, Run, make_label_map, write_case, write_nifti

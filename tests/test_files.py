@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,89 +27,78 @@ from brats_seg.files import (
     whole_folder,
     writable_folder,
 )
-from tests.builders import limited_files
+from tests.builders import limited_files, touch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+GONE = (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
+whole = pytest.mark.parametrize("write", [whole_file, whole_folder])
 
 
-def fill(place: Path, name: str) -> None:
-    """Write a file, or a folder with one file, under the temporary name that is given."""
-    (place / name if place.is_dir() else place).write_text(name)
+def refuse(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+def fill(path: Path, text: str) -> None:
+    """Write a file, or a folder with one file."""
+    (path / "a" if path.is_dir() else path).write_text(text)
 
 
 def content_of(path: Path) -> str:
+    """Return what a file, or the one file of a folder, holds; nothing else may be beside it."""
     assert list(path.parent.iterdir()) == [path]
-    if path.is_dir():
-        (path,) = path.iterdir()
-    return path.read_text()
+    return (path / "a" if path.is_dir() else path).read_text()
 
 
-@pytest.mark.parametrize("write", [whole_file, whole_folder])
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_file_or_folder_appears_or_is_replaced_as_a_whole(tmp_path: Path, write, is_there):
+@whole
+def test_a_file_or_folder_appears_or_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, write: Callable[[Path], Any]
+) -> None:
     path = tmp_path / "below" / "a"
-    for name in ["old"] * is_there + ["new"]:
+
+    def tear() -> None:
         with write(path) as beside:
-            fill(beside, name)
-            assert path.exists() == (name == "new" and is_there)
-
-    assert content_of(path) == "new"
-
-
-@pytest.mark.parametrize("write", [whole_file, whole_folder])
-def test_a_failure_inside_leaves_what_was_there(tmp_path: Path, write) -> None:
-    with write(tmp_path / "a") as beside:
-        fill(beside, "old")
-
-    def fail() -> None:
-        with write(tmp_path / "a") as beside:
             fill(beside, "half")
             raise ValueError("torn")
 
-    with pytest.raises(ValueError, match="torn"):
-        fail()
+    for text, was_there in (("old", False), ("new", True)):
+        with write(path) as beside:
+            fill(beside, text)
+            assert path.exists() == was_there
+        assert content_of(path) == text
+        with pytest.raises(ValueError, match="torn"):
+            tear()
+        assert content_of(path) == text
 
-    assert content_of(tmp_path / "a") == "old"
 
-
+@whole
 @pytest.mark.parametrize(
     ("number", "error", "message"),
     [
         *((number, EnvironmentalError, "disk is full: .*a could not") for number in FULL),
         (errno.ENOTDIR, EnvironmentalError, "a cannot be written: .*Choose a folder"),
-        *(
-            (number, EnvironmentalError, "a could not be written: .* still connected")
-            for number in (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
-        ),
+        *((number, EnvironmentalError, "a could not be written: .* still conn") for number in GONE),
         # as `np.save` reports a short write
         (None, EnvironmentalError, "could not be written: 9 requested and 3 written"),
         (errno.EINVAL, OSError, "Invalid argument"),
     ],
 )
 def test_an_error_of_the_drive_says_what_to_do(
-    tmp_path: Path, number: int | None, error: type[Exception], message: str
+    tmp_path: Path, write: Callable[[Path], Any], number: int | None, error: type, message: str
 ) -> None:
     arguments = ("9 requested and 3 written",) if number is None else (number, os.strerror(number))
-    for write in (whole_file, whole_folder):
-        with pytest.raises(error, match=message) as raised, write(tmp_path / "a"):
-            raise OSError(*arguments)
-        assert type(raised.value) is error
+    with pytest.raises(error, match=message) as raised, write(tmp_path / "a"):
+        raise OSError(*arguments)
+    assert type(raised.value) is error
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    path.write_bytes(b"old")
-
-    with (
-        limited_files(1000),
-        pytest.raises(EnvironmentalError, match=r"a could not be written: .*ulimit -f"),
-        whole_file(path) as beside,
-    ):
+    path.write_text("old")
+    too_large = pytest.raises(EnvironmentalError, match=r"a could not be written: .*ulimit -f")
+    with limited_files(1000), too_large, whole_file(path) as beside:
         beside.write_bytes(bytes(2000))
-
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert content_of(path) == "old"
 
 
 def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
@@ -115,35 +106,33 @@ def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path
     with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
         first.write_text("first")
         second.write_text("second")
+    assert content_of(tmp_path / "a") == "first"
 
-    assert (tmp_path / "a").read_text() == "first"
 
-
-def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> None:
+def test_the_clean_up_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The current folder of a notebook may have been removed."""
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    gone.rmdir()
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    check_current_folder()
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(EnvironmentalError, match=r"current folder is gone .*Change to a folder"):
+        check_current_folder()
     monkeypatch.setattr(Path, "unlink", refuse)
-
     with pytest.raises(ValueError, match="the error that matters"), whole_file(Path("a.txt")):
         raise ValueError("the error that matters")
 
 
 @pytest.mark.parametrize("folders", [False, True])
-def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, folders) -> None:
-    for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    (tmp_path / ".5-folds.csv").touch()  # with folders, another process may be writing it
-
+def test_what_killed_processes_left_is_removed_and_nothing_else(
+    tmp_path: Path, folders: bool
+) -> None:
+    touch(
+        tmp_path, *(f"{name}/file" for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"))
+    )
+    touch(tmp_path, ".5-folds.csv")  # with folders, another process may be writing it
     remove_leftovers(tmp_path, folders=folders)
-
     left = {".5-folds.csv"} if folders else {".12-new-a", ".3-old-a"}
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
@@ -151,14 +140,10 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, 
 def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
     wanted = tmp_path / "a" / "b"
     assert free_bytes(wanted) > 0
     assert writable_folder(wanted) == wanted
     assert list(wanted.iterdir()) == []
-
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert [writable_folder(wanted)] == [*tmp_path.glob("b-*")]
@@ -168,9 +153,7 @@ def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
 def test_a_failed_renaming_leaves_the_folder_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "case"
-    path.mkdir()
-    (path / "old").touch()
+    path = touch(tmp_path, "case/old") / "case"
     rename = Path.rename
 
     def fail_for_new(self: Path, target: Path) -> Path:
@@ -182,8 +165,7 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
     with pytest.raises(EnvironmentalError, match="Permission denied"), whole_folder(path):
         pass
 
-    assert [entry.name for entry in path.iterdir()] == ["old"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+    assert list(tmp_path.rglob("*")) == [path, path / "old"]
 
 
 def test_a_lock_that_is_taken_is_waited_for(
@@ -218,56 +200,45 @@ def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
     process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
     process.start()
     process.join()
-
     with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert process.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("write", [whole_file, whole_folder])
-def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, write) -> None:
+@whole
+def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, write: Callable[[Path], Any]) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-
     with pytest.raises(EnvironmentalError, match="pipe cannot be written: it is no"), write(path):
         pass
-
     assert path.is_fifo()
 
 
 def test_a_drive_without_locks_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(descriptor: int, kind: int) -> None:
+    def have_none(descriptor: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", have_none)
 
     with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert "has no locks (No locks available): start no second process" in caplog.text
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_results_are_written_by_one_process_at_a_time(tmp_path: Path, is_folder: bool) -> None:
+def test_results_are_written_by_one_process_at_a_time_and_not_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     path = tmp_path / "results"
-
-    with (
-        alone_at(path, is_folder=is_folder),
-        pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it"),
-        alone_at(path, is_folder=is_folder),
-    ):
+    second = pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it")
+    reader = pytest.raises(UsageError, match="it is read")
+    with alone_at(path, is_folder=is_folder), second, alone_at(path, is_folder=is_folder):
         pytest.fail("both write")
-
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder
-
-
-def test_readers_share_a_folder_that_nobody_replaces_meanwhile(tmp_path: Path) -> None:
-    with (
-        reading(tmp_path),
-        reading(tmp_path),
-        pytest.raises(UsageError, match="it is read"),
-        locked(tmp_path / READING_NAME, when_taken=UsageError("it is read")),
-    ):
+    replaced = locked(tmp_path / READING_NAME, when_taken=UsageError("it is read"))
+    with reading(tmp_path), reading(tmp_path), reader, replaced:
         pytest.fail("it is replaced while it is read")
 
 
@@ -275,21 +246,5 @@ def test_an_error_names_the_current_folder_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-
     error = explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
-
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
-
-
-def test_a_current_folder_that_was_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    check_current_folder()
-    (tmp_path / "gone").rmdir()
-
-    with pytest.raises(
-        EnvironmentalError, match=r"the current folder is gone .*Change to a folder"
-    ):
-        check_current_folder()

@@ -150,7 +150,7 @@ def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
     ("case_id", "foreign", "n_taken"),
     [
         (CASE_355, ["W39_1998.09.19_Segm.nii"], 1),
-        ("BraTS20_Validation_001", ["W39_Segm.nii"], 0),
+        ("BraTS20_Training_001", ["W39_Segm.nii", "W40_Segm.nii"], 0),
         ("smith", ["W39_1998.nii"], 0),
         ("BraTS20_Training_001", ["a.nii", "b.nii"], 0),
         ("BraTS20_Training_001", ["BraTS20_Training_001_brainmask.nii"], 0),

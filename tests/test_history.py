@@ -32,8 +32,7 @@ OVERLAP = {
 ERRORS = {"loss": 0.8, "rmse": 0.9, **{f"rmse_{m}": 0.9 for m in ("t1n", "t1c", "t2w", "t2f")}}
 
 
-def row(epoch: int, *, validated: bool, scores: dict[str, float] | None = None) -> dict[str, float]:
-    scores = scores or OVERLAP
+def row(epoch: int, *, validated: bool, scores: dict[str, float] = OVERLAP) -> dict[str, float]:
     return {
         "epoch": epoch,
         "step": epoch * 3,
@@ -49,64 +48,60 @@ def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation
     tmp_path: Path,
 ) -> None:
     rows = [row(1, validated=False), row(2, validated=True)]
-
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
 
     table = pd.read_csv(tmp_path / "history.csv")
 
-    parts = [
-        *(f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")),
-        "empty_et",
-    ]
+    regions = [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
     assert list(table.columns) == [
         *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
         *("train_jaccard", "val_jaccard"),
-        *(f"{phase}_{name}" for phase in ("train", "val") for name in parts),
+        *(f"{phase}_{name}" for phase in ("train", "val") for name in (*regions, "empty_et")),
         *("lr", "seconds", "peak_memory_mb"),
     ]
     assert table["val_dice"].isna().tolist() == [True, False]
-    history.write_history(rows[:1], tmp_path)
-    assert pd.read_csv(tmp_path / "history.csv")["val_jaccard_wt"].isna().all()
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+    for content, message in (
+        ("epoch\n", "holds no epochs"),
+        ("", "holds no epochs"),
+        (None, "does not exist; expected"),
+    ):
+        (tmp_path / "history.csv").unlink()
+        if content is not None:
+            (tmp_path / "history.csv").write_text(content)
+        with pytest.raises(UsageError, match=message):
+            read_history(tmp_path)
 
 
-def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path: Path) -> None:
-    history.write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
-
-    table = read_history(tmp_path)
-
-    assert list(table.columns)[:6] == [
-        *("epoch", "step", "train_loss", "val_loss", "train_rmse", "val_rmse")
-    ]
-    assert "val_rmse_t2f" in table
-    assert not [column for column in table if "dice" in column or "jaccard" in column]
-    titles = [axes.get_ylabel() for axes in history_figure(table).axes]
-    assert titles == ["loss", "RMSE in the brain"]
-    # the names that radiologists use
-    parts = entries_of(table, 1)[2:]
-    assert parts == ["validation T1", "validation T1c", "validation T2", "validation FLAIR"]
+PARTS = ["validation WT", "validation TC", "validation ET"]
+# the names that radiologists use
+ERROR_PARTS = ["validation T1", "validation T1c", "validation T2", "validation FLAIR"]
 
 
-def entries_of(table: pd.DataFrame, place: int) -> list[str]:
-    legend = history_figure(table).axes[place].get_legend()
-    return [text.get_text() for text in legend.get_texts()]
-
-
+@pytest.mark.parametrize(
+    ("validated", "scores", "entries"),
+    [
+        (False, OVERLAP, ["training"]),
+        (True, OVERLAP, ["training", "validation", *PARTS]),
+        (True, ERRORS, ["training", "validation", *ERROR_PARTS]),
+    ],
+)
 def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_entry(
-    tmp_path: Path,
+    tmp_path: Path, validated: bool, scores: dict[str, float], entries: list[str]
 ) -> None:
-    history.write_history([row(1, validated=False)], tmp_path)
-    assert entries_of(read_history(tmp_path), 1) == ["training"]
+    history.write_history([row(1, validated=validated, scores=scores)], tmp_path)
+    table = read_history(tmp_path)
+    figure = history_figure(table)
 
-    history.write_history([row(1, validated=True)], tmp_path)
-    parts = ["validation WT", "validation TC", "validation ET"]
-    assert entries_of(read_history(tmp_path), 1) == ["training", "validation", *parts]
-    figure = history_figure(read_history(tmp_path))
-    ticks = figure.axes[-1].get_xticks()
-    assert [tick for tick in ticks if 0.1 < tick < 1.9] == [1]
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == entries
+    assert [tick for tick in figure.axes[-1].get_xticks() if 0.1 < tick < 1.9] == [1]
     assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
-    assert figure.axes[0].lines[0].get_ydata().tolist() == [1.0]
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [scores["loss"]]
+    if scores is ERRORS:
+        assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "RMSE in the brain"]
+        assert list(table.columns)[4:6] == ["train_rmse", "val_rmse"]
+        assert not [column for column in table if "dice" in column or "jaccard" in column]
 
 
 @pytest.mark.parametrize(
@@ -121,18 +116,6 @@ def test_the_line_of_the_log_shows_the_values(
     validated: bool, scores: dict[str, float], expected: str
 ) -> None:
     assert expected in history.epoch_line(row(2, validated=validated, scores=scores), 5)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [(None, "does not exist; expected"), ("epoch\n", "holds no epochs"), ("", "holds no epochs")],
-)
-def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expected: str) -> None:
-    if text is not None:
-        (tmp_path / "history.csv").write_text(text)
-
-    with pytest.raises(UsageError, match=expected):
-        read_history(tmp_path)
 
 
 def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases.conventions import resolve
+from brats_seg.cases.layouts import resolve
 from brats_seg.errors import LabelError
 from brats_seg.labels import (
     BRATS2017,

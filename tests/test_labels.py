@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from brats_seg.cases.conventions import check_values
+from brats_seg.cases.layouts import check_values
 from brats_seg.errors import ConfigError, LabelError
 from brats_seg.labels import (
     BRATS2017,
@@ -21,15 +24,8 @@ from brats_seg.labels import (
 )
 from tests.builders import make_label_map
 
-by_convention = pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda c: c.name)
 
-
-def random_label_map(convention: LabelConvention, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return rng.choice(np.array(sorted(convention.values), dtype=np.uint8), size=(5, 4, 3))
-
-
-def test_modalities_and_regions_keep_their_order():
+def test_modalities_and_regions_keep_their_order() -> None:
     """Checkpoints and stored images depend on it."""
     assert MODALITIES == ("t1n", "t1c", "t2w", "t2f")
     assert REGIONS == ("wt", "tc", "et")
@@ -48,26 +44,24 @@ def test_modalities_and_regions_keep_their_order():
     ],
     ids=lambda value: value.name if isinstance(value, LabelConvention) else "",
 )
-def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
-    labels = np.array(label_map, dtype=np.uint8).reshape(4, 1, 1)
-    regions = regions_of(labels, convention)
+def test_regions_are_those_of_the_release(
+    convention: LabelConvention, label_map: list[int], wt: list[int], tc: list[int], et: list[int]
+) -> None:
+    regions = regions_of(np.array(label_map, dtype=np.uint8).reshape(4, 1, 1), convention)
     assert regions.dtype == np.bool_
     assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]
 
 
-@by_convention
-@pytest.mark.parametrize("seed", range(3))
-def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(convention, seed):
-    label_map = random_label_map(convention, seed)
-    expected = np.zeros((3, *label_map.shape), dtype=bool)
-    for region, values in enumerate(convention.regions):
-        for voxel in np.ndindex(*label_map.shape):
-            expected[(region, *voxel)] = label_map[voxel] in values
-
+@given(st.data(), st.sampled_from(CONVENTIONS))
+def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(
+    data: st.DataObject, convention: LabelConvention
+) -> None:
+    values = st.sampled_from(sorted(convention.values))
+    label_map = data.draw(arrays(np.uint8, (3, 2, 2), elements=values))
     wt, tc, et = regions = regions_of(label_map, convention)
-
-    np.testing.assert_array_equal(regions, expected)
-    assert et.any()
+    for region, members in zip(regions, convention.regions, strict=True):
+        for voxel in np.ndindex(*label_map.shape):
+            assert region[voxel] == (label_map[voxel] in members)
     assert not (et & ~tc).any()
     assert not (tc & ~wt).any()
     written = label_map_of(regions, convention)
@@ -78,23 +72,17 @@ def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(convent
         np.testing.assert_array_equal(written, label_map)
 
 
-def test_a_label_map_without_et_has_none():
+def test_a_label_map_without_et_has_none() -> None:
     regions = regions_of(make_label_map(with_et=False), BRATS2017)
     assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
 
 
-def test_an_unknown_convention_is_refused_with_the_names_there_are():
+def test_a_convention_is_found_by_its_name_and_has_its_values() -> None:
+    for convention in CONVENTIONS:
+        assert convention_named(convention.name) is convention
+        check_values(convention.values, convention, "case A")
     with pytest.raises(ConfigError, match=r"'brats2016' is unknown; there are brats2017, .*msd"):
         convention_named("brats2016")
-
-
-@by_convention
-def test_a_convention_is_found_by_its_name_and_has_its_values(convention):
-    assert convention_named(convention.name) is convention
-    check_values(convention.values, convention, "case A")
-
-
-def test_an_unknown_value_is_refused_with_case_value_and_convention():
     match = r"case A, .*: found label values \[3, 9\]; expected .* brats2017, \[0, 1, 2, 4\]"
     with pytest.raises(LabelError, match=match):
         check_values({0, 9, 3, 1}, BRATS2017, "A")

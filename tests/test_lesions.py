@@ -1,6 +1,7 @@
 """Test lesion-wise scores and lists of lesions; T1-T13 and G1-G10 are output of the challenges' programs."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +10,6 @@ from scipy import ndimage
 
 from brats_seg.evaluation.lesions import (
     MOST_LISTED,
-    LesionScores,
     Scale,
     join_touching,
     list_lesions,
@@ -21,6 +21,19 @@ from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2024
 from brats_seg.voxels.shapes import Lesions
+
+
+class LesionScores(NamedTuple):
+    """A row of `score_lesions`."""
+
+    dice: float
+    hd95: float
+    nsd_half_mm: float
+    nsd_one_mm: float
+    n_lesions: int
+    n_false_positive: int
+    n_false_negative: int
+
 
 Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 MM = (1.0, 1.0, 1.0)
@@ -61,7 +74,8 @@ def scored(
         np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
         for side in (reference, prediction)
     )
-    return dict(zip(protocol.region_names, score_lesions(*sides, protocol, scale), strict=True))
+    rows = score_lesions(*sides, protocol, scale).itertuples(index=False)
+    return dict(zip(protocol.region_names, map(LesionScores._make, rows), strict=True))
 
 
 def dice_of(reference: npt.NDArray[np.bool_], prediction: npt.NDArray[np.bool_]) -> float:
@@ -241,8 +255,9 @@ def test_single_rules() -> None:
     # made-up lesions cost nothing before radiotherapy
     masks = [np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR])]
     scale = Scale(spacing_mm=MM, penalty_mm=100.0)
-    [found] = score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
-    assert (found.dice, found.hd95, found.n_false_positive) == (1, 0, 0)
+    found = score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
+    names = ["lesionwise_dice", "lesionwise_hd95", "n_false_positive"]
+    assert found[names].to_numpy().tolist() == [[1, 0, 0]]
 
 
 TISSUES = ("netc", "et", "rc", "snfh")

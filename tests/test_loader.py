@@ -3,6 +3,9 @@ import os
 import pickle
 import signal
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +28,7 @@ from brats_seg.data.loader import (
     Sample,
     _Receiver,
     _Sender,
+    _SentSample,
     epoch_patches,
     patch_loader,
     patch_seed,
@@ -65,34 +69,22 @@ def make_dataset(
     return kind(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
 
-def test_a_seed_never_changes() -> None:
+def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
     assert stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
+    parts = [(1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)]
+    seeds = [stable_seed(*part) for part in parts]
+    assert len({*seeds}) == len(parts)
+    assert all(0 <= seed < 2**63 for seed in seeds)
 
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [((1, 2), (2, 1)), ((1, "2"), (1, 2)), (("ab", "c"), ("a", "bc")), ((12,), (1, 2))],
-)
-def test_a_seed_depends_on_every_part(one: tuple, other: tuple) -> None:
-    assert stable_seed(*one) != stable_seed(*other)
-    assert 0 <= stable_seed(*one) < 2**63
-
-
-def test_a_draw_has_randomness_of_its_own_for_every_purpose() -> None:
-    def first(seed: int, key: PatchKey, purpose: str) -> float:
-        return np.random.default_rng(patch_seed(seed, key, purpose)).random()
-
-    others = [
-        first(56, DRAW, "place"),
-        first(55, DRAW, "augment"),
-        first(55, PatchKey(epoch=4, case_id="a", draw=1), "place"),
-        first(55, PatchKey(epoch=3, case_id="b", draw=1), "place"),
-        first(55, PatchKey(epoch=3, case_id="a", draw=0), "place"),
+    draws = [
+        DRAW,
+        *(replace(DRAW, **other) for other in ({"epoch": 4}, {"case_id": "b"}, {"draw": 0})),
     ]
-
-    assert first(55, DRAW, "place") == first(55, DRAW, "place")
-    assert len({first(55, DRAW, "place"), *others}) == 6
+    drawn = [(55, draw, "place") for draw in draws] + [(56, DRAW, "place"), (55, DRAW, "augment")]
+    first = [np.random.default_rng(patch_seed(*one)).random() for one in [*drawn, drawn[0]]]
+    assert len({*first}) == 6
+    assert first[0] == first[-1]
 
 
 def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
@@ -127,24 +119,19 @@ def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> N
         next(samples)
 
 
-def test_a_killed_worker_is_explained(folder: Path) -> None:
+def test_a_killed_worker_and_too_little_shared_memory_are_explained(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = patch_loader(make_dataset(folder, DeadlyDataset), epoch_patches(IDS, 0, 5, 1), 2)
-
     killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
     with pytest.raises(EnvironmentalError, match=killed):
         list(samples)
-
     assert multiprocessing.active_children() == []
 
-
-def test_too_little_shared_memory_is_explained(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(_: torch.Tensor) -> None:
         raise RuntimeError("unable to allocate shared memory(shm): No space left (simulated)")
 
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-
     too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
     with pytest.raises(EnvironmentalError, match=too_small):
         list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
@@ -241,20 +228,25 @@ def equal(one: Sample, other: Sample) -> bool:
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) -> None:
-    dataset = dataset_of(pair, augment)
-    for key in keys_of(20):
-        sample = dataset[key]
+    """A sample that is held does not change when others are made."""
+    dataset, plain = dataset_of(pair, augment), dataset_of(pair)
+    held = [dataset[key] for key in keys_of(20)]
+    copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
+    for key in keys_of(8):
+        dataset[key].image.fill_(9)
 
+    for key, sample, (image, target) in zip(keys_of(20), held, copies, strict=True):
         assert sample.case_id == key.case_id
-        assert sample.image.shape == (4, 16, 24, 8)
-        assert sample.target.shape == (3, 16, 24, 8)
-        assert sample.image.dtype == torch.float16
-        assert sample.target.dtype == torch.uint8
+        assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
+        assert (sample.target.shape, sample.target.dtype) == ((3, 16, 24, 8), torch.uint8)
         assert sample.image.isfinite().all()
         # ET lies in TC, TC in WT
         wt, tc, et = sample.target
-        assert (et <= tc).all()
-        assert (tc <= wt).all()
+        assert ((et <= tc) & (tc <= wt)).all()
+        assert torch.equal(sample.image, image)
+        assert torch.equal(sample.target, target)
+        # a mirrored patch is at the same place
+        assert augment == "full" or int(wt.sum()) == int(plain[key].target[0].sum())
 
 
 @pytest.mark.parametrize("size", [(60, 60, 60), "whole", None])
@@ -287,36 +279,14 @@ def test_threads_and_the_order_change_no_bit(pair: Path, augment: str) -> None:
     assert all(map(equal, alone, together))
 
 
-def test_augmentation_leaves_the_place_of_a_patch(pair: Path) -> None:
-    """Patches are at the same places with and without augmentation."""
-    plain, light = (dataset_of(pair, augment) for augment in ("none", "light"))
-    for key in keys_of(10):
-        n_tumour = [int(dataset[key].target[0].sum()) for dataset in (plain, light)]
-
-        assert n_tumour[0] == n_tumour[1]
-
-
-@pytest.mark.parametrize("augment", AUGMENTS)
-def test_a_sample_that_is_held_does_not_change(pair: Path, augment: str) -> None:
-    dataset = dataset_of(pair, augment)
-    held = [dataset[key] for key in keys_of(8)]
-    copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
-    for key in keys_of(8):
-        dataset[key].image.fill_(9)
-
-    for sample, (image, target) in zip(held, copies, strict=True):
-        assert torch.equal(sample.image, image)
-        assert torch.equal(sample.target, target)
-
-
 def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
-    pair = write_prepared(tmp_path, labelled=False)
-
-    for augment in AUGMENTS:
+    unlabelled, key = write_prepared(tmp_path, labelled=False), keys_of(1)[0]
+    for read in (
+        lambda: whole_case(unlabelled, PAIR[0]),
+        *(partial(dataset_of(unlabelled, augment).__getitem__, key) for augment in AUGMENTS),
+    ):
         with pytest.raises(CaseError, match=f"case {PAIR[0]}, .*found no label map"):
-            dataset_of(pair, augment)[keys_of(1)[0]]
-    with pytest.raises(CaseError, match=f"case {PAIR[0]}, .*found no label map"):
-        whole_case(pair, PAIR[0])
+            read()
 
 
 def make_sample(value: float, edge: int = 4) -> Sample:
@@ -327,19 +297,20 @@ def make_sample(value: float, edge: int = 4) -> Sample:
     return Sample(image=image.transpose(1, 2), target=target.transpose(1, 3), case_id=f"{value}")
 
 
-def sender_of(samples: list[Sample]) -> _Sender:
-    """The end of a worker; here both ends are in one process."""
-    return _Sender(cast(PatchDataset, samples))
+def ends_of(samples: list[Sample]) -> tuple[Callable[[int], _SentSample], _Receiver]:
+    """Return what sends a sample, and what receives it; here both ends are in one process."""
+    sender = _Sender(cast(PatchDataset, samples))
+    return lambda index: sender.send(cast(PatchKey, index)), _Receiver()
 
 
 def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
     samples = [make_sample(number) for number in range(10)]
     whole = torch.arange(24.0).reshape(1, 2, 3, 4)
     samples.append(Sample(image=whole, target=whole, case_id="autoencoder"))
-    sender, receiver, blocks = sender_of(samples), _Receiver(), set()
+    (send, receiver), blocks = ends_of(samples), set()
 
     for index, sample in enumerate(samples):
-        sent = sender.send(cast(PatchKey, index))
+        sent = send(index)
         assert (sent.memory is not None) == (index == 0)
         assert index == 0 or len(pickle.dumps(sent)) < 1000
         blocks.add(sent.block)
@@ -351,14 +322,22 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
         del found
 
     assert blocks == {0}
+    # larger samples get a larger block, and smaller ones share it
+    send, receiver = ends_of([make_sample(1, edge) for edge in (4, 8, 6, 4)])
+    blocks_by_size = []
+    for number in range(4):
+        sent = send(number)
+        blocks_by_size.append(sent.block)
+        receiver.receive(sent)
+    assert blocks_by_size == [0, 1, 1, 0]
 
 
 def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
-    sender, receiver = sender_of([make_sample(number) for number in range(5)]), _Receiver()
-    receiver.receive(sender.send(cast(PatchKey, 0)))  # a block that was free before is marked too
+    send, receiver = ends_of([make_sample(number) for number in range(5)])
+    receiver.receive(send(0))  # a block that was free before is marked too
     kept = []
     for number in range(5):
-        sample = receiver.receive(sender.send(cast(PatchKey, number)))
+        sample = receiver.receive(send(number))
         kept.append((sample.image[1:3, 2].permute(1, 2, 0), sample.target[1][None]))
         del sample
     del receiver
@@ -367,16 +346,4 @@ def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
         assert image.unique().tolist() == [number]
         assert target.unique().tolist() == [number % 2]
     kept.clear()
-    assert sender.send(cast(PatchKey, 0)).memory is None
-
-
-def test_larger_samples_get_a_larger_block_and_smaller_ones_share_it() -> None:
-    edges = (4, 8, 6, 4)
-    sender, receiver = sender_of([make_sample(1, edge) for edge in edges]), _Receiver()
-    blocks = []
-    for number in range(4):
-        sent = sender.send(cast(PatchKey, number))
-        blocks.append(sent.block)
-        receiver.receive(sent)
-
-    assert blocks == [0, 1, 1, 0]
+    assert send(0).memory is None

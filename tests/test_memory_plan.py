@@ -67,11 +67,12 @@ def medium() -> MemoryPlan:
         return plan(MEDIUM_MIB, "training.effective_batch=4")
 
 
-def test_the_rows_hold_the_memory_modes_of_the_patch_of_the_settings(medium: MemoryPlan) -> None:
+def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested(
+    medium: MemoryPlan,
+) -> None:
     rows = [row for row in medium.rows if row.patch == PATCH]
     plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
     by_size = [row.predicted_mib for row in sorted(plain, key=lambda row: prod(row.patch))]
-
     assert [(row.micro_batch, row.checkpointing) for row in rows] == [
         *((n, "none") for n in (4, 2, 1)),
         *((1, kind) for kind in ("top", "all")),
@@ -82,27 +83,13 @@ def test_the_rows_hold_the_memory_modes_of_the_patch_of_the_settings(medium: Mem
     assert len(by_size) > 3
     assert by_size == sorted(by_size)
 
-
-def test_the_largest_patch_that_fits_is_suggested_with_the_least_checkpointing(
-    medium: MemoryPlan,
-) -> None:
     (suggested,) = [row for row in medium.rows if row.suggested]
     fitting = [row for row in medium.rows if row.fits]
-    first = next(row for row in fitting if row.patch == suggested.patch)
-
     assert medium.suggested == suggested
     assert prod(suggested.patch) == max(prod(row.patch) for row in fitting)
+    # with the least checkpointing
+    first = next(row for row in fitting if row.patch == suggested.patch)
     assert suggested == replace(first, suggested=True)
-
-
-def test_too_little_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "_CUBES", (32, 48))
-    found = plan(50)
-
-    assert found.suggested is None
-    least = min(row.predicted_mib for row in found.rows)
-    assert found.what_to_lower().startswith("nothing fits in 50 MiB: a patch of 32x32x32 in fp32")
-    assert f"needs {least} MiB. Lower model.widths or patch.size" in found.what_to_lower()
 
 
 CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
@@ -111,49 +98,24 @@ CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(
     monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    """Also for a GPU that this machine does not have."""
+    """Also for a GPU that this machine does not have; what is given wins over the preset."""
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
 
     assert code == 3
     assert "unet on a GPU of 520MiB: 8 MiB, beside 512 MiB for torch itself" in out
-    assert "32x32x32" in out
-    assert "nothing fits in 8 MiB" in err
     (rows,) = check_json("plan", run("plan", *CHOSEN, "--device", "520MiB", "--json")[1])
+    assert {str(row["patch"]) for row in rows} == {"[40, 40, 40]", "[32, 32, 32]"}
     assert rows[0]["patch"] == [40, 40, 40]
+    least = min(row["predicted_mib"] for row in rows)
+    assert "nothing fits in 8 MiB: a patch of 32x32x32 in fp32" in err
+    assert f"needs {least} MiB. Lower model.widths or patch.size" in err
     code, out, _ = run("plan", *CHOSEN, "--device", "700MiB", "--preset", "kaggle-t4")
     shown = " ".join(out.split())
-    assert code == 0
-    assert "40x40x40 1 fp32 none" in shown
+    assert (code, "40x40x40 1 fp32 none" in shown) == (0, True)
     assert "prediction for a GPU of 700MiB: its memory was counted" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "titan"], "device 'titan' is unknown; expected a GPU (t4, p100"),
-        (["--device", "t4", "--precision", "bf16"], "bf16 on Tesla T4, which emulates it"),
-    ],
-)
-def test_a_device_that_cannot_be_planned_for_is_refused(
-    run: Run, arguments: list[str], message: str
-) -> None:
-    code, _, err = run("plan", *CHOSEN, *arguments)
-
-    assert code == 2
-    assert message in err
-
-
-def test_a_gpu_that_is_absent_is_not_charged_for_the_batch_on_the_host() -> None:
-    network = build_model(settings().model, PATCH)
-    counted = set()
-    for effective_batch in (4, 64):
-        config = settings(f"training.effective_batch={effective_batch}")
-        footprint = Footprint(network, build_criterion(config.loss), config, CPU, for_gpu=True)
-        counted.add(footprint.counted_bytes(PATCH, MemoryMode(micro_batch=1), FP32))
-
-    assert len(counted) == 1
+    assert run("plan", *CHOSEN, "--device", "titan").code == 2
 
 
 def footprint_of(config: Config, network: nn.Module | None = None) -> Footprint:
@@ -171,34 +133,30 @@ def chain(n_hidden: int) -> nn.Module:
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
 
+def counted(network: nn.Module) -> int:
+    """Count the bytes of a step on a patch of 40 voxels an edge."""
+    footprint = Footprint(network, mean_of_output, settings(), CPU)
+    return footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
+
+
 @pytest.mark.parametrize("n_hidden", [1, 2, 5])
 def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
     """Bytes per voxel at the peak, in the backward pass of the last convolution."""
-    n_voxels = 40**3
     sample = 4 * 2 + 3 * 1
     # as float32 on the device
     image, target = 4 * 4, 3 * 4
     hidden = 10 * 4 * n_hidden
     output, by_output, by_hidden = 3 * 4, 3 * 4, 10 * 4
-    expected = (sample + image + target + hidden + output + by_output + by_hidden) * n_voxels
-
-    footprint = Footprint(chain(n_hidden), mean_of_output, settings(), CPU)
-    counted = footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
+    expected = (sample + image + target + hidden + output + by_output + by_hidden) * 40**3
 
     # and the weights, of which there are a few hundred
-    assert expected < counted < expected + 20_000
-
-
-def test_the_count_forgets_what_is_freed() -> None:
-    """The control of the test above: without a gradient no activation is kept."""
-    counts = []
-    for n_hidden in (2, 6):
-        network = chain(n_hidden).requires_grad_(False)
-        network.append(nn.Conv3d(3, 3, 1))
-        footprint = Footprint(network, mean_of_output, settings(), CPU)
-        counts.append(footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32))
-
-    assert counts[1] - counts[0] < 20_000
+    assert expected < counted(chain(n_hidden)) < expected + 20_000
+    # the control: without a gradient no activation is kept
+    frozen = [
+        nn.Sequential(*chain(n).requires_grad_(False), nn.Conv3d(3, 3, 1))
+        for n in (2, 2 + n_hidden)
+    ]
+    assert counted(frozen[1]) - counted(frozen[0]) < 20_000
 
 
 @pytest.mark.parametrize(
@@ -222,14 +180,30 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
 
 
 @pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_larger_patch_takes_more(device: Device, kind: ActivationCheckpointing) -> None:
-    footprint, mode = footprint_of(settings()), MemoryMode(micro_batch=1, checkpointing=kind)
-    sizes = [(16, 16, 16), (16, 24, 16), (24, 24, 24), (32, 32, 32), PATCH]
+def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
+    footprint, alone = (
+        footprint_of(settings("training.effective_batch=2")),
+        footprint_of(settings()),
+    )
+    sizes = [(16, 16, 16), (16, 24, 16), (32, 32, 32), PATCH]
+    for kind in KINDS:
+        mode = MemoryMode(micro_batch=1, checkpointing=kind)
+        counts = [alone.counted_bytes(size, mode, device) for size in sizes]
 
-    counts = [footprint.counted_bytes(size, mode, device) for size in sizes]
-
-    assert counts == sorted(set(counts))
+        assert counts == sorted(set(counts))
+    one, two = MemoryMode(micro_batch=1), MemoryMode(micro_batch=2)
+    # a second micro-batch holds gradients
+    both = [footprint.counted_bytes(sizes[0], mode, device) for mode in (one, two)]
+    assert both[0] > alone.counted_bytes(sizes[0], one, device)
+    assert footprint.counted_bytes(PATCH, two, device) > both[1]
+    # a GPU that is absent is not charged for the batch on the host
+    for_gpu = set()
+    for effective_batch in (4, 64):
+        config = settings(f"training.effective_batch={effective_batch}")
+        network = build_model(config.model, PATCH)
+        absent = Footprint(network, build_criterion(config.loss), config, CPU, for_gpu=True)
+        for_gpu.add(absent.counted_bytes(sizes[0], one, device))
+    assert len(for_gpu) == 1
 
 
 @pytest.mark.parametrize("name", ["unet", "notebook", "dynunet", "segresnet"])
@@ -245,18 +219,6 @@ def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
         assert none > top >= every
     if name == "unet":
         assert counts[1][0] < 0.75 * counts[0][0]
-
-
-def test_a_larger_micro_batch_takes_more_and_a_second_one_holds_gradients() -> None:
-    footprint = footprint_of(settings("training.effective_batch=2"))
-    alone = footprint_of(settings())
-
-    one, both = (
-        footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=n), FP32) for n in (1, 2)
-    )
-
-    assert one > alone.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
-    assert footprint.counted_bytes(PATCH, MemoryMode(micro_batch=2), FP32) > both
 
 
 def test_counting_leaves_network_and_random_state_alone() -> None:
@@ -318,32 +280,25 @@ ON_CPU = {"training.device": "cpu"}
 NARROW = ["model.widths=4,8"]
 
 
-def begun(tmp_path: Path, config: Config) -> Path:
-    """Make the folder of a run that has a checkpoint."""
-    run = tmp_path / "fold0"
-    run.mkdir()
-    (run / "config.yaml").write_text(config.to_yaml())
-    (run / "last.pt").write_bytes(b"a checkpoint")
-    return run
-
-
-def test_a_cpu_gets_its_preset_and_is_told_why() -> None:
-    chosen = choose_settings(values=ON_CPU)
-
-    assert chosen.config == load_config(preset="cpu", values=ON_CPU)
-    assert chosen.reason.startswith("preset cpu, because training.device is cpu (--preset takes")
-    assert "unet, patch 64x64x64 in " in chosen.reason
-
-
 @pytest.mark.parametrize(
-    ("gpu", "preset", "precision"),
-    [("t4", "kaggle-t4", "fp16"), ("p100", "kaggle-t4", "fp16"), ("a100", "full", "bf16")],
+    ("gpu", "preset", "edge", "reason"),
+    [
+        ("t4", "kaggle-t4", 128, "patch 128x128x128 in fp16, about "),
+        ("a100", "full", 128, "patch 128x128x128 in bf16, about "),
+        ("700MiB", "kaggle-t4", 96, "patch 96x96x96 instead of 128x128x128 in fp16, about "),
+        ("512MiB", "kaggle-t4", 128, "not predicted to fit in 512 MiB: lower model.widths"),
+        (None, "cpu", 64, "preset cpu, because training.device is cpu (--preset takes"),
+    ],
 )
-def test_a_gpu_gets_a_preset_by_its_memory(gpu: str, preset: str, precision: str) -> None:
-    chosen = choose_settings(assignments=NARROW, gpu=gpu_named(gpu))
+def test_a_device_gets_a_preset_by_its_memory_and_the_largest_patch_that_fits(
+    gpu: str | None, preset: str, edge: int, reason: str
+) -> None:
+    values = {} if gpu else ON_CPU
+    chosen = choose_settings(assignments=NARROW, values=values, gpu=gpu and gpu_named(gpu))
 
-    assert chosen.config == load_config(preset=preset, assignments=NARROW)
-    assert f"patch 128x128x128 in {precision}, about " in chosen.reason
+    values = values | {"patch.size": (edge,) * 3}
+    assert chosen.config == load_config(preset=preset, assignments=NARROW, values=values)
+    assert reason in chosen.reason
 
 
 @pytest.mark.parametrize(
@@ -366,23 +321,6 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
 
     assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
     assert chosen.reason.endswith("MiB, with checkpointing top")
-
-
-@pytest.mark.parametrize(
-    ("mib", "edge", "reason"),
-    [
-        (2000, 128, "patch 128x128x128 in fp16"),
-        (700, 96, "patch 96x96x96 instead of 128x128x128 in fp16, about "),
-        (512, 128, "not predicted to fit in 512 MiB: lower model.widths"),
-    ],
-)
-def test_on_a_small_gpu_the_largest_patch_that_fits_is_taken_and_the_preset_if_none_does(
-    mib: int, edge: int, reason: str
-) -> None:
-    chosen = choose_settings(assignments=NARROW, gpu=gpu_named(f"{mib}MiB"))
-
-    assert chosen.config.patch.size == (edge,) * 3
-    assert reason in chosen.reason
 
 
 def test_what_is_given_wins() -> None:
@@ -417,34 +355,39 @@ def test_every_network_can_be_built_for_the_patch_that_is_chosen(name: str) -> N
                 build_model(config.model, config.patch.size)
 
 
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """The folder of a run that has a checkpoint."""
+    before = load_config(preset="demo", values={**ON_CPU, "patch.size": (48, 48, 48)})
+    (tmp_path / "fold0").mkdir()
+    (tmp_path / "fold0" / "config.yaml").write_text(before.to_yaml())
+    (tmp_path / "fold0" / "last.pt").write_bytes(b"a checkpoint")
+    return tmp_path / "fold0"
+
+
 def test_a_run_that_was_begun_keeps_its_settings_whatever_the_device_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is given wins, and a run without a checkpoint has not begun."""
-    before = load_config(preset="demo", values={**ON_CPU, "patch.size": (48, 48, 48)})
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
-    run = begun(tmp_path, before)
 
-    chosen = choose_settings(run_paths=[tmp_path / "missing", run])
+    chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])
 
-    assert chosen.config == before
-    assert chosen.reason == f"settings of {run / 'config.yaml'}, which the run began with"
-    given = choose_settings(assignments=["training.n_epochs=99"], run_paths=[run]).config
-    assert given.training.n_epochs == 99
-    (run / "last.pt").unlink()
+    assert chosen.config == load_config(text=(begun / "config.yaml").read_text())
+    assert chosen.reason == f"settings of {begun / 'config.yaml'}, which the run began with"
+    given = choose_settings(assignments=["training.n_epochs=99"], run_paths=[begun]).config
+    assert (given.training.n_epochs, given.patch.size) == (99, (48, 48, 48))
+    (begun / "last.pt").unlink()
     monkeypatch.undo()
-    anew = choose_settings(values=ON_CPU, run_paths=[run]).config
-    assert anew == load_config(preset="cpu", values=ON_CPU)
+    anew = choose_settings(assignments=NARROW, values=ON_CPU, run_paths=[begun]).config
+    assert anew == load_config(preset="cpu", assignments=NARROW, values=ON_CPU)
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe", None, b"training: [", b"seed: 3"])
-def test_settings_of_a_run_that_cannot_be_read_are_named(
-    tmp_path: Path, damage: bytes | None
-) -> None:
-    path = begun(tmp_path, Config()) / "config.yaml"
-    path.unlink()
+def test_settings_of_a_run_that_cannot_be_read_are_named(begun: Path, damage: bytes | None) -> None:
+    (begun / "config.yaml").unlink()
     if damage is not None:
-        path.write_bytes(damage)
+        (begun / "config.yaml").write_bytes(damage)
 
     with pytest.raises(ConfigError, match=r"config\.yaml"):
-        choose_settings(run_paths=[path.parent])
+        choose_settings(run_paths=[begun])

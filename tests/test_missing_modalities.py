@@ -14,13 +14,14 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.write import PageOptions, write_report
+from brats_seg.pages.html import PageOptions
+from brats_seg.pages.write import write_report
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
 

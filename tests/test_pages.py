@@ -13,14 +13,14 @@ import pytest
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.evaluation.scores import write_scores
-from brats_seg.figures.view import CaseView, open_view
+from brats_seg.figures.cases import CaseView, open_view
 from brats_seg.inference.decode import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page
-from brats_seg.pages.html import Fact
+from brats_seg.pages.html import Fact, PageOptions
 from brats_seg.pages.run import write_run_page
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import touch
@@ -108,8 +108,8 @@ def files(
     paths = {name: folder / f"{name}.html" for name in PAGES}
     write_case_page(view, paths["case"], flags=("odd",), facts=(Fact("Model", "0123abc"),))
     results = write_results(folder / "results")
-    write_cohort_page(results, paths["cohort"], scores=results / "scores.csv")
-    write_run_page(tiny_run, paths["run"], prepared=tiny_prepared, device="cpu")
+    write_cohort_page(results, paths["cohort"], PageOptions(scores=results / "scores.csv"))
+    write_run_page(tiny_run, paths["run"], PageOptions(prepared=tiny_prepared, device="cpu"))
     return paths
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.errors import LayoutError, UsageError
-from brats_seg.evaluation.pairs import find_pairs, label_maps_in
+from brats_seg.evaluation.evaluate import find_pairs, label_maps_in
 from tests.builders import touch, write_case
 
 

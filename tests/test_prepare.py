@@ -1,8 +1,6 @@
 import errno
 import os
-import signal
-import subprocess
-import sys
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,33 +32,13 @@ from tests.prepared import prepare, prepare_index
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
 
-# prepares three cases, and is killed at the n-th time that something is to reach the disk
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-
-n_left = int(sys.argv[3])
-fsync = os.fsync
-
-def fsync_or_die(descriptor):
-    global n_left
-    n_left -= 1
-    if n_left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    fsync(descriptor)
-
-os.fsync = fsync_or_die
-
-from tests.prepared import prepare
-prepare(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
 COARSE = StoreConfig(spacing_mm=(2.0, 2.0, 2.0))
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for seed, case_id in enumerate(IDS):
-        write_case(tmp_path / "scans", case_id, seed=seed)
+def root(tmp_path: Path, tiny_scans: Path) -> Path:
+    for case_id in IDS:
+        shutil.copytree(tiny_scans / case_id, tmp_path / "scans" / case_id)
     return tmp_path / "scans"
 
 
@@ -69,10 +47,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "prepared"
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+def stamps(folder: Path) -> list[tuple[int, int]]:
     """Return inode and time of change of each image, which differ if it is written again."""
-    status = {case_id: next((folder / case_id).glob("image.*")).stat() for case_id in IDS}
-    return {case_id: (found.st_ino, found.st_mtime_ns) for case_id, found in status.items()}
+    found = [next((folder / case_id).glob("image.*")).stat() for case_id in IDS]
+    return [(status.st_ino, status.st_mtime_ns) for status in found]
+
+
+def rewritten(folder: Path, before: list[tuple[int, int]]) -> list[str]:
+    """Return the cases whose images were written since then."""
+    pairs = zip(IDS, before, stamps(folder), strict=True)
+    return [case_id for case_id, old, new in pairs if old != new]
 
 
 def voxels(folder: Path, case_id: str) -> tuple[np.ndarray, np.ndarray]:
@@ -86,10 +70,19 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
 
 
-def change_voxel(path: Path) -> None:
+def change_voxel(root: Path) -> None:
+    path = root / IDS[1] / f"{IDS[1]}_seg.nii.gz"
     labels = read_label_map(path, case_id="").array.copy()
     labels[12, 12, 8] = 2 if labels[12, 12, 8] != 2 else 1
     write_nifti(path, labels)
+
+
+def swap_alike(root: Path) -> None:
+    """Let two files of equal size and time change places."""
+    one, other = (root / IDS[1] / f"{IDS[1]}_{name}.nii.gz" for name in ("t1", "t2"))
+    spare = one.rename(one.with_name("spare"))
+    other.rename(one)
+    spare.rename(other)
 
 
 def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
@@ -107,28 +100,19 @@ def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
 
 
 def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> None:
-    prepare(root, folder)
-    before, manifest = stamps(folder), folder / IDS[1] / "case.json"
-    prepare(root, folder)
-    times = [manifest.stat().st_mtime_ns]
-    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
-    for _ in range(2):
+    times = []
+    for _ in range(4):
         prepare(root, folder)
-        times.append(manifest.stat().st_mtime_ns)
+        times.append((folder / IDS[1] / "case.json").stat().st_mtime_ns)
+        if len(times) == 2:
+            before = stamps(folder)
+            touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
 
-    assert stamps(folder) == before
-    assert times[0] < times[1] == times[2]
+    assert rewritten(folder, before) == []
+    assert times[0] == times[1] < times[2] == times[3]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda root: change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz"),
-        # two files of equal size and time change places
-        lambda root: swap_alike(root / IDS[1] / f"{IDS[1]}_t1.nii.gz"),
-    ],
-    ids=["voxel", "swap"],
-)
+@pytest.mark.parametrize("change", [change_voxel, swap_alike])
 def test_a_changed_case_is_prepared_again_and_nothing_else(
     root: Path, folder: Path, change: Callable[[Path], None]
 ) -> None:
@@ -138,31 +122,20 @@ def test_a_changed_case_is_prepared_again_and_nothing_else(
 
     prepare(root, folder)
 
-    after = stamps(folder)
-    assert [case_id for case_id in IDS if after[case_id] != before[case_id]] == [IDS[1]]
-    pairs = zip(voxels(folder, IDS[1]), voxels_before, strict=True)
-    assert not all(np.array_equal(new, old) for new, old in pairs)
-
-
-def swap_alike(path: Path) -> None:
-    other = path.with_name(path.name.replace("_t1", "_t2"))
-    spare = path.with_name("spare")
-    path.rename(spare)
-    other.rename(path)
-    spare.rename(other)
+    assert rewritten(folder, before) == [IDS[1]]
+    assert not all(map(np.array_equal, voxels(folder, IDS[1]), voxels_before))
 
 
 def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) -> None:
-    prepare(root, folder)
-    cases, before = index_cases(root).cases, stamps(folder)
-    prepare_cases(cases, folder, COARSE)
-    coarse = stamps(folder)
+    cases, stages = index_cases(root).cases, []
+    of_2024 = [replace(case, convention="brats2024") for case in cases]
+    for some, config in ((cases, StoreConfig()), (cases, COARSE), (of_2024, COARSE)):
+        prepare_cases(some, folder, config)
+        stages += stamps(folder)
 
-    assert open_case(folder, IDS[0]).spacing_mm == COARSE.spacing_mm
-    prepare_cases([replace(case, convention="brats2024") for case in cases], folder, COARSE)
+        assert open_case(folder, IDS[0]).spacing_mm == (config.spacing_mm or (1.0, 1.0, 1.0))
     assert open_case(folder, IDS[0]).convention == BRATS2024
-    stages = (before, coarse, stamps(folder))
-    assert len({stamp for stage in stages for stamp in stage.values()}) == 9
+    assert len(set(stages)) == 9
 
 
 def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -> None:
@@ -186,13 +159,12 @@ def test_damaged_cases_are_prepared_again_when_asked_for(
     before = stamps(folder)
 
     prepare(root, folder)
-    assert (stamps(folder) == before) == (name != "case.json")
+    assert rewritten(folder, before) == ([IDS[1]] if name == "case.json" else [])
 
     assert prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True) == ()
     assert damaged.read_bytes() == content
     assert verify_cases(IDS, folder) == ()
-    after = stamps(folder)
-    assert [case_id for case_id in IDS if after[case_id] != before[case_id]] == [IDS[1]]
+    assert rewritten(folder, before) == [IDS[1]]
     assert ("the file is damaged" in caplog.text) == (name != "case.json")
 
 
@@ -243,7 +215,7 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
 ) -> None:
     prepare(root, folder)
     before = voxels(folder, IDS[1])
-    change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
+    change_voxel(root)
 
     def refuse(_: int) -> None:
         raise OSError(errno.ENOSPC, "full disk (simulated)")
@@ -255,33 +227,7 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
             prepare(root, folder, n_workers=n_workers)
 
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
-    for now, then in zip(voxels(folder, IDS[1]), before, strict=True):
-        np.testing.assert_array_equal(now, then)
-
-
-@pytest.mark.parametrize("nth_sync", [1, 4, 7, 20])
-def test_a_killed_preparation_leaves_whole_cases_and_the_next_one_the_rest(
-    root: Path, folder: Path, tmp_path: Path, nth_sync: int
-) -> None:
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    killed = subprocess.run(
-        [sys.executable, script, root, folder, str(nth_sync)], env=environment, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL
-
-    prepare(root, tmp_path / "undisturbed")
-    there = [path.name for path in folder.iterdir() if path.is_dir() and path.name in IDS]
-    assert len(there) < len(IDS)
-    for case_id in there:
-        open_case(folder, case_id)
-
-    assert prepare(root, folder) == ()
-    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
-    for case_id in IDS:
-        pairs = zip(voxels(folder, case_id), voxels(tmp_path / "undisturbed", case_id), strict=True)
-        assert all(np.array_equal(one, other) for one, other in pairs)
+    assert all(map(np.array_equal, voxels(folder, IDS[1]), before))
 
 
 def test_a_second_process_waits_for_the_first(
@@ -315,77 +261,66 @@ def test_large_regions_are_thinned_evenly() -> None:
     assert tc.tolist() == et.tolist() == [[6, 7, 8]]
 
 
-def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) -> None:
+def test_scans_stored_in_another_orientation_are_prepared_alike(root: Path, folder: Path) -> None:
     """The same scan in another orientation gives the same crop."""
-    as_brats = write_case(tmp_path / "scans", "BraTS2021_00000")
-    turned = tmp_path / "scans" / "BraTS2021_00001"
-    for path in as_brats.iterdir():
+    for path in (root / IDS[0]).iterdir():
         image = nib.load(path)
         image = image.as_reoriented(nib.orientations.axcodes2ornt("RAS")[[1, 0, 2]])
-        turned.mkdir(exist_ok=True)
-        nib.save(image, turned / path.name.replace("00000", "00001"))
-    index = index_cases(tmp_path / "scans")
+        nib.save(image, root / IDS[1] / path.name.replace(IDS[0], IDS[1]))
 
-    failures = prepare_cases(index.cases, tmp_path / "ready", StoreConfig(), n_workers=0)
+    assert prepare(root, folder) == ()
 
-    assert not failures
-    one, other = (open_case(tmp_path / "ready", case.case_id) for case in index.cases)
-    box = Box.at((0, 0, 0), one.shape)
-    assert one.shape == other.shape
-    assert np.array_equal(one.read_image(box), other.read_image(box))
-    assert np.array_equal(one.read_labels(box), other.read_labels(box))
-
-
-def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) -> int:
-    return required_bytes(index.cases, folder, config and config.spacing_mm)
+    assert all(map(np.array_equal, voxels(folder, IDS[0]), voxels(folder, IDS[1])))
 
 
 @pytest.mark.parametrize(("spacing_mm", "n_voxels"), [(1, LARGEST_BRAIN_MM3), (2, 200**3)])
 def test_of_large_volumes_a_brain_is_counted(
-    tmp_path: Path, spacing_mm: float, n_voxels: int
+    root: Path, folder: Path, spacing_mm: float, n_voxels: int
 ) -> None:
     """A cube of 200 or 400 mm is larger than a brain."""
-    write_case(tmp_path / "scans")
-    index = index_cases(tmp_path / "scans")
+    (case, *_) = index_cases(root).cases
     # an empty volume packs well: only its header is read
     header_only = np.zeros((200, 200, 200), dtype=np.uint8)
     affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])
-    write_nifti(tmp_path / "scans" / index.cases[0].images[0].path, header_only, affine)
+    write_nifti(root / case.images[0].path, header_only, affine)
 
     expected = min(n_voxels, LARGEST_BRAIN_MM3 / spacing_mm**3) * 9 + 2**18
 
-    assert required(index, tmp_path) == int(expected)
+    assert required_bytes([case], folder, None) == int(expected)
 
 
 @pytest.mark.parametrize("spacing_mm", [0.5, 1.0, 2.0])
 def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: float) -> None:
     write_case(tmp_path / "scans", shape=(48, 48, 32))
-    index = index_cases(tmp_path / "scans")
-    config = StoreConfig(spacing_mm=(spacing_mm,) * 3)
-    needed = required(index, tmp_path / "prepared", config)
-    prepare_cases(index.cases, tmp_path / "prepared", config)
+    (case,) = index_cases(tmp_path / "scans").cases
+    spacing = (spacing_mm,) * 3
+    needed = required_bytes([case], tmp_path / "prepared", spacing)
+    prepare_cases([case], tmp_path / "prepared", StoreConfig(spacing_mm=spacing))
 
-    files = (tmp_path / "prepared" / index.cases[0].case_id).iterdir()
+    files = (tmp_path / "prepared" / case.case_id).iterdir()
     written = sum(path.stat().st_size for path in files)
 
     assert needed == round(48 * 48 * 32 / spacing_mm**3) * 9 + 2**18
     assert 0.2 * needed < written <= needed
     # what is replaced needs no more space, nor does a scan that cannot be read
-    assert required(index, tmp_path / "prepared", config) == needed - written
-    (index.root / index.cases[0].images[0].path).write_text("not a scan")
-    assert required(index, tmp_path) == 0
+    assert required_bytes([case], tmp_path / "prepared", spacing) == needed - written
+    (tmp_path / "scans" / case.images[0].path).write_text("not a scan")
+    assert required_bytes([case], tmp_path, None) == 0
 
 
-def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) -> None:
+def test_cases_that_are_trained_on_are_not_replaced(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     cases = index_cases(root).cases
     prepare_cases(cases, folder, StoreConfig())
     before = stamps(folder)
 
+    in_use = r"a run is being trained on the cases in .* --prepared"
     with reading(folder):
         # nothing is to be replaced
         prepare_cases(cases, folder, StoreConfig())
-        in_use = r"a run is being trained on the cases in .* --prepared"
         with pytest.raises(UsageError, match=in_use):
             prepare_cases(cases, folder, COARSE)
 

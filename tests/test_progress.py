@@ -25,36 +25,45 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
     return progress._SCREEN
 
 
+def work_of(screen: _Screen) -> Any:
+    """Return the work that is shown, which must be there."""
+    assert screen.work is not None
+    return screen.work
+
+
 class Terminal(io.StringIO):
     """Text that is written to a terminal."""
 
     def isatty(self) -> bool:
         return True
 
+    def shown(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A clock that stands still unless `clock.now` is set."""
-    own = SimpleNamespace(now=1000.0, monotonic=lambda: own.now)
-    monkeypatch.setattr(progress, "time", own)
-    yield own
+    stopped = SimpleNamespace(now=1000.0, monotonic=lambda: stopped.now)
+    monkeypatch.setattr(progress, "time", stopped)
+    yield stopped
     # a bar that is still drawn would use it
     close_display()
 
 
-def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
-    console = Console(file=Terminal(), force_terminal=True, width=100)
-    monkeypatch.setattr("sys.stderr", console.file)
+def draw_to(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool) -> None:
+    """Draw bars to a file from now on: pytest replaces those of fixtures."""
+    console = Console(file=file, width=100, **options)
+    monkeypatch.setattr("sys.stderr", file)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setenv("TERM", "xterm")
-    return console
 
 
-def shown_by(console: Console) -> str:
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return a terminal on which a bar is drawn."""
+    file = Terminal()
+    draw_to(monkeypatch, file, force_terminal=True)
+    return file
 
 
 @pytest.mark.parametrize(
@@ -72,14 +81,9 @@ def test_work_is_shown_as_the_place_allows(
     screen: _Screen,
     file: io.StringIO,
     options: dict[str, bool],
-    *,
     has_bar: bool,
 ) -> None:
-    console = Console(file=file, **options)
-    monkeypatch.setattr("sys.stderr", file)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    monkeypatch.setenv("TERM", "xterm")
-
+    draw_to(monkeypatch, file, **options)
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar
     assert screen._bar is None
@@ -89,14 +93,12 @@ def test_output_to_a_file_is_not_drawn_on_the_terminal(
     monkeypatch: pytest.MonkeyPatch, screen: _Screen
 ) -> None:
     """As `predict --json > results.jsonl` in a terminal."""
-    file, bar = io.StringIO(), use_terminal(monkeypatch)
+    file, terminal = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
-
     for _ in tracked(range(3), what="predicting", total=3):
         sys.stdout.write("a result\n")
-
     assert file.getvalue() == 3 * "a result\n"
-    assert "a result" not in shown_by(bar)
+    assert "a result" not in terminal.shown()
 
 
 def test_the_remaining_time_is_known_before_the_first_item_is_done(
@@ -107,8 +109,7 @@ def test_the_remaining_time_is_known_before_the_first_item_is_done(
             for _ in range(5):
                 clock.now += 6
                 after_window()
-            work = screen.work
-            assert work is not None
+            work = work_of(screen)
             assert work.position == 0.5
             # half a case in 30 s, and 3.5 cases are left
             assert work.label == "predicting (case, windows: 5 of 10)"
@@ -118,17 +119,15 @@ def test_the_remaining_time_is_known_before_the_first_item_is_done(
 
 def test_a_part_that_fails_does_not_count(screen: _Screen) -> None:
     for n, _ in enumerate(tracked(range(2), what="predicting", total=2)):
-        work = screen.work
-        assert work is not None
         with suppress(MemoryError), part("windows", 4) as after_window:
             after_window()
-            assert work.position == n + 0.25
+            assert work_of(screen).position == n + 0.25
             raise MemoryError
-        assert work.position == n
+        assert work_of(screen).position == n
         with part("windows", 4) as after_window:
             for _ in range(7):  # more than were expected
                 after_window()
-        assert work.position == n + 1
+        assert work_of(screen).position == n + 1
 
 
 def test_items_that_were_skipped_do_not_shorten_the_expectation(
@@ -138,9 +137,7 @@ def test_items_that_were_skipped_do_not_shorten_the_expectation(
     for n in range(54):
         next(items)
         clock.now += 0.001 if n < 50 else 60
-    work = screen.work
-
-    assert work is not None
+    work = work_of(screen)
     assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
     clock.now += 600  # of one item in progress, which may take longer
     assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
@@ -156,7 +153,6 @@ def test_a_log_has_few_lines_and_no_carriage_returns(
             for _ in tracked(range(100), what=f"epoch {n + 1}", total=100):
                 say(lambda: "loss 0.5")
                 clock.now += 6
-
     assert caplog.messages[:2] == ["epoch 1: 5 of 100, loss 0.5", "epoch 1: 15 of 100, loss 0.5"]
     assert len(caplog.messages) <= 40
     assert not any("\r" in line for line in caplog.messages)
@@ -166,10 +162,8 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     outer = tracked(range(3), what="outer", total=3)
     next(outer)
     for _ in tracked(range(2), what="inner", total=2):
-        assert screen.work is not None
-        assert screen.work.what == "inner"
-    assert screen.work is not None
-    assert screen.work.what == "outer"
+        assert work_of(screen).what == "inner"
+    assert work_of(screen).what == "outer"
     assert list(outer) == [1, 2]
     # a part alone shows nothing
     with part("windows", 4) as after_window:
@@ -180,9 +174,9 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
 
 
 def test_a_terminal_shows_work_and_its_part(
-    clock: Any, monkeypatch: pytest.MonkeyPatch, screen: _Screen
+    clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bar = use_terminal(monkeypatch)
+    terminal = use_terminal(monkeypatch)
     for _ in tracked(range(8), what="predicting", total=8):
         with part("BraTS20_001, windows", 27) as after_window:
             clock.now += 100
@@ -191,19 +185,16 @@ def test_a_terminal_shows_work_and_its_part(
             assert screen._bar is not None
             screen._bar.refresh()
             break
-
-    shown = shown_by(bar)
-    assert "predicting (BraTS20_001, windows: 9 of 27)" in shown
-    assert "0 of 8, about 38 min left" in shown
+    assert "predicting (BraTS20_001, windows: 9 of 27)" in terminal.shown()
+    assert "0 of 8, about 38 min left" in terminal.shown()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
-    file = Terminal()
+    file, _ = Terminal(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
-    use_terminal(monkeypatch)
     for _ in tracked("a", what="letters", total=1):
         child = os.fork()
         if child == 0:
@@ -214,13 +205,12 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
 
 def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """An error message must stand alone, and the cursor be there again."""
-    bar = use_terminal(monkeypatch)
+    terminal = use_terminal(monkeypatch)
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)
-    assert sys.stderr is not bar.file
+    assert sys.stderr is not terminal
     close_display()
-
-    written = bar.file.getvalue()  # type: ignore[attr-defined]
+    written = terminal.getvalue()
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l"), "the cursor is shown again"
     assert written.rindex("\x1b[2K") > written.rindex("epoch"), "the line is cleared"
-    assert sys.stderr is bar.file
+    assert sys.stderr is terminal

@@ -6,7 +6,6 @@ import resource
 import subprocess
 import sys
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -14,22 +13,17 @@ from typer.testing import CliRunner
 import brats_seg
 from brats_seg.cli import COMMANDS as GROUPS
 from brats_seg.cli import app
+from tests.builders import ROOT
 
 COMMANDS = [command.__name__ for commands in GROUPS.values() for command in commands]
 
 
-def test_all_names_what_can_be_imported() -> None:
+def test_all_names_what_can_be_imported_with_its_types() -> None:
     assert len(brats_seg.__all__) > 40
     for name in brats_seg.__all__:
         assert getattr(brats_seg, name).__name__ == name
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
         _ = brats_seg.Trainr
-
-
-def test_types_are_shipped() -> None:
     assert (files("brats_seg") / "py.typed").is_file()
 
 
@@ -42,20 +36,17 @@ def test_help_of_every_command_comes_at_once() -> None:
         "heavy = {'torch', 'monai', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage") == 1 + len(COMMANDS)
 
 
-def test_commands_are_listed_in_groups() -> None:
+def test_commands_are_listed_in_groups_and_the_version_is_printed() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
-
     places = [shown.index(f"─ {group} ─") for group in ("Data", "Train", "Use", "Look")]
     assert places == sorted(places)
+    shown = CliRunner().invoke(app, ["--version"]).output
+    assert shown == f"brats-seg {brats_seg.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -67,20 +58,9 @@ def test_the_shell_completes_commands_and_values(words: str, expected: str) -> N
     asked = {"_BRATS_SEG_COMPLETE": "complete_bash", "COMP_WORDS": f"brats-seg {words}"}
     asked["COMP_CWORD"] = str(len(words.split()))
     program = "import sys; sys.argv[0] = 'brats-seg'; from brats_seg.cli import app; app()"
-
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout.split() == [expected]
-
-
-def test_version_is_printed() -> None:
-    assert CliRunner().invoke(app, ["--version"]).output == f"brats-seg {brats_seg.__version__}\n"
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True).stdout
+    assert shown.split() == [expected]
 
 
 def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
@@ -93,22 +73,18 @@ def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
         times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         if times_s[-1] < 0.5:
             break
-
     assert min(times_s) < 0.5
     assert all(command in shown for command in COMMANDS)
 
 
 def test_the_tree_of_folders_in_contributing_is_true() -> None:
-    root = Path(__file__).parent.parent
-    (tree,) = re.findall(
-        r"```\n(brats_seg/ .*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL
-    )
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    (tree,) = re.findall(r"```\n(brats_seg/ .*?)```", page, re.DOTALL)
     rows = [(line.split()[0], line.startswith(" ")) for line in tree.splitlines()]
     folders = [name for name, is_inner in rows if not is_inner]
     inner = {name for name, is_inner in rows[: rows.index(("tests/", False))] if is_inner}
-
-    assert all((root / name).is_dir() for name in folders)
-    package = root / "brats_seg"
+    assert all((ROOT / name).is_dir() for name in folders)
+    package = ROOT / "brats_seg"
     found = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
     found |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")} | {"__init__.pyi"}
     assert inner == found

@@ -38,12 +38,10 @@ SEVERAL = "docs/several-devices.md"
 PAGES = {
     page.relative_to(ROOT).as_posix(): page for page in (README, *(ROOT / "docs").glob("*.md"))
 }
-TINY = [
-    *("--set", "patch.size=[16, 16, 16]"),
-    *("--set", "model.widths=[4, 8]"),
-    *("--set", "training.n_epochs=1"),
-    *("--set", "folds.n_folds=2"),
-]
+TINY = shlex.split(
+    "--set 'patch.size=[16, 16, 16]' --set 'model.widths=[4, 8]' --set training.n_epochs=1 "
+    "--set folds.n_folds=2"
+)
 QUICK = {
     "plan": [*TINY, "--device", "600MiB"],
     "train": TINY,
@@ -91,20 +89,21 @@ def workplace(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_line_that_no_test_runs_is_not_shown() -> None:
-    for page in PAGES.values():
-        for line in lines(page):
-            assert line.startswith((*INSTALLING, *ELSEWHERE)) or arguments_of(line) is not None
+    shown = [line for page in PAGES.values() for line in lines(page)]
+    known = (*INSTALLING, *ELSEWHERE)
+    assert [line for line in shown if not line.startswith(known) and not arguments_of(line)] == []
 
 
-def run_commands(commands: list[list[str]]) -> None:
-    """Run commands in this process, made quick; each must end with 0."""
+def run_commands(page: Path, *before: list[str]) -> None:
+    """Run the commands of a page in this process, made quick; each must end with 0."""
+    commands = [arguments for line in lines(page) if (arguments := arguments_of(line))]
+    if any("runs/fold0" in arguments for arguments in commands):
+        commands = [*before, *commands]
     for arguments in commands:
-        done = call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
-        assert done.code == 0, (arguments, done.err)
-
-
-def commands_of(page: Path) -> list[list[str]]:
-    return [arguments for line in lines(page) if (arguments := arguments_of(line))]
+        # the slow test of the cluster has a scheduler, and time for workers
+        if "--workers" not in arguments:
+            done = call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
+            assert done.code == 0, (arguments, done.err)
 
 
 def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
@@ -113,11 +112,8 @@ def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
     for path in sorted(Path("scans").iterdir())[2:]:
         shutil.rmtree(path)
     Path("new-scans").symlink_to("scans")
-    commands = commands_of(README)
-
-    assert commands[0][0] == "train"
-    assert len(commands) > 8
-    run_commands(commands)
+    assert len(lines(README)) > 8
+    run_commands(README)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +125,6 @@ def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
     ],
 )
 def test_the_commands_of_a_page_run(name: str, workplace: Path) -> None:
-    commands = commands_of(PAGES[name])
     Path("scans").symlink_to("data")
     write_table_of_paths(workplace)
     if name == "docs/other-tools.md":
@@ -140,11 +135,7 @@ def test_the_commands_of_a_page_run(name: str, workplace: Path) -> None:
         from tests.dicom_builders import write_examination
 
         write_examination(workplace / "dicom")
-    if any("runs/fold0" in arguments for arguments in commands):
-        commands.insert(0, ["train"])
-
-    # the slow test of the cluster has a scheduler, and time for workers
-    run_commands([command for command in commands if "--workers" not in command])
+    run_commands(PAGES[name], ["train"])
 
 
 @pytest.mark.parametrize(
@@ -161,7 +152,6 @@ def test_every_link_and_every_test_that_a_page_names_is_there() -> None:
         links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
         assert [link for link in links if not (page.parent / link).exists()] == [], page
     named = re.findall(r"`([\w/]*test_\w+\.py)`", PAGES["docs/guarantees.md"].read_text())
-
     assert named
     assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
     assert re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
@@ -187,9 +177,7 @@ def test_each_layout_is_read(tmp_path: Path, patterns: list[str], case_ids: list
     for name in (name for pattern in patterns for name in spelled_out(pattern)):
         array = make_label_map() if is_label.search(name) else make_volumes()[0]
         write_nifti(tmp_path / name, array)
-
     found = find_cases(tmp_path).cases
-
     assert [case.case_id for case in found] == case_ids
     assert all(len(case.images) == 4 and case.label and not case.problems for case in found)
 
@@ -213,11 +201,7 @@ def write_table_of_paths(folder: Path) -> None:
         ),
         ("predict IN=scans", "predict scans -o predictions --model runs/fold0"),
         ("predict IN=scans FOLD=2", "predict scans -o predictions --model runs/fold2"),
-        ("predict IN=scans RUN=a", "predict scans -o predictions --model a"),
-        (
-            "predict IN=scans RUN='runs/fold0 runs/fold1'",
-            "predict scans -o predictions --model runs/fold0 --model runs/fold1",
-        ),
+        ("predict IN=scans RUN='a b'", "predict scans -o predictions --model a --model b"),
         (
             "crossval DATA=scans PRESET=full ARGS='--folds 0,1'",
             "crossval --data scans --preset full --folds 0,1",
@@ -225,35 +209,23 @@ def write_table_of_paths(folder: Path) -> None:
     ],
 )
 def test_make_only_calls_the_command_line(target: str, expected: str) -> None:
-    shown = run_make("-n", *shlex.split(target))
-
-    assert shown[-1].split() == [".venv/bin/brats-seg", *expected.split()]
+    shown = run_make("-n", *shlex.split(target))[-1]
+    assert shown.split() == [".venv/bin/brats-seg", *expected.split()]
 
 
 def test_make_help_lists_every_target() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
-
-    shown = run_make()
-
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     # `always` is no target of its own: it makes a file anew each time
     named = [name for name in phony.split() if name != "always"]
-    assert [line.split()[0] for line in shown[:-1]] == named
+    assert [line.split()[0] for line in run_make()[:-1]] == named
 
 
 @pytest.mark.slow
 def test_the_first_command_trains_the_demo_well(tmp_path: Path) -> None:
     """What `make train FOLD=0` calls, with nothing under data/: twelve phantoms, Dice above 0.7."""
-    done = subprocess.run(
-        [sys.executable, "-m", "brats_seg", "train", "--fold", "0"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert "training on 12 phantom cases" in done.stdout
-    (best,) = re.findall(r"best val_dice ([\d.]+)", done.stdout)
+    shown = shell("brats-seg train --fold 0", tmp_path)
+    assert "training on 12 phantom cases" in shown
+    (best,) = re.findall(r"best val_dice ([\d.]+)", shown)
     assert float(best) > 0.7
 
 
@@ -271,9 +243,9 @@ def running(line: str, folder: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        return int(unused.getsockname()[1])
 
 
 def wait_for(port: int) -> None:
@@ -302,18 +274,20 @@ def variables(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
 
 
-def shell(line: str, folder: Path, **others: str) -> str:
-    """Run a line of a page in a shell, and return what it prints."""
+def shell(
+    lines: str, folder: Path, environment: dict[str, str] | None = None, **others: str
+) -> str:
+    """Run lines in a shell in which each must succeed, and return what they print."""
     done = subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-e", "-c", lines],
         cwd=folder,
-        env=variables(folder) | others,
+        env=(environment or variables(folder)) | others,
         capture_output=True,
         text=True,
         check=False,
         timeout=500,
     )
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
@@ -325,16 +299,12 @@ def test_the_commands_for_several_gpus_train(workplace: Path) -> None:
     here = two_machines.replace("--nnodes 2 --nproc-per-node 4", "--nnodes 1 --nproc-per-node 2")
     here = here.replace(":29500", f":{free_port()}")
     tiny = shlex.join(TINY)
-
     stopped = shell(f"{one_machine} {tiny} --session-hours 0", workplace)
     alone = re.sub("torchrun .* train", "brats-seg train", one_machine)
-    finished = [
-        shell(f"{alone} {tiny}", workplace),
-        shell(f"{here} {tiny}", workplace, HEAD_NODE="localhost"),
-    ]
-
+    by_one = shell(f"{alone} {tiny}", workplace)
+    by_two = shell(f"{here} {tiny}", workplace, HEAD_NODE="localhost")
     assert "finished after" not in stopped
-    assert all("finished after 1 epoch" in shown for shown in finished)
+    assert all("finished after 1 epoch" in shown for shown in (by_one, by_two))
 
 
 @pytest.mark.slow
@@ -343,16 +313,14 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
     Path("scans").symlink_to("data")
     shell(f"brats-seg train --data scans {shlex.join(TINY)}", workplace)
     (by_workers,) = [line for line in lines(PAGES[SEVERAL]) if re.search(r"--workers \d", line)]
-    found = [line for line in lines(PAGES[SEVERAL]) if "8786" in line]
-    assert [line.split()[:2] for line in found] == [
-        ["dask", "scheduler"],
-        ["dask", "worker"],
-        ["brats-seg", "predict"],
-    ]
     port = free_port()
     scheduler, worker, predict = [
-        line.replace("8786", str(port)).replace("$HEAD_NODE", "localhost") for line in found
+        line.replace("8786", str(port)).replace("$HEAD_NODE", "localhost")
+        for line in lines(PAGES[SEVERAL])
+        if "8786" in line
     ]
+    programs = [line.split()[:2] for line in (scheduler, worker, predict)]
+    assert programs == [["dask", "scheduler"], ["dask", "worker"], ["brats-seg", "predict"]]
 
     with running(scheduler, workplace), running(worker, workplace):
         wait_for(port)
@@ -372,16 +340,14 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
     by_address, by_wheel = others
     build = re.findall(r"`(pip wheel [^`]+)`", README.read_text())
     venv = [f"{sys.executable} -m venv .venv", ". .venv/bin/activate"]
+    get, leave = (
+        'git clone "$REPO" cloned && cd cloned',
+        "mv dist/*.whl .. && cd .. && rm -rf cloned",
+    )
     typed = {
         "clone": clone,
         "address": [*venv, by_address],
-        "wheel": [
-            *venv,
-            'git clone "$REPO" cloned && cd cloned',
-            *build,
-            "mv dist/*.whl .. && cd .. && rm -rf cloned",
-            by_wheel,
-        ],
+        "wheel": [*venv, get, *build, leave, by_wheel],
     }[way]
     demo = [
         "brats-seg doctor --json > doctor.json",
@@ -389,23 +355,14 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
         "python -c 'import brats_seg; print(brats_seg.__file__)'",
     ]
 
-    done = subprocess.run(
-        ["bash", "-e", "-c", "\n".join([*typed, *demo])],
-        cwd=tmp_path,
-        env=variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    environment = variables_of_installation(tmp_path)
+    shown = shell("\n".join([*typed, *demo]), tmp_path, environment, REPO=ROOT.as_uri())
 
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "finished after 1 epoch" in done.stdout
+    assert "finished after 1 epoch" in shown
     (diagnosis,) = tmp_path.rglob("doctor.json")
-    (packages,) = [
-        one for one in json.loads(diagnosis.read_text())["findings"] if one["check"] == "packages"
-    ]
+    findings = json.loads(diagnosis.read_text())["findings"]
+    (packages,) = [one["found"] for one in findings if one["check"] == "packages"]
     # the tested versions are known without the checkout
-    assert packages["found"].endswith("as tested"), packages
+    assert packages.endswith("as tested")
     expected = tmp_path / ("brats_seg/brats_seg" if way == "clone" else ".venv")
-    assert Path(done.stdout.splitlines()[-1]).is_relative_to(expected)
+    assert Path(shown.splitlines()[-1]).is_relative_to(expected)

@@ -58,42 +58,27 @@ def test_the_rank_correlation_is_that_of_scipy(rng):
     assert spearman(one, np.full(30, 300.0)) == 0
 
 
-def test_the_interval_holds_the_figure_and_shrinks_with_more_patients(rng):
-    widths = []
-    for n in (20, 200):
-        reported = rng.gamma(2, 200, n)
-        values = reported, reported + rng.normal(0, 100, n)
-        found = estimates(days_figures, values, np.array([*map(str, range(n))]), rng)
-        assert [one.name for one in found] == list(days_figures(*values))
-        assert all(one.low <= one.value <= one.high for one in found)
-        widths.append(found[5].high - found[5].low)
-
-    assert widths[1] < widths[0] / 2
-
-
-def test_patients_are_drawn_not_cases(rng):
+@pytest.mark.parametrize("figures", [days_figures, concordance_figure])
+def test_patients_are_drawn_not_cases(rng, figures):
     """Ten scans of one patient are not ten patients."""
     names = np.array(list("abcdefgh"))
     days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
+    values = (days, predicted) if figures is days_figures else (days, died, predicted)
 
-    def intervals(figures, *values):
-        found = [
-            estimates(
-                figures,
-                [np.repeat(one, n) for one in values],
-                np.repeat(names, n),
-                np.random.default_rng(1),
-                n_resamples=200,
-            )
-            for n in (1, 10)
-        ]
-        return [[(one.low, one.high) for one in estimates_] for estimates_ in found]
+    once, often = (
+        estimates(
+            figures,
+            [np.repeat(one, n) for one in values],
+            np.repeat(names, n),
+            np.random.default_rng(1),
+            n_resamples=200,
+        )
+        for n in (1, 10)
+    )
 
-    for once, often in (
-        intervals(days_figures, days, predicted),
-        intervals(concordance_figure, days, died, predicted),
-    ):
-        assert np.ravel(often) == pytest.approx(np.ravel(once))
+    for one, same in zip(once, often, strict=True):
+        assert one.low <= one.value <= one.high
+        assert (one.low, one.high) == pytest.approx((same.low, same.high))
 
 
 def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
@@ -108,19 +93,6 @@ def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
     assert p_values(-reported, far)[0] > 0.999
     assert p_values(far, near)[1] > 0.999
     assert p_values(far, far)[1] == 1
-
-
-def test_p_values_of_pure_chance_are_even(rng):
-    """Without an effect, five p values in a hundred are below 0.05."""
-    p_values = []
-    for _ in range(60):
-        reported = rng.normal(500, 100, 25)
-        selected = reported + 300 * rng.choice([-1, 1], 25)
-        ranks = judge(reported, rng.normal(500, 100, 25), reported, SPEARMAN, rng)
-        gains = judge(reported, selected, selected + 300, SPEARMAN, rng)
-        p_values.append((ranks.p_ranks, gains.p_gain))
-
-    assert (np.mean(np.array(p_values) < 0.05, axis=0) < 0.1).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -182,32 +154,31 @@ def test_the_remarks_describe_the_data():
     remarks = "\n".join(summarise(study, predictions, 0).remarks)
 
     for remark in (
-        "4 cases: 2 deaths to learn from; 1 censored",
-        "1 of unknown outcome",
+        "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
         'pip install "brats_seg[survival]"',
         "age unknown in 1 of 3 cases with an outcome",
         "3 features empty or equal in all cases, left out: resection_gtr",
-        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were",
+        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were trained",
         "the latent vector of 1 of 4 cases is of networks without a record",
         "the label map of 1 of 4 cases is of networks that were trained",
     ):
         assert remark in remarks
 
 
-@pytest.fixture
-def study():
-    outcomes = make_outcomes([100, 361, np.nan, 500], censored=[False, True, False, False])
-    return Study.of(make_feature_table([[1.0], [2], [3], [4]], case_ids=list("ABCD")), outcomes)
+STUDY = Study.of(
+    make_feature_table([[1.0], [2], [3], [4]], case_ids=list("ABCD")),
+    make_outcomes([100, 361, np.nan, 500], censored=[False, True, False, False]),
+)
+PREDICTIONS = predicted_days(
+    [0, 1, -1, 1],
+    np.log([2.0, 1.0, 0.5, 0.25]),
+    selected=[110.4, 222, 333, 444],
+    age=[200.0, 201, 202, 203],
+)
 
 
-@pytest.fixture
-def predictions():
-    days = {"selected": [110.4, 222, 333, 444], "age": [200.0, 201, 202, 203]}
-    return predicted_days([0, 1, -1, 1], np.log([2.0, 1.0, 0.5, 0.25]), **days)
-
-
-def test_every_case_has_a_row_with_its_fold_and_predictions(study, predictions, tmp_path):
-    write_predictions(study, predictions, tmp_path / "p.csv")
+def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
+    write_predictions(STUDY, PREDICTIONS, tmp_path / "p.csv")
 
     assert (tmp_path / "p.csv").read_text().splitlines() == [
         "case_id,patient_id,fold,reported_days,censored,selected_days,age_days,cox_risk",
@@ -218,19 +189,19 @@ def test_every_case_has_a_row_with_its_fold_and_predictions(study, predictions, 
     ]
 
 
-def test_a_submission_is_ids_and_days_without_a_header(study, predictions, tmp_path):
+def test_a_submission_is_ids_and_days_without_a_header(tmp_path):
     path = tmp_path / "s.csv"
 
-    assert write_submission(study, predictions, path) == ()
+    assert write_submission(STUDY, PREDICTIONS, path) == ()
     assert path.read_text() == "A,110\nB,222\nC,333\nD,444\n"
     # the wanted cases only, and those that it lacks are named
-    assert write_submission(study, predictions, path, ["c", "x"]) == ("x",)
+    assert write_submission(STUDY, PREDICTIONS, path, ["c", "x"]) == ("x",)
     assert path.read_text() == "C,333\n"
 
 
-def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_path):
-    without = replace(predictions, log_hazards=None)
-    plain, summary = (summarise(study, each, 0) for each in (without, predictions))
+def test_the_summary_holds_figures_verdict_and_remarks(tmp_path):
+    without = replace(PREDICTIONS, log_hazards=None)
+    plain, summary = (summarise(STUDY, each, 0) for each in (without, PREDICTIONS))
 
     write_summary(summary, make_plan(), tmp_path / "summary.json")
 

@@ -81,7 +81,7 @@ def test_death_in_any_forward_pass_changes_no_bit(
     data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int
 ) -> None:
     dying = trainer_of(data, tmp_path, batch_dice)
-    dying.network.register_forward_pre_hook(Death(n))
+    dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):
         dying.run(track=untracked)
 

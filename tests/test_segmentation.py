@@ -71,15 +71,18 @@ def moved(
     return result
 
 
-def read_by_hand(
-    path: Path, affine: npt.NDArray[np.float64], shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    """Return the segment numbers (column, row, slice) of a series, from the bits of the file alone."""
+def check_voxels(
+    path: Path,
+    affine: npt.NDArray[np.float64],
+    labels: npt.NDArray[np.uint8],
+    convention: LabelConvention = BRATS2017,
+) -> None:
+    """Compare with the segment numbers (column, row, slice) as the bits of the file alone say them."""
     image = pydicom.dcmread(path)
     bits = np.unpackbits(np.frombuffer(image.PixelData, np.uint8), bitorder="little")
     n_frames = int(image.NumberOfFrames)
     frames = bits[: n_frames * image.Rows * image.Columns].reshape(n_frames, image.Rows, -1)
-    numbers = np.zeros(shape, dtype=np.uint8)
+    numbers = np.zeros(labels.shape, dtype=np.uint8)
     inverse = np.linalg.inv(affine)
     plane = image.SharedFunctionalGroupsSequence[0].PlaneOrientationSequence[0]
     along, down = np.reshape([float(v) for v in plane.ImageOrientationPatient], (2, 3))
@@ -91,7 +94,7 @@ def read_by_hand(
             voxel = tuple(np.rint(inverse @ [*world, 1])[:3].astype(int))
             assert numbers[voxel] == 0
             numbers[voxel] = number
-    return numbers
+    np.testing.assert_array_equal(numbers, numbered(labels, convention))
 
 
 def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
@@ -107,11 +110,8 @@ def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
         scan = read_volume(case.path_of(file), case_id="me")
         np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
     on_scan, path = moved(labels, affine, grid), tmp_path / "a.dcm"
-
     assert write_segmentation(path, on_scan, grid, BRATS2017, source) == ""
-
-    found = read_by_hand(path, affine, labels.shape)
-    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+    check_voxels(path, affine, labels)
     if name in {"axial, from above", "coronal", "oblique"} and shutil.which(DCMQI):
         check_by_dcmqi(path, on_scan, grid)
 
@@ -155,8 +155,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     assert source
     on_scan = moved(labels, affine, scan.geometry)
     write_segmentation(tmp_path / "a.dcm", on_scan, scan.geometry, BRATS2017, source)
-    found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
-    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+    check_voxels(tmp_path / "a.dcm", affine, labels)
 
 
 def test_a_label_map_on_another_grid_is_sampled_at_the_slices(
@@ -168,11 +167,8 @@ def test_a_label_map_on_another_grid_is_sampled_at_the_slices(
     labels = moved(make_label_map(), oriented_affine("LPS"), coarse)
     repeated = labels.repeat(2, 0).repeat(2, 1).repeat(2, 2)
     fine = geometry(repeated.shape, affine)
-
     write_segmentation(tmp_path / "fine.dcm", repeated, fine, BRATS2017, source)
-
-    found = read_by_hand(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map().shape)
-    np.testing.assert_array_equal(found, numbered(make_label_map(), BRATS2017))
+    check_voxels(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map())
 
 
 @pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])
@@ -183,9 +179,7 @@ def test_the_patient_is_named_only_if_asked_for(
     source = source.model_copy(update={"with_identifiers": with_identifiers})
     empty = np.zeros(grid.shape, np.uint8)
     write_segmentation(tmp_path / "a.dcm", empty, grid, BRATS2017, source)
-
     image = pydicom.dcmread(tmp_path / "a.dcm")
-
     assert str(image.PatientName) == name
     assert str(image.PatientID) == ("HOSPITAL-4711" if with_identifiers else "")
     one = pydicom.dcmread(source.series["t1c"].files[0], stop_before_pixels=True)
@@ -202,40 +196,40 @@ def test_every_tissue_that_a_prediction_has_is_coded(
 ) -> None:
     grid, source = axial
     labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), grid)
-
-    write_segmentation(tmp_path / "a.dcm", labels, grid, convention, source)
-
-    segments = pydicom.dcmread(tmp_path / "a.dcm").SegmentSequence
+    path = tmp_path / "a.dcm"
+    write_segmentation(path, labels, grid, convention, source)
+    segments = pydicom.dcmread(path).SegmentSequence
     assert len(segments) == 3
     codes = [one.SegmentedPropertyTypeCodeSequence[0] for one in segments]
     assert {OEDEMA, ENHANCING} <= {(one.CodeValue, one.CodingSchemeDesignator) for one in codes}
     (enhancing,) = [one.SegmentNumber for one in segments if "Enhancing" in one.SegmentLabel]
-    found = read_by_hand(tmp_path / "a.dcm", oriented_affine("LPS"), make_label_map().shape)
-    np.testing.assert_array_equal(found == enhancing, make_label_map(convention=BRATS2023) == 3)
+    drawn = make_label_map(convention=convention)
+    check_voxels(path, oriented_affine("LPS"), drawn, convention)
+    expected = make_label_map(convention=BRATS2023) == 3
+    np.testing.assert_array_equal(numbered(drawn, convention) == enhancing, expected)
 
 
 def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
     write_examination(tmp_path / "exam")
-    model = write_run(tmp_path / "run")
-    command = ["predict", tmp_path / "exam", "-o", tmp_path / "out", "--model", model, "--json"]
-    given = ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
+    model, output = write_run(tmp_path / "run"), tmp_path / "out"
+    command = ["predict", tmp_path / "exam", "-o", output, "--model", model, "--json"]
+    command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
 
-    first = run(*command, *given)
-    again = run(*command, *given)
-    named = run(*command, *given, "--identifiers")
+    first, again, named = run(*command), run(*command), run(*command, "--identifiers")
 
-    assert [one[0] for one in (first, again, named)] == [0, 0, 0], first[2]
-    (record,) = check_json("predict", first[1])
+    assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
+    (record,) = check_json("predict", first.out)
     assert record["outputs"] == ["exam.dcm", "exam.nii.gz"]
-    assert "1 predicted, 0 finished before" in first[2]
-    assert "0 predicted, 1 finished before" in again[2]
+    assert "1 predicted, 0 finished before" in first.err
+    assert "0 predicted, 1 finished before" in again.err
     # the scans are the same, and the segmentation is not
-    assert "1 predicted, 0 finished before" in named[2]
-    assert str(pydicom.dcmread(tmp_path / "out/exam.dcm").PatientName) == "DOE^JOHN"
-    label_map = nib.load(tmp_path / "out/exam.nii.gz")
-    segmented = read_by_hand(tmp_path / "out/exam.dcm", label_map.affine, label_map.shape)
-    assert np.count_nonzero(segmented) == np.count_nonzero(label_map.dataobj) > 0
-    assert "DOE" not in (tmp_path / "out/manifest.jsonl").read_text()
+    assert "1 predicted, 0 finished before" in named.err
+    assert str(pydicom.dcmread(output / "exam.dcm").PatientName) == "DOE^JOHN"
+    label_map = nib.load(output / "exam.nii.gz")
+    labels = np.asarray(label_map.dataobj).astype(np.uint8)
+    assert labels.any()
+    check_voxels(output / "exam.dcm", label_map.affine, labels)
+    assert "DOE" not in (output / "manifest.jsonl").read_text()
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
@@ -251,9 +245,8 @@ def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
         damaged.write_text("no DICOM")
     model, output = write_run(tmp_path / "run"), tmp_path / "out"
     command = ["predict", tmp_path / "scans", "-o", output, "--model", model]
-    code, shown, errors = run(*command, "--set", "preview=false")
-
-    assert code == 0, errors
-    assert "no DICOM segmentation was written: files of its series, such as" in shown
-    assert ("FileNotFoundError" in shown) == is_gone
+    done = run(*command, "--set", "preview=false")
+    assert done.code == 0, done.err
+    assert "no DICOM segmentation was written: files of its series, such as" in done.out
+    assert ("FileNotFoundError" in done.out) == is_gone
     assert [path.name for path in output.glob(f"{case.case_id}.*")] == [f"{case.case_id}.nii.gz"]

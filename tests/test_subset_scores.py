@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, absent_from, pooled
+from brats_seg.evaluation.scores import AllSubsetScores, SubsetScores, absent_from, pooled
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 RNG = np.random.default_rng(0)

@@ -9,8 +9,8 @@ from PIL import Image
 from scipy.ndimage import binary_fill_holes
 
 from brats_seg.figures import surface
-from brats_seg.figures.surface import models_of, surface_figure, surface_of, write_surface_gif
-from brats_seg.figures.view import CaseView, open_view
+from brats_seg.figures.cases import CaseView, open_view
+from brats_seg.figures.surface import surface_figure, surface_of, write_surface_gif
 from tests.test_cases import letters_of
 from tests.test_sections import bar_pixels
 
@@ -57,7 +57,7 @@ def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None
 def test_both_models_are_drawn_at_one_scale_with_the_sides_of_the_patient(
     view: CaseView, degrees: float, letters: list[str]
 ) -> None:
-    figure = surface_figure(models_of(view), azimuth_degrees=degrees)
+    figure = surface_figure(view, azimuth_degrees=degrees)
 
     left, right = figure.axes
     assert (left.get_title(), right.get_title()) == (f"{CASE}, reference", f"{CASE}, prediction")
@@ -72,7 +72,7 @@ def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
     left = replace(view, reference=replace(view.reference, label_map=label_map), prediction=None)
 
     for degrees, is_right in ((0, True), (180, False)):
-        (axes,) = surface_figure(models_of(left), azimuth_degrees=degrees).axes
+        (axes,) = surface_figure(left, azimuth_degrees=degrees).axes
 
         picture = np.asarray(axes.images[0].get_array())
         columns = np.nonzero(np.ptp(picture, axis=2) > 0.2)[1]
@@ -80,11 +80,12 @@ def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
 
 
 def test_the_scale_bar_is_as_long_as_the_model_shows(view: CaseView) -> None:
-    models = models_of(view)
-    figure = surface_figure(models)
-    for axes in figure.axes:
+    """The whole brain is in the picture, however it is turned, and 3 % of space around it."""
+    points_mm = surface_of(view.images[0] != 0, view.grid.spacing_mm).points_mm
+    reach_mm = 1.03 * np.linalg.norm(points_mm - points_mm.mean(axis=0), axis=1).max()
+    for axes in surface_figure(view).axes:
         length, words = bar_pixels(axes)
-        share = float(words.split()[0]) / (2 * models[0].reach_mm)
+        share = float(words.split()[0]) / (2 * reach_mm)
         assert length == pytest.approx(share * axes.get_window_extent().width)
 
 
@@ -93,7 +94,7 @@ def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(
 ) -> None:
     path = tmp_path / "pictures" / "turn.gif"
 
-    write_surface_gif(models_of(view), path, n_frames=4)
+    write_surface_gif(view, path, n_frames=4)
 
     assert [one.name for one in path.parent.iterdir()] == ["turn.gif"]
     with Image.open(path) as gif:

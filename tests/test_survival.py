@@ -1,6 +1,5 @@
 """Test the commands `features` and `survival`: output, files and exit codes."""
 
-import csv
 import json
 import sys
 from functools import partial
@@ -31,18 +30,15 @@ def test_features_of_a_folder_and_of_a_bad_case(run: Run, brats_root: Path, tmp_
     assert code == 1
     for text in (
         "5 cases with 320 features; label maps: 4 reference, 1 predicted",
-        "has no split.csv: whether it was trained on a case is unknown",
         "note: the label map of 1 of 5 cases is of networks without a record of the patients",
         "FAILED  case BraTS2021_00003",
-        "Research use only.",
     ):
         assert text in shown
     table = read_features(tmp_path / "out" / "features.csv")
     assert len(table) == 5
     assert "t2f_wt_mean" in table
-    with (tmp_path / "out" / "failures.csv").open(newline="") as stream:
-        (row,) = csv.DictReader(stream)
-    assert (row["case_id"], row["error"]) == ("BraTS2021_00003", "CaseError")
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    assert failures[["case_id", "error"]].to_numpy().tolist() == [["BraTS2021_00003", "CaseError"]]
     assert json.loads((tmp_path / "out" / "features.json").read_text())["autoencoders"] == []
 
 
@@ -58,22 +54,15 @@ def write_cohort(folder: Path, *, n_cases: int = 30, **columns: object) -> pd.Da
     rng = np.random.default_rng([0, 3])
     signal, noise = rng.normal(size=(2, n_cases))
     values = np.column_stack([signal, rng.normal(size=(n_cases, 6))])
-    names = ["wt_ml", *(f"noise{k}" for k in range(6))]
-    table = make_feature_table(values, names).assign(**columns)
+    table = make_feature_table(values, ["wt_ml", *"abcdef"]).assign(**columns)
     table.to_csv(folder / "features.csv", index=False)
     return survival_table(table["case_id"], np.exp(6 + 0.63 * signal + 0.3 * noise))
 
 
 def survival_table(case_ids: pd.Series, days: np.ndarray) -> pd.DataFrame:
     ages = np.random.default_rng(0).normal(60, 9, len(days)).round(1)
-    texts = days.round().astype(int).astype(str)
-    return pd.DataFrame(
-        {"case_id": case_ids, "Age": ages, "Survival_days": texts, "Extent_of_Resection": "GTR"}
-    )
-
-
-def summary_of(folder: Path) -> dict:
-    return json.loads((folder / "survival" / "summary.json").read_text())
+    days = days.round().astype(int).astype(str)
+    return pd.DataFrame({"case_id": case_ids, "Age": ages, "Survival_days": days})
 
 
 @pytest.mark.usefixtures("quick")
@@ -95,15 +84,11 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     assert check_json("survival", printed)[0]["verdict"]["n_died"] == 28
     for text in (
         "30 cases: 28 deaths to learn from; 1 censored",
-        "censored too early",
         "1 of 1",
         "Accuracy is over short (under 300 days), mid and long (over 450 days)",
         "more than chance, better than age alone",
-        "Research use only.",
     ):
         assert text in shown
-    summary = summary_of(tmp_path)
-    assert (summary["n_censored"], summary["n_folds"]) == (1, 3)
     folder = tmp_path / "survival"
     written = {path.name for path in folder.iterdir()}
     assert written == {"predictions.csv", "summary.json", "submission.csv", "survival.png"}
@@ -120,14 +105,15 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     with_cox = [line.rsplit(",", 1) for line in lines]
     assert with_cox[0][1] == "cox_risk"
     assert (folder / "predictions.csv").read_text().splitlines() == [days for days, _ in with_cox]
-    assert set(summary_of(tmp_path)["figures"]) == {"selected", "age", "ridge"}
-    assert "concordance" not in summary_of(tmp_path)["figures"]["age"]
+    figures = json.loads((folder / "summary.json").read_text())["figures"]
+    assert set(figures) == {"selected", "age", "ridge"}
+    assert "concordance" not in figures["age"]
 
 
 @pytest.mark.usefixtures("quick")
 def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_path: Path) -> None:
     """The cases to submit are named, and one of them has no features."""
-    survival = write_cohort(tmp_path, n_cases=5, noise1=7)
+    survival = write_cohort(tmp_path, n_cases=5, a=7)
     survival.assign(case_id="other").to_csv(tmp_path / "survival_info.csv", index=False)
     assert run(*SURVIVAL)[0] == 2
     assert not (tmp_path / "survival").exists()

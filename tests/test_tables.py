@@ -11,9 +11,7 @@ from brats_seg.tables import read_table, write_table
 
 def test_cells_come_back_as_texts(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-
     write_table(path, ["a", "b"], [{"a": 1, "b": None}, ('x, "y"', 2.5)])
-
     assert path.read_text() == 'a,b\n1,\n"x, ""y""",2.5\n'
     assert read_table(path).to_numpy().tolist() == [["1", ""], ['x, "y"', "2.5"]]
 
@@ -21,9 +19,7 @@ def test_cells_come_back_as_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1"])
 def test_a_formula_is_a_text_to_a_spreadsheet(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
-
     write_table(path, ["a"], [[text]])
-
     assert "'" + text in path.read_text()
     assert read_table(path)["a"][0] == text
     for number in ("-3.5", "+2", "-1e-3"):  # a number is no formula
@@ -43,7 +39,6 @@ def test_a_formula_is_a_text_to_a_spreadsheet(tmp_path: Path, text: str) -> None
 def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: str, match: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(content)
-
     with pytest.raises(UsageError, match=match):
         read_table(path, required=["a", "b"])
     path.unlink()
@@ -57,7 +52,6 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: str, match
 def test_a_short_row_is_filled_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("a,b\n1\n")
-
     assert read_table(path).to_numpy().tolist() == [["1", ""]]
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark is skipped
     assert list(read_table(path).columns) == ["a", "b"]

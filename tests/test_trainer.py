@@ -24,13 +24,22 @@ from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
+from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.losses import overlap_columns
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
 from tests.builders import Run, write_case
-from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train, weights
+from tests.training_builders import (
+    TINY,
+    StopAtCheck,
+    check_same_runs,
+    open_six,
+    same,
+    tiny_settings,
+    train,
+    weights,
+)
 
 SETTINGS = [
     "patch.per_case=2",
@@ -62,10 +71,6 @@ def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
     """A copy of that run, to change."""
     return Path(shutil.copytree(finished[0], tmp_path / "run"))
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
@@ -160,17 +165,9 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
     resumed = train(data, tmp_path / "run", config)
 
-    assert not stopped.finished
-    assert resumed.finished
-    for name in ("last.pt", "best.pt"):
-        assert same(weights(expected_path / name), weights(tmp_path / "run" / name))
+    assert (stopped.finished, resumed.finished) == (False, True)
+    check_same_runs(tmp_path / "run", expected_path)
     assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
-    drop = ["seconds", "peak_memory_mb"]
-    pd.testing.assert_frame_equal(
-        pd.read_csv(expected_path / "history.csv").drop(columns=drop),
-        pd.read_csv(tmp_path / "run" / "history.csv").drop(columns=drop),
-        check_exact=True,
-    )
 
 
 def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
@@ -190,15 +187,12 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
 def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
     data: FoldData, tmp_path: Path, run: Run
 ) -> None:
+    channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
     config = load_config(
         assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
         values={
             "model.name": "monai.networks.nets.BasicUNet",
-            "model.arguments": {
-                "in_channels": 4,
-                "out_channels": 3,
-                "features": [4, 4, 8, 8, 8, 4],
-            },
+            "model.arguments": channels,
             "loss.name": "monai.losses.DiceFocalLoss",
             "loss.arguments": {"sigmoid": True},
         },
@@ -206,7 +200,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
 
     outcome = train(data, tmp_path / "run", config)
 
-    assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
     device = Device(torch_device=torch.device("cpu"))
     (member,) = load_model([tmp_path / "run"], device).members
@@ -216,9 +209,8 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
     with torch.inference_mode():
         assert torch.equal(member.network(image), built(image))
     write_case(tmp_path / "scans", labelled=False)
-    code, _, err = run("predict", tmp_path / "scans", "-o", "out", "--model", tmp_path / "run")
-    assert code == 0, err
-    assert (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()
+    done = run("predict", tmp_path / "scans", "-o", "out", "--model", tmp_path / "run")
+    assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
 def test_a_fold_is_trained_from_a_folder_of_scans(
@@ -243,17 +235,13 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
 
 
 def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) -> None:
-    def network() -> nn.Module:
-        torch.manual_seed(3)
-        return nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.Dropout3d(0.5), nn.Conv3d(6, 3, 1))
+    for name, stops in {"undisturbed": [None], "run": [StopAtCheck(2), None]}.items():
+        for stop in stops:
+            torch.manual_seed(3)
+            layers = nn.Conv3d(4, 6, 3, padding=1), nn.Dropout3d(0.5), nn.Conv3d(6, 3, 1)
+            train(data, tmp_path / name, settings(), stop, network=nn.Sequential(*layers))
 
-    train(data, tmp_path / "undisturbed", settings(), network=network())
-    train(data, tmp_path / "run", settings(), StopAtCheck(2), network=network())
-    train(data, tmp_path / "run", settings(), network=network())
-
-    assert same(
-        weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
-    )
+    check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
 
 
 class InDouble(nn.Sequential):
@@ -334,16 +322,21 @@ def test_settings_that_do_not_change_the_result_may_change(data: FoldData, tmp_p
     assert len(train(data, tmp_path / "run", changed).history) == 3
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is held is not waited for."""
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_second_training_of_a_run_is_refused_before_it_writes(
     data: FoldData, tmp_path: Path
 ) -> None:
     """Also before the first has saved anything, and with --fresh."""
     trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
+    refused = pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it")
     for fresh in (False, True):
-        with (
-            run_locked(tmp_path / "run"),
-            pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it"),
-        ):
+        with run_locked(tmp_path / "run"), refused:
             trainer.run(fresh=fresh, track=untracked)
 
     assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
@@ -352,6 +345,7 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
         train(data, tmp_path / "file" / "run", settings())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
     data: FoldData, tmp_path: Path
 ) -> None:
@@ -371,7 +365,7 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
     trainer.run(fresh=True, track=untracked)
 
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
-    assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
+    check_same_runs(tmp_path / "run", tmp_path / "run.1")
     for name in ("run", "run.1"):
         with run_locked(tmp_path / name):
             pass
@@ -418,13 +412,9 @@ def test_a_loss_by_dotted_name_is_learnt_and_resumed(
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
     train(data, tmp_path / "run", settings(LEARNT))
 
-    expected, found, best = (
-        read_checkpoint(tmp_path / name, torch.device("cpu"))
-        for name in ("undisturbed/last.pt", "run/last.pt", "run/best.pt")
-    )
-    assert same(expected["model"], found["model"])
-    assert same(expected["criterion"], found["criterion"])
-    assert not torch.equal(found["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
+    check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
+    last, best = (torch.load(tmp_path / "run" / name) for name in ("last.pt", "best.pt"))
+    assert not torch.equal(last["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
     assert "criterion" not in best
 
 
@@ -465,22 +455,23 @@ class WithAuxiliary(nn.Module):
         return {"aux": self.coarse(image), "out": self.fine(image)}
 
 
+def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
+    bce = nn.functional.binary_cross_entropy_with_logits
+    if isinstance(output, Tensor):  # in validation
+        return bce(output, target)
+    return bce(output["out"], target) + bce(output["aux"], nn.functional.max_pool3d(target, 2))
+
+
+@pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
 def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
-    data: FoldData, tmp_path: Path
+    data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
-    def criterion(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
-        bce = nn.functional.binary_cross_entropy_with_logits
-        if isinstance(output, Tensor):  # in validation
-            return bce(output, target)
-        coarse = nn.functional.max_pool3d(target, 2)
-        return bce(output["out"], target) + bce(output["aux"], coarse)
+    config = settings("loss.batch_dice=true", "validation.patches_between=true")
 
-    for name, given in {"own": {}, "given": {"criterion": criterion}}.items():
-        config = settings("loss.batch_dice=true", "validation.patches_between=true")
-        outcome = train(data, tmp_path / name, config, network=WithAuxiliary(), **given)
+    outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
 
-        assert outcome.finished
-        assert np.isfinite(outcome.history[0]["val_loss"])
+    assert outcome.finished
+    assert np.isfinite(outcome.history[0]["val_loss"])
 
 
 def test_a_loss_that_is_never_finite_ends_the_run(
@@ -534,16 +525,22 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
         check_unchanged(replace(data, fingerprint="another"))
 
 
-def test_the_log_says_how_long_a_run_takes(
+def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
     data: FoldData,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After the first steps, and with every epoch but the last; also where nothing is tracked."""
+    """The log after the first steps, and with every epoch but the last."""
+    bars: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        _SCREEN, "refresh", lambda work: bars.append((work.what, work.text() if work.text else ""))
+    )
     monkeypatch.setattr("brats_seg.training.timing.SAID_AFTER_S", 0)
+    config = settings("training.n_epochs=3")
+    trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     with caplog.at_level(logging.INFO):
-        train(data, tmp_path / "run", settings("training.n_epochs=3"))
+        trainer.run(track=tracked)
 
     said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
     assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
@@ -551,25 +548,14 @@ def test_the_log_says_how_long_a_run_takes(
     assert all(re.search(r"best Dice 0\.\d{3}, about 5 s left$", line) for line in said[1:])
     last = next(line for line in caplog.messages if line.startswith("epoch 3/3"))
     assert re.search(r"best Dice 0\.\d{3}$", last)
-
-
-def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        _SCREEN, "refresh", lambda work: shown.append((work.what, work.text() if work.text else ""))
-    )
-    trainer = Trainer(data=data, config=settings(), run_path=tmp_path)
-    trainer.run(track=tracked)
-
     # nothing is known before the first batch is done
-    first = [words for what, words in shown if what == "epoch 1/2" and words]
-    later = [words for what, words in shown if what == "epoch 2/2"]
+    first, later = (
+        [text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)
+    )
     assert re.fullmatch(r"loss \d\.\d{3}", first[0])
     assert re.fullmatch(r"loss \d\.\d{3}, about 5 s left", first[-1])
     assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about 5 s left", later[-1])
-    assert [what for what, _ in shown].count("validation") > 4, "windows are counted too"
+    assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"
     with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
     assert trainer._outlook() == "stopping soon; a second Ctrl-C does not save"

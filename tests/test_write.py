@@ -13,7 +13,8 @@ from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import REGIONS
-from brats_seg.pages.write import PageOptions, write_report
+from brats_seg.pages.html import PageOptions
+from brats_seg.pages.write import write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
 from tests.test_scores import score_row

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -54,6 +55,28 @@ class StopAtCheck(StopRequest):
 def weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of the network in a checkpoint."""
     return read_checkpoint(path, torch.device("cpu"))["model"]
+
+
+def same(one: object, other: object) -> bool:
+    """Compare values bit for bit, also in dictionaries and lists."""
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def check_same_runs(run: Path, expected: Path) -> None:
+    """Check that two runs have the same checkpoints and history, to the last bit and except for times."""
+    for name in ("last.pt", "best.pt"):
+        entries = [read_checkpoint(path / name, torch.device("cpu")) for path in (run, expected)]
+        for key in {"model", "ema", "optimizer", "schedule", "criterion"} & entries[1].keys():
+            assert same(*(entry[key] for entry in entries)), f"{key} of {name}"
+    histories = [pd.read_csv(path / "history.csv") for path in (run, expected)]
+    timeless = [table.drop(columns=["seconds", "peak_memory_mb"]) for table in histories]
+    pd.testing.assert_frame_equal(*timeless, check_exact=True)
 
 
 def train(

@@ -8,7 +8,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases import nifti
-from brats_seg.cases.conventions import check_values, release_at, resolve
-from brats_seg.cases.layouts import LABEL, parse_case_id
+from brats_seg.cases.layouts import LABEL, check_values, parse_case_id, release_at, resolve
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -171,6 +169,8 @@ class CaseIndex:
     root: Path
     """Data folder, which file names are relative to."""
     cases: tuple[Case, ...]
+    notices: tuple[str, ...] = ()
+    """Files that were ignored although they may be scans."""
 
     @property
     def usable(self) -> tuple[Case, ...]:
@@ -193,18 +193,6 @@ class CaseFiles:
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
     problems: tuple[CaseError, ...] = ()
     """Errors of the files that cannot be read."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OpenedCase:
-    """The voxels of a case as stored, and everything that is wrong with them."""
-
-    volumes: Mapping[str, nifti.Volume]
-    """Volumes that can be read, by modality."""
-    label: nifti.Volume | None
-    problems: tuple[CaseError, ...]
-    judgement: Judgement
-    """What the voxels show, if there are no problems."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -264,7 +252,7 @@ def load_case(
         raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
     files = files or read_case_files(case, with_label=with_label)
     opened = open_files(case, files, with_label=with_label, modalities=modalities)
-    return replace(_loaded(case, opened, labels), hashes=files.hashes)
+    return replace(_loaded(case, *opened, labels), hashes=files.hashes)
 
 
 def case_of_arrays(
@@ -284,7 +272,7 @@ def case_of_arrays(
         modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    return _loaded(case, _judged(case, volumes, []), "")
+    return _loaded(case, volumes, *_judged(case, volumes), "")
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
@@ -308,27 +296,30 @@ def open_files(
     *,
     with_label: bool = True,
     modalities: Sequence[str] = MODALITIES,
-) -> OpenedCase:
-    """Decompress, check and judge the files of a case; problems are collected, not raised."""
+) -> tuple[dict[str, nifti.Volume], list[CaseError], Judgement]:
+    """Decompress, check and judge the files of a case; problems are collected, not raised.
+
+    Returns:
+        The volumes that can be read by kind, all that is wrong, and, if nothing is, what they show.
+    """
     files = files or read_case_files(case, with_label=with_label)
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
     for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
         scan = case.files[kind]
-        if scan.path not in files.packed:
-            continue
-        unpack = (
-            nifti.unpack_label_map
-            if kind == LABEL
-            else partial(nifti.unpack_volume, volume=scan.volume)
-        )
-        packed, path = files.packed[scan.path], case.path_of(scan)
-        try:
-            volumes[kind] = unpack(packed, path, case_id=case.case_id)
-        except CaseError as error:
-            problems.append(error)
-    return _judged(case, volumes, problems)
+        if scan.path in files.packed:
+            try:
+                volumes[kind] = nifti.unpack_volume(
+                    files.packed[scan.path],
+                    case.path_of(scan),
+                    case_id=case.case_id,
+                    volume=scan.volume,
+                    is_label_map=kind == LABEL,
+                )
+            except CaseError as error:
+                problems.append(error)
+    return volumes, *_judged(case, volumes, problems)
 
 
 def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
@@ -382,17 +373,17 @@ def judge_labels(
 
 
 def _judged(
-    case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError]
-) -> OpenedCase:
+    case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
+) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
-    images = {kind: volume for kind, volume in volumes.items() if kind != LABEL}
+    images = tuple(volume for kind, volume in volumes.items() if kind != LABEL)
     label = volumes.get(LABEL)
-    problems = [*problems, *_wrong_with(case.case_id, tuple(images.values()), label)]
+    problems = [*problems, *_wrong_with(case.case_id, images, label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
-        judgement = judge.judge_scan(case.case_id, tuple(images.values()), label, case.modalities)
+        judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []
-    return OpenedCase(volumes=images, label=label, problems=tuple(problems), judgement=judgement)
+    return problems, judgement
 
 
 def _wrong_with(
@@ -433,12 +424,18 @@ def _shear(geometry: nifti.Geometry) -> str:
     return off if cosine > SKEW_TOLERANCE else ""
 
 
-def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
+def _loaded(
+    case: Case,
+    volumes: Mapping[str, nifti.Volume],
+    problems: Sequence[CaseError],
+    judgement: Judgement,
+    labels: str,
+) -> LoadedCase:
     """Return a case whose files have no problem, with its label convention; raise the first problem."""
-    for problem in opened.problems:
+    for problem in problems:
         raise problem
-    label, volumes, judgement = opened.label, tuple(opened.volumes.values()), opened.judgement
-    geometry = volumes[0].geometry
+    images, label = [volumes[name] for name in case.modalities], volumes.get(LABEL)
+    geometry = images[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
     release, declared = release_at(case.release, geometry.shape), labels or case.convention
     convention, _ = resolve(release, values, declared=declared)
@@ -453,14 +450,14 @@ def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((problems, warnings),) = judge_labels([shown], convention, is_named=is_named)
-        for problem in problems:
-            raise problem
+        ((refusals, warnings),) = judge_labels([shown], convention, is_named=is_named)
+        for refusal in refusals:
+            raise refusal
         remarks += warnings
     return LoadedCase(
         # an index has noted some of the remarks already
         case=replace(case, release=release, remarks=tuple(dict.fromkeys(remarks))),
-        volumes=tuple(map(nifti.oriented, volumes)),
+        volumes=tuple(map(nifti.oriented, images)),
         label=label and nifti.oriented(label),
         geometry=geometry,
         convention=convention if label else None,

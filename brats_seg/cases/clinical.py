@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 SURVIVAL_CLASS_DAYS = (300.0, 450.0)
 """Bounds of the mid-survivors in days: 10 and 15 months of 30 days, as in the challenge."""
 
-_MAX_DEPTH = 5
-"""Depth of the folders that are searched, enough for the mounts of Kaggle."""
 _TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
 # names of columns, in lower case and without signs
 _COLUMNS = {
@@ -210,9 +208,5 @@ def _joined(rows: Sequence[ClinicalRow]) -> ClinicalTable:
 
 
 def _table_paths(root: Path) -> list[Path]:
-    paths = []
-    for folder, subfolders, names in os.walk(root):
-        if len(Path(folder).relative_to(root).parts) >= _MAX_DEPTH:
-            subfolders.clear()
-        paths += [Path(folder) / name for name in names if _TABLE_NAME.fullmatch(name)]
-    return sorted(paths)
+    paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return sorted(path for path in paths if _TABLE_NAME.fullmatch(path.name))

@@ -34,8 +34,6 @@ _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 _INVALID = (OSError, UsageError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
 """Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
-_FORBIDDEN = frozenset('/\\:*?"<>|\0')
-"""Characters that make a name a path, or that some systems do not allow in names."""
 
 
 class _Description(BaseModel):
@@ -88,16 +86,6 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
         msg = f"{path} lists no cases; expected at least one"
         raise UsageError(msg)
     return cases
-
-
-def with_name_checked(case: Case) -> Case:
-    """Return a case with what is wrong with an id that a person gave, and that results are named after."""
-    name = case.case_id
-    if name and not name.startswith(".") and name == name.strip() and not _FORBIDDEN & set(name):
-        return case
-    found = f"the id {name!r}, which cannot be the name of a file"
-    expected, next_step = "a file name without special characters", "Give the case another id."
-    return case.with_problem(found, expected, next_step)
 
 
 def _read_description(path: Path) -> _Description:
@@ -166,7 +154,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
-        kind = LABEL if layouts.is_label_word(name) else layouts.modality_named(name)
+        kind = layouts.kind_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
             raise UsageError(msg)
@@ -179,8 +167,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     for kind in scans.keys() - files.keys():
         found, expected = "no path of a file", "a path"
         case = case.with_problem(found, expected, "Correct the table.", str(scans[kind]))
-    case = replace(case, patient_id=cells.get("patient_id", case.patient_id))
-    return with_name_checked(case)
+    return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 
 def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from brats_seg.cases import described, layouts
-from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.folders import LONGEST_ID, Folder, has_dicom, holds_dicom, walk_folders
-from brats_seg.cases.layouts import BIDS, DERIVATIVES, LABEL, UNKNOWN, NamedFile, parse_case_id
-from brats_seg.errors import LayoutError, UsageError, counted, printable, some_of
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.layouts import LABEL, UNKNOWN, Folder, NamedFile, parse_case_id
+from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
@@ -34,6 +33,8 @@ EXPECTED_LABELS = (
 )
 """Names that label maps are looked for by, as words for a message."""
 
+_FORBIDDEN = frozenset('/\\:*?"<>|\0')
+"""Characters that make a name a path, or that some systems do not allow in names."""
 _ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _UNREAD = (
     ("archives are not read", _ARCHIVES, "unpack them (tar -xf or unzip) and give that folder"),
@@ -53,19 +54,9 @@ _AUTOMATED = re.compile(r"(?<![a-z])auto(?![a-z]|$)|automat", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Discovery:
-    """The cases below a data folder."""
-
-    cases: tuple[Case, ...]
-    """Cases in the order of their ids; no file has been opened."""
-    notices: tuple[str, ...]
-    """Files that were ignored although they may be scans."""
-
-
 def find_cases(
     root: Path, *, label_files: str | None = None, with_labels: bool = True
-) -> Discovery:
+) -> CaseIndex:
     """Find the cases of all layouts below a folder, or in a table of paths, without opening scans.
 
     Args:
@@ -90,7 +81,7 @@ def find_cases(
     if not os.path.exists(root):  # noqa: PTH110 - Path.exists raises if the name is too long
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
-    if described.is_path_table(root):
+    if is_table := described.is_path_table(root):
         cases, notices = list(described.read_path_table(root)), list[str]()
     elif os.path.isdir(root):  # noqa: PTH112 - as above
         cases, notices = _find_below(root, label_files, with_labels=with_labels)
@@ -102,7 +93,8 @@ def find_cases(
         raise LayoutError(msg)
     folder = described.data_folder(root)
     complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
-    return Discovery(cases=_sorted(complete), notices=tuple(notices))
+    checked = [_with_id_checked(case, is_file_name=is_table) for case in complete]
+    return CaseIndex(root=folder, cases=_sorted(checked), notices=tuple(notices))
 
 
 def find_inputs(
@@ -115,22 +107,23 @@ def find_inputs(
     """
     cases: list[Case] = []
     for path in paths:
-        if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
+        if of_dicom is not None and os.path.isdir(path) and layouts.holds_dicom(path):  # noqa: PTH112
             cases += of_dicom(path)
             continue
         # neither a lack of label maps nor a choice of them matters to scans that are predicted
-        discovery = find_cases(path, with_labels=False)
-        for notice in discovery.notices:
+        index = find_cases(path, with_labels=False)
+        for notice in index.notices:
             log.warning("%s: %s", path, notice)
-        cases += [replace(case, root=case.root.absolute()) for case in discovery.cases]
+        cases += [replace(case, root=case.root.absolute()) for case in index.cases]
     if not cases:
         msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
         raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in cases)
     next_step = "Rename or omit all but one: their results would have the same name."
-    for i, case in enumerate(map(described.with_name_checked, cases)):
-        n = n_of_id[case.case_id]
-        cases[i] = case.with_problem(f"{n} cases of this id", "one", next_step) if n > 1 else case
+    for i, case in enumerate(cases):
+        n, cases[i] = n_of_id[case.case_id], _with_id_checked(case, is_file_name=True)
+        if n > 1:
+            cases[i] = cases[i].with_problem(f"{n} cases of this id", "one", next_step)
     return _sorted(cases)
 
 
@@ -147,7 +140,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
     case = replace(Case.named(case_id, scans), root=Path("/"))
-    return described.with_name_checked(_with_id_checked(case))
+    return _with_id_checked(case, is_file_name=True)
 
 
 def find_data(places: Iterable[Path]) -> Path | None:
@@ -161,13 +154,22 @@ def find_data(places: Iterable[Path]) -> Path | None:
     """
     for place in filter(Path.is_dir, places):
         try:
-            cases = find_cases(place).cases
+            labelled = [case for case in find_cases(place).cases if case.label]
         except LayoutError as error:
             log.warning("%s", error)
             continue
-        if labelled := [case for case in cases if case.label]:
-            return _folder_of(place, labelled)
-        log.warning("%s holds %s, and no label map", place, counted(len(cases), "case"))
+        if not labelled:
+            log.warning("%s holds cases, and no label map", place)
+            continue
+        by_release = Counter(case.release for case in labelled)
+        release = min(by_release, key=lambda name: (-by_release[name], name))
+        if len(by_release) > 1:
+            log.warning("%s holds cases of %s; used: %s", place, dict(by_release), release)
+        images = [scan for case in labelled if case.release == release for scan in case.images]
+        folders = {place / scan.path.parent for scan in images}
+        # the tables of a release are beside its case folders, not in them
+        is_flat = len(folders) < by_release[release]
+        return Path(os.path.commonpath(folders if is_flat else {path.parent for path in folders}))
     return None
 
 
@@ -175,15 +177,20 @@ def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def _with_id_checked(case: Case) -> Case:
-    """Return a case with what is wrong if its id names another task, or cannot name its results."""
+def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
+    """Return a case with what is wrong with its id; files may be called after the id as it is."""
+    name, n_bytes = case.case_id, len(case.case_id.encode())
     if case.release == layouts.MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
         case = case.with_problem(found, ", ".join(MODALITIES), next_step)
-    if (n_bytes := len(case.case_id.encode())) > LONGEST_ID:
-        found, expected = f"an id of {n_bytes} bytes", f"at most {LONGEST_ID}"
+    if n_bytes > layouts.LONGEST_ID:
+        found, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
         case = case.with_problem(found, expected, "Rename the folder and the files of the case.")
+    is_plain = name == name.strip().removeprefix(".") != "" and not _FORBIDDEN & set(name)
+    if is_file_name and not is_plain:
+        found, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
+        case = case.with_problem(found, expected, "Give the case another id.")
     return case
 
 
@@ -192,7 +199,7 @@ def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
     grade = layouts.grade_of(reversed((root.resolve() / case.folder).parts))
     facts = replace(case.facts, grade=grade, files_key=_files_key(files, root))
-    return _with_id_checked(replace(case, root=root, files=files, facts=facts))
+    return replace(case, root=root, files=files, facts=facts)
 
 
 def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
@@ -209,21 +216,6 @@ def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
     return key.hexdigest()[:32]
 
 
-def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
-    """Return the folder above the case folders of the most common release."""
-    by_release = Counter(case.release for case in cases)
-    release = min(by_release, key=lambda name: (-by_release[name], name))
-    n_cases = by_release.pop(release)
-    if by_release:
-        ignored = ", ".join(f"{n} of {name}" for name, n in by_release.items())
-        log.warning("%s holds %d cases of %s; ignored: %s", place, n_cases, release, ignored)
-    chosen = [case for case in cases if case.release == release]
-    folders = {place / scan.path.parent for case in chosen for scan in case.images}
-    # the tables of a release are beside its case folders, not in them
-    above = folders if len(folders) < n_cases else {folder.parent for folder in folders}
-    return Path(os.path.commonpath(above))
-
-
 def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence for each kind of file that is not read: how many, an example, what to do."""
     names = [folder.path / name for folder in folders for name in folder.others]
@@ -231,7 +223,7 @@ def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> I
         (what, [path for path in names if path.name.lower().endswith(suffixes)], next_step)
         for what, suffixes, next_step in _UNREAD
     ]
-    dicom = [folder.path for folder in folders if has_dicom(root, folder)]
+    dicom = [folder.path for folder in folders if layouts.has_dicom(root, folder)]
     kinds.append(("folders of DICOM files are not read", dicom, _CONVERT))
     kinds.append(("NIfTI files were ignored", list(unused), _WHY_IGNORED))
     for what, paths, next_step in kinds:
@@ -254,7 +246,7 @@ class _Group:
 
     case_id: str
     folder: Path
-    scans: tuple[NamedFile, ...]
+    scans: Sequence[NamedFile]
     is_named_by_folder: bool = False
     """Whether the id is the name of the folder, because the file names show none."""
     patient_id: str = ""
@@ -276,28 +268,28 @@ class _Group:
         return images
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names that a label map of the case may begin with."""
+    def names(self) -> set[str]:
+        """Names that a label map beside the scans may begin with."""
         prefixes = {files[0].case for files in self.images.values()}
-        return (self.case_id, *(prefixes if len(prefixes) == 1 else ()))
+        return {self.case_id, *(prefixes if len(prefixes) == 1 else ())}
 
     @property
     def worth(self) -> tuple[int, bool]:
         """Number of modalities; derivatives are on one grid and without the skull."""
-        return len({scan.kind for scan in self.scans}), DERIVATIVES in self.folder.parent.parts
+        return len(
+            {scan.kind for scan in self.scans}
+        ), layouts.DERIVATIVES in self.folder.parent.parts
 
 
 def _find_below(
     root: Path, label_files: str | None, *, with_labels: bool
 ) -> tuple[list[Case], list[str]]:
     """Return the cases of a folder, and sentences about the files that were ignored."""
-    folders = [_with_label_pattern(folder, label_files) for folder in walk_folders(root)]
+    folders = [_with_label_pattern(folder, label_files) for folder in layouts.walk_folders(root)]
     unique = [_without_packed_copies(folder) for folder in folders]
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
     superseded = _superseded(groups)
-    groups = _named_apart(
-        [group for group in groups if group not in superseded], root.resolve().name
-    )
+    groups = _named_apart([group for group in groups if group not in superseded])
     candidates: Mapping[_Group, Sequence[_Candidate]] = {}
     if with_labels:
         # label maps may be beside scans that others supersede
@@ -331,7 +323,7 @@ def _find_below(
 
 def _superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
-    of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == BIDS]
+    of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == layouts.BIDS]
     most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
     return [group for group in of_bids if group.worth < most[group.case_id]]
 
@@ -378,19 +370,20 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
     for scan in folder.scans:
         if scan.kind in MODALITIES:
             by_id[scan.case or name].append(scan)
-    scans = tuple(scan for group in by_id.values() for scan in group)
+    scans = [scan for group in by_id.values() for scan in group]
     is_one = len(by_id) == 1 or len({scan.kind for scan in scans}) == len(scans)
     if name in by_id and parse_case_id(name)[0] != UNKNOWN:
         # the folder of one case: files with other names are derived from it
-        yield _Group(case_id=name, folder=folder.path, scans=tuple(by_id[name]))
-    elif by_id and is_one and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
+        yield _Group(case_id=name, folder=folder.path, scans=by_id[name])
+        return
+    if by_id and is_one and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
         yield _Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)
-    else:
-        for case_id, group in by_id.items():
-            yield _Group(case_id=case_id, folder=folder.path, scans=tuple(group))
+        return
+    for case_id, group in by_id.items():
+        yield _Group(case_id=case_id, folder=folder.path, scans=group)
 
 
-def _named_apart(groups: Sequence[_Group], root_name: str) -> list[_Group]:
+def _named_apart(groups: Sequence[_Group]) -> list[_Group]:
     """Return the groups, those of folders of one name named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
@@ -403,13 +396,15 @@ def _named_apart(groups: Sequence[_Group], root_name: str) -> list[_Group]:
     if any(map(_TIMEPOINT.fullmatch, same)):
         same |= {name for name in n_of_name if _TIMEPOINT.fullmatch(name)}
     above = {group.folder.parent for group in by_folder if group.case_id in same} - {Path()}
-    names = _shortest_names(above, root_name)
+    n_above = Counter(folder.name for folder in above)
     n_below = Counter(group.folder.parent for group in groups)
     renamed = []
     for group in groups:
         folder = group.folder.parent
-        if group.is_named_by_folder and folder in names:
-            is_alone, name = n_below[folder] == 1, names[folder]
+        if group.is_named_by_folder and folder in above:
+            # folders above of one name are told apart by their whole path
+            name = folder.name if n_above[folder.name] == 1 else "_".join(folder.parts)
+            is_alone = n_below[folder] == 1
             is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
             group = replace(
                 group,
@@ -418,17 +413,6 @@ def _named_apart(groups: Sequence[_Group], root_name: str) -> list[_Group]:
             )
         renamed.append(group)
     return renamed
-
-
-def _shortest_names(folders: Iterable[Path], root_name: str) -> dict[Path, str]:
-    """Return for each folder the fewest of its last names, joined, that no other one has."""
-    parts = {folder: (root_name, *folder.parts) for folder in folders}
-    names: dict[Path, str] = {}
-    for n in range(1, max(map(len, parts.values()), default=0) + 1):
-        names = {folder: "_".join(words[-n:]) for folder, words in parts.items()}
-        if len(set(names.values())) == len(names):
-            break
-    return names
 
 
 def _name_of(scan: NamedFile) -> Path:
@@ -457,7 +441,7 @@ def _label_candidates(
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
         path, beside = folder.path, in_folder.get(folder.path, [])
-        is_searched = is_given or path in searched or DERIVATIVES in path.parts
+        is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
         if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
                 names = () if beside else _owner_names(scan, folder, is_given=is_given)
@@ -469,19 +453,18 @@ def _label_candidates(
 
 def _beside(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
     """Return the case of a folder that a file beside the scans may be the label map of."""
-    only = groups if len(groups) == 1 else ()
     if scan.kind != LABEL:
-        return () if scan.kind else only
+        return ()
     # a file that a pattern names begins with the id of its case, which others may begin with
     for name in (scan.case,) if scan.case else _cuts(scan.stem):
         if named := [group for group in groups if name in group.names]:
-            return named if scan.case else named[:1]
-    return only
+            return named
+    return groups if len(groups) == 1 else ()
 
 
 def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence[str]:
     """Return the names by which a file in a folder of label maps may belong to a case, likelier first."""
-    is_label, in_derivatives = scan.kind == LABEL, DERIVATIVES in folder.path.parts
+    is_label, in_derivatives = scan.kind == LABEL, layouts.DERIVATIVES in folder.path.parts
     if not is_label and (is_given or scan.kind or in_derivatives):
         return ()
     names = [scan.case, *(_cuts(scan.stem) if is_given else [scan.stem])]
@@ -497,19 +480,21 @@ def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
     next_step = "Remove or rename the other, or list the files of the cases in a table of paths."
     for kind, files in group.images.items():
         case = _with_file(case, kind, files, next_step)
-    misnamed = []
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
         # beside the scans of a release lie files that are named after something else
-        is_own = scan.case in ("", *group.names) or case.release == UNKNOWN
-        if is_apart or (scan.kind and is_own):
+        if is_apart or scan.case in ("", *group.names) or case.release == UNKNOWN:
             ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
-        else:
-            misnamed.append(scan)
-    if not ranked:
-        return _with_misnamed(case, misnamed)
-    next_step = "Remove or rename the others, or name the right ones with --label-files."
-    return _with_file(case, LABEL, sorted(ranked[min(ranked)], key=_name_of), next_step)
+    if ranked:
+        next_step = "Remove or rename the others, or name the right ones with --label-files."
+        return _with_file(case, LABEL, sorted(ranked[min(ranked)], key=_name_of), next_step)
+    if len(candidates) == 1:
+        # the label map of case 355 of BraTS 2020 is W39_1998.09.19_Segm.nii
+        path = candidates[0][0].path
+        remark = f"{path.name} was taken as the label map, although its name does not say so"
+        files_of_case = {**case.files, LABEL: ScanFile(path=path)}
+        return replace(case, files=files_of_case, remarks=(*case.remarks, remark))
+    return case
 
 
 def _label_rank(scan: NamedFile, *, is_apart: bool) -> tuple[bool, ...]:
@@ -521,23 +506,6 @@ def _label_rank(scan: NamedFile, *, is_apart: bool) -> tuple[bool, ...]:
         _AUTOMATED.search(scan.path.as_posix()) is not None,
         _TUMOUR.search(scan.stem) is None,
     )
-
-
-def _with_misnamed(case: Case, misnamed: Sequence[NamedFile]) -> Case:
-    """Add the only file whose name is no modality's, if the case should have a label map.
-
-    The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
-    the case but not after a segmentation, such as a brain mask, is something else.
-    """
-    case_id = case.case_id.lower()
-    if case.release == UNKNOWN or "validation" in case_id or len(misnamed) != 1:
-        return case
-    stem, path = misnamed[0].stem.lower(), misnamed[0].path
-    if stem.startswith(case_id) and ("seg" not in stem or "brain" in stem):
-        return case
-    remark = f"{path.name} was taken as the label map, although its name does not say so"
-    files = {**case.files, LABEL: ScanFile(path=path)}
-    return replace(case, files=files, remarks=(*case.remarks, remark))
 
 
 def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str) -> Case:

@@ -7,9 +7,8 @@ the clear ones show is held against all of them. The index is stored as `cases.c
 
 import hashlib
 import logging
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
@@ -20,12 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
-from brats_seg.cases.conventions import release_at, resolve
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
-from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN
+from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, release_at, resolve
 from brats_seg.errors import UsageError, counted
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
+from brats_seg.labels import MODALITIES, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -34,6 +32,7 @@ from brats_seg.wings import ShownLabels, judges
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 _INT16 = np.iinfo(np.int16)
 _KINDS = (*MODALITIES, LABEL)
@@ -63,28 +62,29 @@ def index_cases(
     """
     if labels:
         convention_named(labels)
-    discovery = find_cases(root, label_files=label_files)
-    for notice in discovery.notices:
+    found = find_cases(root, label_files=label_files)
+    for notice in found.notices:
         log.warning("%s: %s", root, notice)
     known = {case.facts.files_key: case for case in previous.usable} if previous else {}
-    new = [case for case in discovery.cases if case.facts.files_key not in known]
+    new = [case for case in found.cases if case.facts.files_key not in known]
     with ThreadPoolExecutor(n_workers or 1) as pool:
         results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
         inspected = iter(list(track(results, what="index", total=len(new))))
-    previous_of = [known.get(case.facts.files_key) for case in discovery.cases]
-    both = zip(discovery.cases, previous_of, strict=True)
-    cases = [_recalled(case, earlier) if earlier else next(inspected) for case, earlier in both]
+    cases = [
+        _recalled(case, known[key]) if (key := case.facts.files_key) in known else next(inspected)
+        for case in found.cases
+    ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
     if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
-    return CaseIndex(root=data_folder(root), cases=kept)
+    return CaseIndex(root=found.root, cases=kept)
 
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    opened = open_files(case)
-    label, judgement, judge = opened.label, opened.judgement, judges("near_copies")
-    first = opened.volumes.get(next(iter(case.modalities), ""))
+    volumes, problems, judgement = open_files(case)
+    label, judge = volumes.get(LABEL), judges("near_copies")
+    first = volumes.get(next(iter(case.modalities), ""))
     facts = replace(
         case.facts,
         label_voxels=_count(label.array) if label else (),
@@ -92,13 +92,13 @@ def inspect_case(case: Case) -> Case:
         outermost_label=judgement.outermost,
         enhancing_label=judgement.enhancing,
         scan_remarks=judgement.warnings,
-        fingerprint=judge.fingerprint_of(first) if judge and first and not opened.problems else "",
+        fingerprint=judge.fingerprint_of(first) if judge and first and not problems else "",
         voxel_hash=_hash(first.array) if first else "",
     )
     return replace(
         case,
         release=release_at(case.release, first.geometry.shape if first else None),
-        problems=(*case.problems, *map(str, opened.problems)),
+        problems=(*case.problems, *map(str, problems)),
         facts=facts,
     )
 
@@ -108,10 +108,8 @@ def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
 
     Cases of one release are resolved together.
     """
-    groups: defaultdict[tuple[str, str], list[Case]] = defaultdict(list)
-    for case in cases:
-        groups[_source(case)].append(case)
-    return tuple(case for group in groups.values() for case in _resolved(group, labels))
+    groups = _grouped(cases, _source)
+    return tuple(case for _, group in groups for case in _resolved(group, labels))
 
 
 def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
@@ -248,19 +246,16 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
             case = case.with_problem(found, expected, next_step, _shown(case).file)
+        wt = convention.regions[0]
+        n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
         yield replace(
             case,
             convention=convention.name,
-            facts=replace(case.facts, tumour_ml=_tumour_ml(case.facts, convention)),
+            facts=replace(case.facts, tumour_ml=n_voxels * case.facts.voxel_mm3 / MM3_PER_ML),
             problems=(*case.problems, *map(str, problems)),
             remarks=(*remarks, *guesses, *warnings, *empty),
         )
-
-
-def _tumour_ml(facts: CaseFacts, convention: LabelConvention) -> float:
-    n_voxels = sum(n for value, n in facts.label_voxels if value in convention.regions[0])
-    return n_voxels * facts.voxel_mm3 / MM3_PER_ML
 
 
 def _shown(case: Case) -> ShownLabels:
@@ -325,27 +320,16 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
     return Case(**plain, root=root, files=files, facts=facts)
 
 
-def _number(cell: str) -> float:
-    number = float(cell)
-    if not math.isfinite(number):
-        msg = f"found the number {cell}"
-        raise ValueError(msg)
-    return number
-
-
-def _pairs(cell: str) -> tuple[tuple[int, int], ...]:
-    pairs = (pair.split(":") for pair in cell.split())
-    return tuple((int(value), int(n)) for value, n in pairs)
-
-
 _PARSERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     ScanFile: str,
-    float: _number,
+    float: float,
     int | None: lambda cell: int(cell) if cell else None,
-    float | None: lambda cell: _number(cell) if cell else None,
+    float | None: lambda cell: float(cell) if cell else None,
     tuple[str, ...]: lambda cell: tuple(cell.split(BETWEEN_TEXTS)) if cell else (),
-    tuple[tuple[int, int], ...]: _pairs,
+    tuple[tuple[int, int], ...]: lambda cell: tuple(
+        tuple(map(int, pair.split(":"))) for pair in cell.split()
+    ),
 }
 
 
@@ -363,9 +347,9 @@ def _reading(case: Case) -> str:
     return f"read as {case.convention}" if case.convention else without
 
 
-def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:
+def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> Iterable[tuple[Key, list[Item]]]:
     """Group items by key, in the order in which the keys first occur."""
-    groups: defaultdict[str, list[Item]] = defaultdict(list)
+    groups: defaultdict[Key, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)
     return groups.items()

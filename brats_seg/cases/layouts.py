@@ -1,17 +1,23 @@
-"""Parse names of files and folders: modality, release, patient, time point, grade.
+"""Parse names of files and folders: modality, release, patient, grade; infer label conventions.
 
-There are two tables: the words of the modalities, and the releases with their ids and conventions.
-Only names are used here; `index` compares them with the voxels.
+There are two tables: the words of the modalities, and the releases with their ids and conventions. The
+names give the release, and the release gives the convention. The label values confirm it, because some
+copies of a release have been converted to the convention of another. Everything that reads label maps
+uses these rules.
 """
 
+import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 from brats_seg import labels
-from brats_seg.labels import MODALITIES, LabelConvention
+from brats_seg.errors import LabelError
+from brats_seg.files import check_regular
+from brats_seg.labels import MODALITIES, LabelConvention, convention_named
+from brats_seg.voxels.box import Triple
 
 UNKNOWN = "unknown"
 """Release of a case whose id matches no pattern."""
@@ -29,7 +35,14 @@ DERIVATIVES = "derivatives"
 """Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
+LONGEST_ID = 200
+"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
+OUTPUT_MARKER = "brats_seg.json"
+"""Name of the file that marks a folder of results."""
 
+_MAC_FOLDER = "__MACOSX"
+_DICOM = (".dcm", ".ima", "dicomdir")
+_DICOM_MAGIC, _DICOM_MAGIC_START = b"DICM", 128
 _AGENTS = ("ce", "gd", "gad", "post", "contrast")
 _OF_A_LABEL = (
     *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
@@ -120,6 +133,15 @@ _RELEASES = tuple(
         (r"(?P<patient>sub-[a-z0-9]+)(_ses-[a-z0-9]+)?", BIDS, _ANY),
     )
 )
+# the three tissues of the decathlon have another order, which the values do not show
+_CONVENTIONS_OF = {release: of_release for _, release, of_release in _RELEASES} | {
+    DECATHLON: (labels.MSD,) * 4
+}
+_RESOLVED_TOGETHER = frozenset({"brats-ped", "brats-met"})
+"""Releases whose convention depends on whether 4 occurs in any of their cases."""
+_GLI_2024_SHAPE = (182, 218, 182)
+"""Voxels of the GLI cases of 2024, and of no other GLI release."""
+_DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
 _TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
 _GRADES = frozenset({"HGG", "LGG"})
 
@@ -161,13 +183,13 @@ def parse_file_name(name: str, path: Path = Path()) -> NamedFile | None:
 
 def modality_named(word: str) -> str | None:
     """Return the modality of a word such as `FLAIR`, `t1gd` or `T1 post`, or None."""
-    kind = _kind_of(word)
+    kind = kind_named(word)
     return kind if kind in MODALITIES else None
 
 
-def is_label_word(word: str) -> bool:
-    """Return whether a word, such as `seg` or `mask`, names a label map."""
-    return _kind_of(word) == LABEL
+def kind_named(word: str) -> str:
+    """Return the modality of a word, `LABEL` for one such as `seg` or `mask`, or nothing."""
+    return _KINDS.get(_SEPARATOR.sub("", word).lower(), "")
 
 
 def is_label_folder(name: str) -> bool:
@@ -191,12 +213,9 @@ def parse_case_id(case_id: str) -> tuple[str, str]:
     return UNKNOWN, case_id
 
 
-def conventions_of(release: str) -> tuple[LabelConvention, ...]:
-    """Return the conventions of a release: without 3 and 4, with 3 alone, with 4 alone, with both."""
-    if release == DECATHLON:
-        # the three tissues have another order, which the values do not show
-        return (labels.MSD,) * 4
-    return next((conventions for _, name, conventions in _RELEASES if name == release), _ANY)
+def release_of(case_id: str) -> str:
+    """Return the release that a case id belongs to, or `UNKNOWN`."""
+    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id)[0]
 
 
 def grade_of(folders: Iterable[str]) -> str:
@@ -204,37 +223,196 @@ def grade_of(folders: Iterable[str]) -> str:
     return next((name.upper() for name in folders if name.upper() in _GRADES), "")
 
 
-_Parts: TypeAlias = tuple[str, str, str]
-"""Case, kind and variant of a name."""
-_NO_PARTS: _Parts = ("", "", "")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Folder:
+    """One folder, without its subfolders."""
+
+    path: Path
+    """Path relative to the data folder."""
+    scans: tuple[NamedFile, ...] = ()
+    others: tuple[str, ...] = ()
+    """Names of the files that are not NIfTI."""
+    refused: str = ""
+    """Reason why the folder cannot be listed; empty if it can."""
 
 
-def _plain_parts(stem: str) -> _Parts:
+def walk_folders(root: Path) -> Iterator[Folder]:
+    """Yield the folders below `root` in alphabetical order, each once; links are followed.
+
+    Hidden files, and the folders of results that a file `brats_seg.json` marks, are passed over.
+    """
+    seen: set[tuple[int, int]] = set()
+    pending = [Path()]
+    while pending:
+        path = pending.pop()
+        try:
+            status = (root / path).stat()
+            entries = sorted(os.scandir(root / path), key=lambda entry: entry.name)
+        except OSError as error:
+            yield Folder(path=path, refused=error.strerror or "")
+            continue
+        identity = (status.st_dev, status.st_ino)
+        # the data folder itself is read in any case: the user has named it
+        is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
+        if identity not in seen and not is_output:
+            seen.add(identity)
+            folder, below = _divided(path, entries)
+            yield folder
+            pending += reversed(below)
+
+
+def holds_dicom(root: Path) -> bool:
+    """Return whether DICOM files are below a folder, and no NIfTI file is."""
+    is_dicom = False
+    for folder in walk_folders(root):
+        if folder.scans:
+            return False
+        is_dicom = is_dicom or has_dicom(root, folder)
+    return is_dicom
+
+
+def has_dicom(root: Path, folder: Folder) -> bool:
+    """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
+    if any(name.lower().endswith(_DICOM) for name in folder.others):
+        return True
+    suffixes = {name: Path(name).suffix[1:] for name in folder.others}
+    # one file is read for all of the folder, as there may be thousands
+    bare = next((name for name, end in suffixes.items() if not end or end.isdecimal()), "")
+    path = root / folder.path / bare
+    try:
+        check_regular(path)
+        with path.open("rb") as stream:
+            stream.seek(_DICOM_MAGIC_START)
+            return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC
+    except OSError:
+        return False
+
+
+def resolve(
+    release: str, values: Collection[int], *, shape: Triple | None = None, declared: str = ""
+) -> tuple[LabelConvention, bool]:
+    """Return the label convention of a case, and whether another one could have the same values.
+
+    An unexpected value in one case does not change the convention of the others; `check_values`
+    reports values that the convention does not contain.
+
+    Example:
+        >>> convention, is_ambiguous = resolve("brats2023-gli", {0, 4}, shape=(182, 218, 182))
+        >>> convention.name, is_ambiguous
+        ('brats2024', False)
+    """
+    if declared:
+        return convention_named(declared), False
+    release = release_at(release, shape)
+    is_of_any_origin = release in {UNKNOWN, NNUNET, BIDS}
+    is_ambiguous = is_of_any_origin or (release.endswith("-ped") and 4 not in values)
+    return _CONVENTIONS_OF.get(release, _ANY)[(3 in values) + 2 * (4 in values)], is_ambiguous
+
+
+def release_at(release: str, shape: Triple | None) -> str:
+    """Return the release of a case by its name, corrected by the shape of its volumes."""
+    is_of_2024 = release == GLI_2023 and shape == _GLI_2024_SHAPE
+    return GLI_2024 if is_of_2024 else release
+
+
+def resolve_all(
+    label_maps: Mapping[str, tuple[Triple, frozenset[int]]],
+) -> dict[str, LabelConvention]:
+    """Return the label convention of every label map of a folder, given shape and values by case id.
+
+    Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
+    label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
+    distinguishes four tissues; all other label maps of the folder are then resolved together as
+    well. Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing
+    tumour and another has 4 is read correctly.
+    """
+    of_release: defaultdict[str, set[int]] = defaultdict(set)
+    for case_id, (_, values) in label_maps.items():
+        of_release[release_of(case_id)] |= values
+    has_four_tissues = any({3, 4} <= values for _, values in label_maps.values())
+    of_folder = set[int]().union(*of_release.values())
+    conventions = {}
+    for case_id, (shape, values) in label_maps.items():
+        release = release_of(case_id)
+        shared: Collection[int] = of_folder if has_four_tissues else values
+        if release in _RESOLVED_TOGETHER:
+            shared = of_release[release]
+        conventions[case_id], _ = resolve(release, shared, shape=shape)
+    return conventions
+
+
+def check_values(
+    values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
+) -> None:
+    """Raise `LabelError` if a case has a value that its convention does not contain."""
+    unknown = sorted(set(values) - convention.values)
+    if unknown:
+        expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
+        next_step = "Correct the label map, or name another convention with --labels."
+        raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
+
+
+def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
+    """Separate scans, other files and the folders to visit."""
+    scans, others, below = [], [], []
+    for entry in entries:
+        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
+            continue
+        file = parse_file_name(entry.name, path / entry.name)
+        if not _is_folder(entry):
+            if file:
+                scans.append(file)
+            else:
+                others.append(entry.name)
+        elif file and (inner := _only_file(Path(entry.path))):
+            # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
+            scans.append(replace(file, path=file.path / inner))
+        else:
+            below.append(path / entry.name)
+    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # a link that leads to itself: reading the file reports it
+        return False
+
+
+def _only_file(folder: Path) -> str:
+    """Return the name of the only entry of a folder if it is a file, else nothing."""
+    try:
+        inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
+    except OSError:
+        return ""
+
+
+def _plain_parts(stem: str) -> tuple[str, str, str]:
+    """Return the case, the kind and the variant that a name shows."""
     scan = _SCAN_STEM.fullmatch(stem)
     if scan is None:
-        return _NO_PARTS
+        return "", "", ""
     case, word = scan["case"] or "", scan["modality"] or scan["label"]
-    kind, last = _kind_of(word), _SEPARATOR.split(case)[-1].lower()
+    kind, last = kind_named(word), _SEPARATOR.split(case)[-1].lower()
     # programs that remove the skull write the mask of the brain to t1_mask
     is_of_anatomy = last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
     if kind == LABEL and is_of_anatomy:
-        return _NO_PARTS
+        return "", "", ""
     return case, kind, scan["processed"] or ""
 
 
-def _bids_parts(bids: re.Match[str]) -> _Parts:
+def _bids_parts(bids: re.Match[str]) -> tuple[str, str, str]:
     """Return the parts of a BIDS name: `case`, `entities` such as `_acq-ax`, and the `rest`."""
     before, kind, processed = _plain_parts(bids["rest"])
     entities = [part for part in bids["entities"].split("_") if part]
     described = [part.split("-")[1].lower() for part in entities if part.startswith(_DESCRIBING)]
     if kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described):
-        return _NO_PARTS
+        return "", "", ""
     if kind == "t1n" and any(map(_AFTER_CONTRAST.fullmatch, entities)):
         kind = "t1c"
         entities = [part for part in entities if not _AFTER_CONTRAST.fullmatch(part)]
     variant = [*entities, *([before] if kind != LABEL else []), processed]
-    return (bids["case"], kind, "_".join(filter(None, variant))) if kind else _NO_PARTS
-
-
-def _kind_of(word: str) -> str:
-    return _KINDS.get(_SEPARATOR.sub("", word).lower(), "")
+    return (bids["case"], kind, "_".join(filter(None, variant))) if kind else ("", "", "")

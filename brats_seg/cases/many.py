@@ -84,28 +84,28 @@ def map_cases(
     with ExitStack() as stack:
         if n_workers:
             run = stack.enter_context(worker_pool(n_workers, when_killed=when_killed)).map
-        attempts = run(partial(_attempt, function), items)
+        attempts = run(partial(attempt, function), items)
         outcomes = list(track(attempts, what=what, total=len(items)))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     return MappedCases(results=tuple(results), failures=tuple(failures))
 
 
-def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
-    """Return the result of `work` for one case, or a failure if it raises an error.
+def attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
+    """Return the result of a function for one case, or a failure if it raises an error.
 
     An exception that is not a `BratsError` is a bug: it is logged with its traceback.
     """
     try:
-        return work()
+        return function(item)
     except (EnvironmentalError, UsageError):
         raise
-    except BratsError as error:
-        return Failure(case_id=case_id, error=type(error).__name__, message=str(error))
     except Exception as error:
-        log.exception("case %s", case_id)
-        message = f"case {case_id}: {error}. This is a bug of brats_seg: please report it."
-        return Failure(case_id=case_id, error=type(error).__name__, message=message)
+        message = str(error)
+        if not isinstance(error, BratsError):
+            log.exception("case %s", item.case_id)
+            message = f"case {item.case_id}: {error}. This is a bug of brats_seg: please report it."
+        return Failure(case_id=item.case_id, error=type(error).__name__, message=message)
 
 
 def write_failures(failures: Sequence[Failure], path: Path) -> None:
@@ -151,7 +151,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
-    return attempt_case(item.case_id, lambda: function(item))

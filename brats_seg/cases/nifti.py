@@ -138,7 +138,8 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type."""
-    return unpack_label_map(read_packed(path, case_id=case_id), path, case_id=case_id)
+    packed = read_packed(path, case_id=case_id)
+    return unpack_volume(packed, path, case_id=case_id, is_label_map=True)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
@@ -160,23 +161,22 @@ def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geo
             return _geometry(_read_header(stream.read(_HEAD_BYTES)), volume)
 
 
-def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None = None) -> Volume:
-    """Return the volume in the bytes of a file, as `read_volume` does."""
+def unpack_volume(
+    packed: bytes,
+    path: Path,
+    *,
+    case_id: str,
+    volume: int | None = None,
+    is_label_map: bool = False,
+) -> Volume:
+    """Return the volume in the bytes of a file, as `read_volume` or `read_label_map` does."""
     with _explained(path, case_id):
         header = _read_header(packed[:_HEAD_BYTES])
         geometry = _geometry(header, volume)
         array = _voxels(header, _unpacked(packed, _data_end(header)), geometry.shape, volume)
+        array = _to_labels(array) if is_label_map else array
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
-
-
-def unpack_label_map(packed: bytes, path: Path, *, case_id: str) -> Volume:
-    """Return the label map in the bytes of a file, as `read_label_map` does."""
-    volume = unpack_volume(packed, path, case_id=case_id)
-    with _explained(path, case_id):
-        labels = _to_labels(volume.array)
-    labels.flags.writeable = False
-    return Volume(array=labels, geometry=volume.geometry, file=volume.file)
 
 
 def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> None:

@@ -84,9 +84,6 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
     print_summaries(scored.summaries, scored.predicted_summaries)
     if scored.missing:
         print("--only-predicted leaves out the references without a prediction.")
-    if scored.left_out and scored.summaries:
-        dices = ", ".join(f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
-        print(f"Mean Dice if those left out counted as 0: {dices}.")
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
     return int(bool(scored.missing or scored.failures))
 
@@ -249,7 +246,8 @@ def report(
         brats-seg report runs/fold0 --data data
     """
     with importing():
-        from brats_seg.pages.write import PageOptions, write_report
+        from brats_seg.pages.html import PageOptions
+        from brats_seg.pages.write import write_report
 
     options = PageOptions(
         output=output,

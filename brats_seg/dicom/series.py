@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.folders import LONGEST_ID, walk_folders
+from brats_seg.cases.layouts import LONGEST_ID, walk_folders
 from brats_seg.errors import EnvironmentalError, UsageError, counted, printable
 from brats_seg.files import check_regular
 from brats_seg.voxels.grids import Spacing

@@ -16,8 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from brats_seg.errors import LayoutError, UsageError
-from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER
 from brats_seg.evaluation.significance import Values, permutation_p_value, signed_rank_p_value
@@ -129,7 +128,7 @@ def compare_scores(
     """Compare two named sets of predictions case by case.
 
     Raises:
-        UsageError: The sets do not hold the same cases and regions, or are of two protocols.
+        UsageError: The sets do not hold the same cases and regions.
     """
     columns = [column for column in _TESTED if column in sets[0]]
     table = _table(names, sets, columns)
@@ -148,7 +147,7 @@ def rank_sets(
     """Rank sets of predictions as the challenges do, best first; ties keep the order given.
 
     Raises:
-        UsageError: The sets do not hold the same cases and regions, or are of two protocols.
+        UsageError: The sets do not hold the same cases and regions.
     """
     columns = _RANKED_LESIONS if _RANKED_LESIONS[0] in sets[0] else _RANKED_REGIONS
     signs = [1 if column in LOWER_IS_BETTER else -1 for column in columns]
@@ -179,9 +178,6 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
         if len(differing := first.index.symmetric_difference(other.index)):
             found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
             msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {found}"
-            raise UsageError(msg)
-        if list(first) != list(other):
-            msg = f"{names[0]} and {name} were scored by two protocols; expected one"
             raise UsageError(msg)
     cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
     cells = pd.MultiIndex.from_product([cases, regions])

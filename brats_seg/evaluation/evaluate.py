@@ -1,41 +1,43 @@
 """Score the label maps in one folder against the references in another.
 
-All label maps are read before the first is scored, because the label convention of a case may depend
+They are paired by the names of files and folders. All label maps are read before the first is scored, because the label convention of a case may depend
 on the others. A reference of another scan, and a label map in another numbering than its names say,
 would give scores that mean nothing, and are refused.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
-from brats_seg.cases.conventions import check_values, resolve_all
+from brats_seg.cases.described import is_path_table
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
-from brats_seg.errors import CaseError, LabelError
+from brats_seg.errors import CaseError, LabelError, LayoutError, UsageError, counted, some_of
 from brats_seg.evaluation import metrics
 from brats_seg.evaluation.lesions import Scale, score_lesions
-from brats_seg.evaluation.pairs import Pair, Pairing, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import (
-    LESION_COLUMNS,
     RegionSummary,
     joined_scores,
+    scores_of_counts,
     summarise_scores,
     with_worst_scores,
     write_scores,
     write_summary,
 )
 from brats_seg.files import alone_at
-from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
+from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -48,6 +50,42 @@ LEAST_DICE = 0.6
 FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
 _N_VALUES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The files of the label maps of one case."""
+
+    case_id: str
+    reference: Path
+    prediction: Path | None
+    """None if there is no prediction."""
+    case: Case | None = None
+    """The scans beside the reference; None if there are none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairing:
+    """Every reference with its prediction."""
+
+    pairs: tuple[Pair, ...]
+    """Sorted by case id."""
+    without_reference: tuple[str, ...] = ()
+    """Predicted cases that cannot be scored."""
+    remarks: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Cases whose references are not read or scored."""
+
+    @property
+    def predicted(self) -> frozenset[str]:
+        """Cases that have a prediction."""
+        return frozenset(pair.case_id for pair in self.pairs if pair.prediction is not None)
+
+    def only(self, case_ids: Collection[str]) -> Self:
+        """Return the pairs of these cases, and leave out the others."""
+        pairs = [pair for pair in self.pairs if pair.case_id in case_ids]
+        left_out = [pair.case_id for pair in self.pairs if pair.case_id not in case_ids]
+        return replace(self, pairs=tuple(pairs), left_out=tuple(left_out))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,15 +124,6 @@ class Evaluation:
         """Summaries over the cases that have a prediction; equal to `summaries` if all have one."""
         predicted = self.scores[~self.scores["case_id"].isin(self.missing)]
         return summarise_scores(predicted, np.random.default_rng(0))
-
-    @property
-    def dice_with_left_out(self) -> dict[str, float]:
-        """Mean Dice by region if the cases that were left out had scored 0."""
-        n_left_out = len(self.left_out)
-        return {
-            one.region: one.spread("dice").mean * one.n_cases / (one.n_cases + n_left_out)
-            for one in self.summaries
-        }
 
 
 def score_folders(
@@ -164,6 +193,72 @@ def evaluate_pairs(
         remarks=(*pairing.remarks, *chain.from_iterable(pair.remarks for pair in pairs)),
         left_out=pairing.left_out,
     )
+
+
+def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = False) -> Pairing:
+    """Pair two label maps, or the label maps in two folders.
+
+    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
+    maps, as may a table of paths. The references are held against these scans.
+
+    Raises:
+        UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
+        LayoutError: A folder holds no label map, or no case is in both.
+    """
+    for path in (reference, prediction):
+        if not path.exists():
+            msg = f"{path} does not exist; expected a label map, or a folder of label maps"
+            raise UsageError(msg)
+    is_pair = reference.is_file() and not is_path_table(reference)
+    if is_pair != prediction.is_file():
+        msg = f"expected two label maps, or two folders; found {reference} and {prediction}"
+        raise UsageError(msg)
+    if is_pair:
+        pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
+        return Pairing(pairs=(pair,))
+    scans = _labelled_scans(reference)
+    references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
+    if not references.keys() & predictions.keys():
+        names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
+        msg = f"no case is in both folders: {names}. Name each prediction as its case."
+        raise LayoutError(msg)
+    cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
+    pairs = [
+        Pair(case_id, path, predictions.get(case_id), cases.get(path))
+        for case_id, path in references.items()
+    ]
+    remark = (
+        f"{reference} was written by `predict`, and is scored as the reference, which comes first"
+    )
+    is_swapped = (reference / layouts.OUTPUT_MARKER).exists() and not (
+        prediction / layouts.OUTPUT_MARKER
+    ).exists()
+    pairing = Pairing(
+        pairs=tuple(pairs),
+        without_reference=tuple(sorted(predictions.keys() - references.keys())),
+        remarks=(remark,) if is_swapped else (),
+    )
+    return pairing.only(pairing.predicted) if only_predicted else pairing
+
+
+def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the label maps below a folder by case id, sorted; or one file, for the only case.
+
+    Raises:
+        UsageError: A case occurs twice, or a file is given for no case or for several.
+        LayoutError: There are none.
+    """
+    if path.is_dir():
+        return _label_maps_of(path, _labelled_scans(path))
+    if not path.exists():
+        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
+        raise UsageError(msg)
+    if len(case_ids) != 1:
+        msg = (
+            f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one with --case"
+        )
+        raise UsageError(msg)
+    return {case_ids[0]: path}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -241,35 +336,22 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     hd95 = [
         metrics.hausdorff95(*sides, spacing_mm) for sides in zip(reference, prediction, strict=True)
     ]
-    voxel_ml = scale.voxel_mm3 / MM3_PER_ML
-    table = pd.DataFrame(
-        {
-            "case_id": pair.case_id,
-            "region": protocol.region_names,
-            "dice": metrics.dice(counts),
-            "jaccard": metrics.jaccard(counts),
-            "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
-            "sensitivity": metrics.sensitivity(counts),
-            "specificity": metrics.specificity(counts),
-            "reference_ml": counts.in_reference * voxel_ml,
-            "prediction_ml": counts.in_prediction * voxel_ml,
-        }
-    )
+    table = scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
+    table.insert(4, "hd95", np.where(np.isfinite(hd95), hd95, scale.penalty_mm))
     if protocol.lesions is not None:
-        rows = score_lesions(reference, prediction, protocol, scale)
-        table = table.join(pd.DataFrame([tuple(row) for row in rows], columns=list(LESION_COLUMNS)))
+        table = table.join(score_lesions(reference, prediction, protocol, scale))
     return table if pair.predicted_file else with_worst_scores(table, scale.penalty_mm)
 
 
 def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     """Raise `LabelError` if a side has values that its convention has not, or another numbering."""
     reference, prediction = pair.conventions
-    check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
+    layouts.check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
     if pair.refusal is not None:
         raise pair.refusal
     if not pair.predicted_file:
         return
-    check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
+    layouts.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
     if better := better_numbering(shared_voxels(*label_maps), reference, prediction):
         raise LabelError(
             pair.case_id,
@@ -393,7 +475,7 @@ def _with_conventions(
     def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
         if protocol.labels is not None:
             return dict.fromkeys(values, protocol.labels)
-        return resolve_all({one: (shapes[one], values[one]) for one in values})
+        return layouts.resolve_all({one: (shapes[one], values[one]) for one in values})
 
     references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
     # only 0 for a missing prediction, which changes no convention
@@ -426,3 +508,53 @@ def _refusals(
         for shown, judgement in zip(group, judgements, strict=True):
             refusals[shown.case_id] = judgement.refusal
     return refusals
+
+
+def _labelled_scans(root: Path) -> tuple[Case, ...]:
+    """Return the cases in a folder or a table of paths that have scans and a label map."""
+    try:
+        cases = find_cases(root).cases
+    except LayoutError:
+        return ()
+    return tuple(case for case in cases if case.label)
+
+
+def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
+    """Return the label maps of the scans, and those of other cases by their names."""
+    label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
+    of_scans, used = {*label_maps}, {*label_maps.values()}
+    for case_id, path in _named_label_maps(root, is_any_kind=not scans):
+        if path in used or case_id in of_scans:
+            continue
+        if case_id in label_maps:
+            msg = f"case {case_id} has two label maps, {label_maps[case_id]} and {path}; keep one"
+            raise UsageError(msg)
+        label_maps[case_id] = path
+    if not label_maps:
+        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
+        raise LayoutError(msg)
+    return dict(sorted(label_maps.items()))
+
+
+def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, Path]]:
+    """Yield the files that are label maps by their names, or by their folders, with their cases.
+
+    Among labelled scans, files of no kind are other images, unless their folder is for labels.
+    """
+    for folder in () if is_path_table(root) else layouts.walk_folders(root):
+        has_scans = any(scan.kind in MODALITIES for scan in folder.scans)
+        is_for_labels = is_any_kind or any(map(layouts.is_label_folder, folder.path.parts))
+        for scan in folder.scans:
+            path = root / scan.path
+            if scan.kind == layouts.LABEL:
+                yield scan.case or (root / folder.path).name, path
+            elif is_for_labels and not has_scans and not scan.kind:
+                yield scan.stem, path
+
+
+def _case_of(path: Path) -> str:
+    name = layouts.parse_file_name(path.name)
+    if name is None:
+        msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
+        raise UsageError(msg)
+    return (name.case or path.parent.name) if name.kind == layouts.LABEL else name.stem

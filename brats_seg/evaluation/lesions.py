@@ -8,15 +8,16 @@ against their output. The list is for a person who reads it; its lesions are not
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from nibabel.affines import apply_affine, voxel_sizes
 from scipy import ndimage
 
 from brats_seg.evaluation import protocols
 from brats_seg.evaluation.metrics import dice_of_counts, hausdorff95, surface_dice
 from brats_seg.evaluation.protocols import LesionRules, ScoredRegion, ScoringProtocol
+from brats_seg.evaluation.scores import LESION_COLUMNS
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels import shapes
 from brats_seg.voxels.box import Mask, bounding_box
@@ -42,24 +43,6 @@ LEAST_MM = 10.0
 """Diameter from which a lesion is measurable by RANO, if both diameters have it."""
 
 Slices = tuple[slice, ...]
-
-
-class LesionScores(NamedTuple):
-    """The lesion-wise scores of one region of one case, in the order of `LESION_COLUMNS`.
-
-    Dice, HD95 in mm and surface Dice at each of `NSD_TOLERANCES_MM` are means over the lesions of the
-    reference, without the small ones, and the false positives; without either they are the best.
-    """
-
-    dice: float
-    hd95: float
-    nsd_half_mm: float
-    nsd_one_mm: float
-    n_lesions: int
-    n_false_positive: int
-    """Lesions of the prediction that match no lesion of the reference."""
-    n_false_negative: int
-    """Lesions of the reference, without the small ones, that no predicted lesion matches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,41 +94,35 @@ class LesionList:
 
 def score_lesions(
     reference: RegionMasks, prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
-) -> tuple[LesionScores, ...]:
-    """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion."""
-    rules = protocol.lesions
-    if rules is None:
-        msg = f"protocol {protocol.name} does not score lesions"
-        raise ValueError(msg)
-    in_reference = reference_lesions(reference, protocol.regions, rules)
-    in_prediction = predicted_lesions(prediction, protocol.regions, rules, scale.voxel_mm3)
-    sides = zip(in_reference, in_prediction, protocol.regions, strict=True)
-    return tuple(_score_region(*side, rules, scale) for side in sides)
+) -> pd.DataFrame:
+    """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion: a row for each region.
+
+    Dice, HD95 in mm and surface Dice at each of `NSD_TOLERANCES_MM` are means over the lesions of the
+    reference, without the small ones, and the false positives; without either they are the best.
+    """
+    rules, regions = protocol.lesions, protocol.regions
+    assert rules is not None
+    references = group_lesions(reference, regions, rules)
+    if rules.merges_predictions:
+        grouped = zip(group_lesions(prediction, regions, rules), regions, strict=True)
+        predictions = [
+            without_small(lesions, region.minimum_mm3, scale.voxel_mm3)
+            for lesions, region in grouped
+        ]
+    else:
+        predictions = [number_components(mask) for mask in prediction]
+    sides = zip(references, predictions, regions, strict=True)
+    rows = [_score_region(*side, rules, scale) for side in sides]
+    return pd.DataFrame(rows, columns=list(LESION_COLUMNS))
 
 
-def reference_lesions(
+def group_lesions(
     masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules
 ) -> list[Lesions]:
-    """Return the lesions of each region of a reference, including small ones."""
+    """Return the lesions of each region by the rules, including small ones."""
     pairs = zip(regions, masks, strict=True)
     lesions = {region.name: number_lesions(mask, region.dilation) for region, mask in pairs}
     return list((join_touching(lesions) if rules.joins_touching else lesions).values())
-
-
-def predicted_lesions(
-    masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules, voxel_mm3: float
-) -> list[Lesions]:
-    """Return the lesions of each region of a prediction.
-
-    If the rules merge them, they are grouped as those of a reference, and small ones are removed
-    afterwards. Otherwise every component is a lesion.
-    """
-    if not rules.merges_predictions:
-        return [number_components(mask) for mask in masks]
-    return [
-        without_small(lesions, region.minimum_mm3, voxel_mm3)
-        for region, lesions in zip(regions, reference_lesions(masks, regions, rules), strict=True)
-    ]
 
 
 def number_lesions(mask: Mask, dilation: int) -> Lesions:
@@ -244,14 +221,14 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
 
 def _score_region(
     lesions: Lesions, predicted: Lesions, region: ScoredRegion, rules: LesionRules, scale: Scale
-) -> LesionScores:
+) -> tuple[float, ...]:
+    """Return the scores of a region, in the order of `LESION_COLUMNS`."""
     matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
     n_false_positive = n_unmatched if rules.counts_false_positives else 0
     worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
     rows = [*(match or worst for match in matches), *[worst] * n_false_positive]
-    dice, hd95, nsd_half_mm, nsd_one_mm = np.mean(rows or [_BEST], axis=0).tolist()
-    counts = (len(matches), n_false_positive, matches.count(None))
-    return LesionScores(dice, hd95, nsd_half_mm, nsd_one_mm, *counts)
+    means = np.mean(rows or [_BEST], axis=0).tolist()
+    return (*means, len(matches), n_false_positive, matches.count(None))
 
 
 def _match_lesions(

@@ -1,17 +1,26 @@
-"""Write, read and summarise the table of scores, which has a row per case and region."""
+"""Write, read and summarise the table of scores, which has a row per case and region.
 
-from collections.abc import Sequence
+`SubsetScores` sums how much Dice is lost where cases are predicted from a subset of their modalities,
+so that the held-out cases of several runs are pooled exactly; its values are in the order of `REGIONS`.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Self, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from pydantic import Field
 
-from brats_seg.errors import UsageError
-from brats_seg.evaluation.metrics import RegionCounts, dice, jaccard
+from brats_seg.config import Section
+from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation import metrics
+from brats_seg.evaluation.metrics import RegionCounts
 from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import write_json
-from brats_seg.labels import REGIONS
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.tables import read_table, write_table
 
 _KEYS = ("case_id", "region")
@@ -36,6 +45,11 @@ _TITLES = (
     (" ml", " volume (ml)"),
 )
 """Parts of the names of columns, and how they are written for people."""
+
+PerRegion: TypeAlias = tuple[float, float, float]
+_SMALLEST_CHANGE = 0.005
+"""Change of Dice that is shown as 0.00."""
+_SUMS = ("n_cases", "dice_sum", "loss_sum", "squared_loss_sum")
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
@@ -106,6 +120,21 @@ def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
+def scores_of_counts(
+    counts: RegionCounts, regions: Sequence[str] = REGIONS, voxel_ml: float = 1.0
+) -> pd.DataFrame:
+    """Return the scores of a case that follow from its voxel counts."""
+    values = {
+        "dice": metrics.dice(counts),
+        "jaccard": metrics.jaccard(counts),
+        "sensitivity": metrics.sensitivity(counts),
+        "specificity": metrics.specificity(counts),
+        "reference_ml": counts.in_reference * voxel_ml,
+        "prediction_ml": counts.in_prediction * voxel_ml,
+    }
+    return pd.DataFrame({"case_id": counts.case_id, "region": regions, **values})
+
+
 def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     """Return scores as bad as they can be, beside the volumes and counts that they have."""
     columns = [c for c in score_columns(scores) if c not in _VOLUMES + _COUNTS]
@@ -149,24 +178,10 @@ def summarise_scores(scores: pd.DataFrame, rng: np.random.Generator) -> tuple[Re
 
 
 def summarise_counts(
-    counts: Sequence[RegionCounts], rng: np.random.Generator
+    counts: Iterable[RegionCounts], rng: np.random.Generator
 ) -> tuple[RegionSummary, ...]:
-    """Summarise Dice and Jaccard of cases whose voxels have been counted, by region.
-
-    The volumes are in voxels.
-    """
-    cases = (
-        {
-            "case_id": case.case_id,
-            "region": REGIONS,
-            "dice": dice(case),
-            "jaccard": jaccard(case),
-            "reference_ml": case.in_reference,
-            "prediction_ml": case.in_prediction,
-        }
-        for case in counts
-    )
-    return summarise_scores(pd.concat(map(pd.DataFrame, cases)), rng)
+    """Summarise cases whose voxels have been counted; the volumes are in voxels."""
+    return summarise_scores(pd.concat(map(scores_of_counts, counts)), rng)
 
 
 def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
@@ -181,10 +196,10 @@ def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
 def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> RegionSummary:
     columns = score_columns(table)
     values = table[columns].to_numpy(np.float64).T
-    mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
+    ends = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
     quantiles = np.quantile(values, (0.5, 0.25, 0.75), axis=1)
     means = [score.mean() for score in values]
-    rows = np.transpose([means, mean.low, mean.high, *quantiles]).tolist()
+    rows = np.transpose([means, *ends, *quantiles]).tolist()
     no_reference, no_prediction = table["reference_ml"] == 0, table["prediction_ml"] == 0
     return RegionSummary(
         region=region,
@@ -194,3 +209,97 @@ def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> Re
         n_both_empty=int((no_reference & no_prediction).sum()),
         spreads=tuple(Spread(column, *row) for column, row in zip(columns, rows, strict=True)),
     )
+
+
+class SubsetScores(Section):
+    """Dice of held-out cases that were predicted from a subset of their modalities, and from all.
+
+    Example:
+        >>> scores = SubsetScores.of_cases(
+        ...     ("t1c", "t2f"), np.array([[0.8, 0.7, 0.6]]), np.array([[0.9, 0.7, 0.8]])
+        ... )
+        >>> print(scores)
+        WT 0.10 lower, TC 0.00 lower, ET 0.20 lower on 1 held-out case
+    """
+
+    modalities: tuple[str, ...]
+    """The subset."""
+    n_cases: Annotated[int, Field(gt=0)]
+    dice_sum: PerRegion
+    """Sum over cases of the Dice from the subset."""
+    loss_sum: PerRegion
+    """Sum over cases of the loss: the Dice from all modalities minus that from the subset."""
+    squared_loss_sum: PerRegion
+
+    @classmethod
+    def of_cases(
+        cls,
+        modalities: Sequence[str],
+        dice: npt.NDArray[np.float64],
+        dice_of_all: npt.NDArray[np.float64],
+    ) -> Self:
+        """Sum the Dice (n, 3) of cases predicted from a subset, and from all modalities."""
+        loss = dice_of_all - dice
+        sums = (values.sum(axis=0).tolist() for values in (dice, loss, loss**2))
+        return cls(
+            modalities=tuple(modalities), **dict(zip(_SUMS, (len(dice), *sums), strict=True))
+        )
+
+    @property
+    def mean_dice(self) -> tuple[float, ...]:
+        """Mean Dice from the subset."""
+        return tuple(total / self.n_cases for total in self.dice_sum)
+
+    @property
+    def mean_loss(self) -> tuple[float, ...]:
+        """Mean loss of Dice, which is what to expect for a new case."""
+        return tuple(total / self.n_cases for total in self.loss_sum)
+
+    @property
+    def std_loss(self) -> tuple[float, ...] | None:
+        """Standard deviation of the loss over cases; None with a single case."""
+        if self.n_cases == 1:
+            return None
+        squares = np.subtract(self.squared_loss_sum, self.n_cases * np.square(self.mean_loss))
+        return tuple(np.sqrt(squares.clip(0) / (self.n_cases - 1)).tolist())
+
+    def texts(self) -> tuple[str, ...]:
+        """Return the mean Dice of each region and its change, such as `0.812 (-0.043)`."""
+        pairs = zip(self.mean_dice, self.mean_loss, strict=True)
+        return tuple(f"{dice:.3f} ({-loss:+.3f})" for dice, loss in pairs)
+
+    def __str__(self) -> str:
+        """Return the mean loss and its spread as words."""
+        parts = [
+            f"{region.upper()} {abs(loss):.2f} {'higher' if loss < -_SMALLEST_CHANGE else 'lower'}"
+            for region, loss in zip(REGIONS, self.mean_loss, strict=True)
+        ]
+        if self.std_loss is not None:
+            spread = zip(parts, self.std_loss, strict=True)
+            parts = [f"{part} (standard deviation {std:.2f})" for part, std in spread]
+        return f"{', '.join(parts)} on {counted(self.n_cases, 'held-out case')}"
+
+
+AllSubsetScores = Annotated[tuple[SubsetScores, ...], Field(max_length=len(MODALITY_SUBSETS))]
+
+
+def pooled(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
+    """Add the scores of several runs, whose held-out cases differ, in the order of `MODALITY_SUBSETS`."""
+    every = tuple(scores)
+    groups = ([one for one in every if one.modalities == subset] for subset in MODALITY_SUBSETS)
+    return tuple(
+        SubsetScores(
+            modalities=group[0].modalities,
+            **{
+                name: np.sum([getattr(one, name) for one in group], axis=0).tolist()
+                for name in _SUMS
+            },
+        )
+        for group in groups
+        if group
+    )
+
+
+def absent_from(modalities: Sequence[str]) -> tuple[str, ...]:
+    """Return the modalities that a subset lacks, in the order of `MODALITIES`."""
+    return tuple(modality for modality in MODALITIES if modality not in modalities)

@@ -34,16 +34,6 @@ Values = npt.NDArray[np.float64]
 Statistic = Callable[..., Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Interval:
-    """A bootstrap interval of a statistic, or of several."""
-
-    low: Values
-    """Lower ends, of the shape that the statistic has."""
-    high: Values
-    """Upper ends."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
     """The gain of one setting over another on the same cases."""
@@ -74,7 +64,7 @@ def bootstrap_interval(
     *,
     groups: Sequence[str] | None = None,
     n_resamples: int = N_RESAMPLES,
-) -> Interval:
+) -> tuple[Values, Values]:
     """Return the percentile bootstrap interval of a statistic over cases or patients.
 
     The arrays are resampled together, so that what belongs to one case stays together.
@@ -87,14 +77,14 @@ def bootstrap_interval(
         n_resamples: Number of resamples.
 
     Returns:
-        The two ends, of shape `(...)`; where there is one patient, both are the statistic itself.
+        The lower and the upper end, of shape `(...)`; where there is one patient, both are the statistic itself.
 
     Example:
         >>> dice = np.array([0.7, 0.8, 0.9, 0.8])
-        >>> interval = bootstrap_interval(
+        >>> low, high = bootstrap_interval(
         ...     lambda values: values.mean(axis=-1), [dice], np.random.default_rng(0)
         ... )
-        >>> bool(interval.low < dice.mean() < interval.high)
+        >>> bool(low < dice.mean() < high)
         True
     """
     n_cases = np.shape(values[0])[-1]
@@ -110,7 +100,7 @@ def bootstrap_interval(
 
     if len(members) == 1:
         whole = np.asarray(statistic(*values))
-        return Interval(low=whole, high=whole)
+        return whole, whole
     ends = stats.bootstrap(
         (np.arange(len(members)),),
         of_groups,
@@ -121,7 +111,7 @@ def bootstrap_interval(
         batch=max(1, _BATCH_VALUES // sum(np.size(array) for array in values)),
         rng=rng,
     ).confidence_interval
-    return Interval(low=np.asarray(ends.low), high=np.asarray(ends.high))
+    return np.asarray(ends.low), np.asarray(ends.high)
 
 
 def permutation_p_value(

@@ -1,26 +1,34 @@
-"""Draw figures of one case: modalities, label maps, uncertainty and the output of an autoencoder.
+"""Read a case and its label maps, turned to the axes of BraTS, and draw it.
 
+Figures of one case show its modalities, label maps, uncertainty or the output of an autoencoder.
 Letters at the edges of each panel name the sides of the patient, and a bar gives the scale.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
-from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.layouts import check_values, modality_named, resolve
+from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
+from brats_seg.errors import CaseError, UsageError, some_of
+from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import sections
 from brats_seg.figures.sections import AXIAL, MODALITY_NAMES, PLANES, Grid, Image
-from brats_seg.figures.view import CaseView, Labelled, drawn_of
-from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
-from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import Spacing
+from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.voxels.box import Triple, background_of
+from brats_seg.voxels.grids import Affine, Spacing
 
 SHOWN = ("t1c", "t2f")
 """Modalities of a preview: the first shows enhancement, the second oedema."""
@@ -44,6 +52,164 @@ _WT_LINES: dict[str, tuple[str, float, sections.LineStyle]] = {
     "prediction": ("white", 1.0, "-"),
 }
 """Colour, width and style of the outlines over the entropy."""
+_MOST_BITS = 1.001
+"""Largest entropy of a yes or no, and the rounding error of half precision."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Labelled:
+    """A label map and its convention."""
+
+    label_map: LabelMap
+    """(X, Y, Z)"""
+    convention: LabelConvention
+
+    @property
+    def regions(self) -> RegionMasks:
+        """Region masks (3, X, Y, Z)."""
+        return regions_of(self.label_map, self.convention)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CaseView:
+    """The scans of a case, and its label maps if it has any."""
+
+    case_id: str
+    release: str
+    images: npt.NDArray[Any]
+    """(n, X, Y, Z), an image for each of the modalities, as scanned, 0 outside the brain."""
+    geometry: Geometry
+    """Grid of the files as they are stored."""
+    affine: Affine
+    """(4, 4), from the voxels of the images to millimetres."""
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities of the images: all four, but for models that predict without some."""
+    reference: Labelled | None = None
+    prediction: Labelled | None = None
+    uncertainty: Image | None = None
+    """Entropy (X, Y, Z) of the prediction in bits."""
+
+    @property
+    def sides(self) -> dict[str, Labelled]:
+        """The label maps that the case has, by name: the prediction first."""
+        sides = {"prediction": self.prediction, "reference": self.reference}
+        return {name: side for name, side in sides.items() if side is not None}
+
+    @property
+    def grid(self) -> Grid:
+        """Size and directions of the voxels of the images."""
+        return Grid.of(self.affine)
+
+    def image(self, modality: str) -> Image:
+        """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`.
+
+        Raises:
+            UsageError: There is no modality of that name, or the case lacks it.
+        """
+        name = modality_named(modality)
+        if name not in self.modalities:
+            has = ", ".join(self.modalities)
+            msg = f"{self.case_id} has no {name or modality}; there are {has}"
+            raise UsageError(msg)
+        return self.images[self.modalities.index(name)]
+
+    def shown(self, preferred: Sequence[str] = SHOWN) -> dict[str, Image]:
+        """Return those of the preferred modalities that the case has, or its first one, by name."""
+        return {name: self.image(name) for name in shown_of(self.modalities, preferred)}
+
+
+def shown_of(modalities: Sequence[str], preferred: Sequence[str] = SHOWN) -> list[str]:
+    """Return those of the preferred modalities that are there, or the first one that is."""
+    return [name for name in preferred if name in modalities] or [modalities[0]]
+
+
+def open_view(root: Path, case_id: str | None = None, *, labels: str | None = None) -> CaseView:
+    """Read a case below a folder of scans of any layout; without an id, the first by name.
+
+    Args:
+        root: A data folder, or the folder of one case.
+        case_id: One of its cases.
+        labels: Name of the label convention, where values and release do not give the right one.
+
+    Raises:
+        LayoutError: The folder holds no cases.
+        UsageError: The folder does not hold that case.
+        CaseError: The case lacks a modality, or a file of it cannot be used.
+    """
+    cases = {case.case_id: case for case in find_cases(root).cases}
+    chosen = cases.get(case_id or next(iter(cases)))
+    if chosen is None:
+        msg = f"{root} holds no case {case_id}; it has {some_of(cases)}"
+        raise UsageError(msg)
+    return view_of(load_case(chosen, labels=labels or ""))
+
+
+def view_of(loaded: LoadedCase) -> CaseView:
+    """Return a case that has been loaded, with its reference if it has a label map."""
+    reference = None
+    if loaded.label is not None and loaded.convention is not None:
+        label_map = np.ascontiguousarray(loaded.label.array)
+        reference = Labelled(label_map=label_map, convention=loaded.convention)
+    return CaseView(
+        case_id=loaded.case.case_id,
+        release=loaded.case.release,
+        images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
+        geometry=loaded.geometry,
+        affine=loaded.volumes[0].geometry.affine,
+        modalities=loaded.case.modalities,
+        reference=reference,
+    )
+
+
+def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
+    """Add the prediction of a case: a label map, or a folder that holds one named after the case.
+
+    Raises:
+        UsageError: The label map does not exist.
+        CaseError: The label map cannot be read, or has another grid than the scans.
+    """
+    return replace(view, prediction=_read_labelled(view, path, labels or ""))
+
+
+def with_reference(view: CaseView, path: Path) -> CaseView:
+    """Add the reference of a case; the arguments and errors are those of `with_prediction`."""
+    return replace(view, reference=_read_labelled(view, path, ""))
+
+
+def with_uncertainty(view: CaseView, path: Path) -> CaseView:
+    """Add the uncertainty of a prediction: a map of entropy, or a folder of `predict --uncertainty`.
+
+    Raises:
+        UsageError: The map does not exist.
+        CaseError: The map cannot be read, has another grid than the scans, or holds no entropies.
+    """
+    if path.is_dir():
+        path = path / "uncertainty" / f"{view.case_id}.nii.gz"
+    if not path.exists():
+        msg = f"{path} does not exist; predict the case with --uncertainty to have this map"
+        raise UsageError(msg)
+    volume = read_volume(path, case_id=view.case_id)
+    check_one_grid(view.case_id, [("the scans", view.geometry), (volume.file, volume.geometry)])
+    low, high = volume.array.min(), volume.array.max()
+    # NaN fails the comparison, as intended
+    if not (low >= 0 and high <= _MOST_BITS):
+        found, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
+        next_step = "Give the map that predict --uncertainty wrote."
+        raise CaseError(view.case_id, volume.file, found, expected, next_step)
+    return replace(view, uncertainty=oriented(volume).array)
+
+
+def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
+    """Return the region masks of the label maps of a case by name, `reference` and `prediction`.
+
+    Raises:
+        CaseError: The case has neither.
+    """
+    if not view.sides:
+        found, next_step = "neither reference nor prediction", "Give it, or choose another case."
+        raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)
+    # the prediction stands on the right
+    return {name: side.regions for name, side in reversed(view.sides.items())}
 
 
 def sample_figure(view: CaseView) -> Figure:
@@ -65,14 +231,7 @@ def sample_figure(view: CaseView) -> Figure:
     name = MODALITY_NAMES[name]
     title = f"label map over {name}" if labelled else f"{name}, no label map"
     _draw_panel(axes, image, AXIAL, index, view.grid, title)
-    entries = []
-    if labelled:
-        section = sections.section_of(labelled.label_map, AXIAL, index)
-        picture = np.zeros((*section.shape, 4))
-        for value, (words, colour) in _tissues(labelled, section).items():
-            picture[section == value] = to_rgba(colour, _OPACITY)
-            entries.append(sections.line_key(words, colour, 8, "-"))
-        sections.draw_overlay(axes, picture)
+    entries = _draw_tissues(axes, labelled, index) if labelled else []
     sections.add_dark_legend(figure, entries)
     sections.add_title(figure, f"{view.case_id}, axial {index}")
     return figure
@@ -106,12 +265,12 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
             axes.set_title(f"axial {index}", color="grey", fontsize="x-small")
         # one scale for all
         sections.draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
-        words = _region_words(regions, view.grid, _compared(view, name))
+        reference = sides.get("reference") if name == "prediction" else None
+        words = _region_words(regions, view.grid, reference)
         sections.add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
     sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
-    present = np.logical_or.reduce([regions.any(axis=(1, 2, 3)) for regions in sides.values()])
-    names = {k: region.upper() for k, region in enumerate(REGIONS) if present[k]}
-    sections.add_dark_legend(figure, sections.region_key(names))
+    key = sections.region_key(list(sides.values()), [region.upper() for region in REGIONS])
+    sections.add_dark_legend(figure, key)
     return figure
 
 
@@ -123,9 +282,10 @@ def view_figure(view: CaseView) -> Figure:
     Raises:
         CaseError: The case has neither.
     """
-    name, regions = [*drawn_of(view).items()][-1]
-    title, reference = f"{view.case_id}, {name}", _compared(view, name)
-    return planes_figure(view.shown(SHOWN), regions, view.grid, title=title, reference=reference)
+    sides = drawn_of(view)
+    name, regions = sides.popitem()
+    title, reference = f"{view.case_id}, {name}", sides.get("reference")
+    return planes_figure(view.shown(), regions, view.grid, title=title, reference=reference)
 
 
 def planes_figure(
@@ -158,7 +318,8 @@ def planes_figure(
             sections.draw_outlines(axes, regions, axis, centre[axis])
     if title:
         sections.add_title(figure, title if regions[0].any() else f"{title}: no tumour")
-    sections.add_dark_legend(figure, sections.region_key(_present(regions, grid, reference)))
+    key = sections.region_key([regions], _region_words(regions, grid, reference))
+    sections.add_dark_legend(figure, key)
     return figure
 
 
@@ -190,9 +351,10 @@ def uncertainty_figure(view: CaseView) -> Figure:
             )
     _add_colour_bar(figure, [*upper, *lower])
     ml = np.count_nonzero(high) * grid.voxel_ml
-    words = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
-    sections.add_title(figure, f"{view.case_id}, {words}")
-    entries = sections.region_key(_present(regions, grid, _compared(view, "prediction")))
+    title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
+    sections.add_title(figure, f"{view.case_id}, {title}")
+    words = _region_words(regions, grid, sides.get("reference"))
+    entries = sections.region_key([regions], words)
     entries += [
         sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()
@@ -262,6 +424,27 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     return colours
 
 
+def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a volume whose background is 0, whatever constant its file has there."""
+    background = background_of(array)
+    return np.where(array == background, 0, array) if background else array
+
+
+def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
+    paths = label_maps_in(path, [view.case_id])
+    if view.case_id not in paths:
+        msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(paths)}"
+        raise UsageError(msg)
+    label = read_label_map(paths[view.case_id], case_id=view.case_id)
+    check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
+    values, shape = label_values_of(label.array), label.geometry.shape
+    convention, _ = resolve(view.release, values, shape=shape, declared=labels)
+    check_values(values, convention, view.case_id, label.file)
+    # regions of an array in another order of voxels take ten times as long
+    label_map = np.ascontiguousarray(oriented(label).array)
+    return Labelled(label_map=label_map, convention=convention)
+
+
 def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
     """Draw a section with a scale bar and a title."""
     sections.draw_section(axes, image, axis, index, grid)
@@ -275,19 +458,6 @@ def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, w
     for axes, (plane, axis) in zip(row, PLANES.items(), strict=True):
         title = f"{words}, {plane} {centre[axis]}"
         _draw_panel(axes, image, axis, centre[axis], grid, title)
-
-
-def _compared(view: CaseView, side: str) -> RegionMasks | None:
-    """Return the regions that those of a side are scored with."""
-    return view.reference.regions if view.reference and side == "prediction" else None
-
-
-def _present(
-    regions: RegionMasks, grid: Grid, reference: RegionMasks | None = None
-) -> dict[int, str]:
-    """Return the words for each region that is not empty, by its number."""
-    words = _region_words(regions, grid, reference)
-    return {k: words[k] for k in range(len(REGIONS)) if regions[k].any()}
 
 
 def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
@@ -313,14 +483,17 @@ def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
     bar.ax.axhspan(0, _LOW_BITS, color="black")
 
 
-def _tissues(labelled: Labelled, section: npt.NDArray[np.uint8]) -> dict[int, tuple[str, str]]:
-    """Return the words and the colour of each tissue in a section, by its label value."""
+def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:
+    """Paint the tissues of an axial section over it, and return their legend entries."""
+    section = sections.section_of(labelled.label_map, AXIAL, index)
     convention, colours = labelled.convention, tissue_colours(labelled.convention)
-    tissues = {}
+    picture, entries = np.zeros((*section.shape, 4)), []
     for value, tissue in convention.meanings:
         if (section == value).any():
+            picture[section == value] = to_rgba(colours[value], _OPACITY)
             inside = zip(REGIONS, convention.regions, strict=True)
             regions = ", ".join(region.upper() for region, values in inside if value in values)
             words = f"{tissue}: label {value}, in {regions or 'no region'}"
-            tissues[value] = (words, colours[value])
-    return tissues
+            entries.append(sections.line_key(words, colours[value], 8, "-"))
+    sections.draw_overlay(axes, picture)
+    return entries

@@ -92,12 +92,11 @@ def bar_figure(scores: pd.DataFrame) -> Figure:
     Raises:
         UsageError: There are no scores.
     """
-    means = {column: _by_region(scores, column) for column in _BARS}
-    regions = list(means["dice"])
+    regions = [*_by_region(scores, "dice")]
     figure = sections.light_figure(1.6 + 1.4 * len(regions), 4.8)
     axes = figure.subplots()
     for offset, (column, colour) in zip((-0.2, 0.2), _BARS.items(), strict=True):
-        heights = [values.mean() for values in means[column].values()]
+        heights = [values.mean() for values in _by_region(scores, column).values()]
         centres = np.arange(len(regions)) + offset
         bars = axes.bar(centres, heights, width=0.38, color=colour, label=title_of(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")

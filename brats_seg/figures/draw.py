@@ -11,14 +11,10 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import read_scores
-from brats_seg.figures import charts
-from brats_seg.figures.cases import montage_figure, sample_figure, uncertainty_figure, view_figure
-from brats_seg.figures.sections import check_suffix, write_figure
-from brats_seg.figures.surface import models_of, surface_figure, write_surface_gif
-from brats_seg.figures.view import CaseView, open_view, with_prediction, with_uncertainty
+from brats_seg.figures import cases, charts
+from brats_seg.figures.sections import SUFFIXES, check_suffix, write_figure
+from brats_seg.figures.surface import surface_figure, write_surface_gif
 from brats_seg.progress import tracked
-
-_AZIMUTH_DEGREES = 30.0
 
 
 def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
@@ -45,35 +41,30 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
         has = ", ".join(f"--{name}" for name in known) or "none"
         msg = f"figure {kind} has no option {', '.join(unknown)}; it has {has}"
         raise UsageError(msg)
-    if kind == "surface" and output.suffix.lower() == ".gif":
-        write_surface_gif(models_of(_view(source, **given)), output)
-        return
-    check_suffix(output)
-    write_figure(function(source, **given), output)
+    check_suffix(output, (*SUFFIXES, ".gif") if kind == "surface" else SUFFIXES)
+    drawn: Any = source
+    if "case" in known:
+        drawn = _view(kind, source, **{name: given.pop(name, None) for name in _CASE})
+    if output.suffix.lower() == ".gif":
+        write_surface_gif(drawn, output)
+    else:
+        write_figure(function(drawn, **given), output)
 
 
 def _view(
-    source: Path, prediction: Path | None = None, case: str | None = None, labels: str | None = None
-) -> CaseView:
-    view = open_view(source, case, labels=labels)
-    # the reference and the prediction need not have one label convention
-    return view if prediction is None else with_prediction(view, prediction)
-
-
-def _montage(source: Path, modality: str = "t2f", **case: Any) -> Figure:
-    return montage_figure(_view(source, **case), modality=modality)
-
-
-def _uncertainty(source: Path, prediction: Path | None = None, **case: Any) -> Figure:
+    kind: str, source: Path, prediction: Path | None, case: str | None, labels: str | None
+) -> cases.CaseView:
+    """Open a case with what a figure of that kind shows."""
+    view = cases.open_view(source, case, labels=labels)
+    if prediction is not None:
+        # the reference and the prediction need not have one label convention
+        view = cases.with_prediction(view, prediction)
+    if kind != "uncertainty":
+        return view
     if prediction is None:
         msg = "figure uncertainty needs --prediction: a folder that predict --uncertainty wrote"
         raise UsageError(msg)
-    folder = prediction if prediction.is_dir() else prediction.parent
-    return uncertainty_figure(with_uncertainty(_view(source, prediction, **case), folder))
-
-
-def _surface(source: Path, **case: Any) -> Figure:
-    return surface_figure(models_of(_view(source, **case)), azimuth_degrees=_AZIMUTH_DEGREES)
+    return cases.with_uncertainty(view, prediction if prediction.is_dir() else prediction.parent)
 
 
 def _distributions(
@@ -86,14 +77,14 @@ def _distributions(
 
 _CASE = ("prediction", "case", "labels")
 FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
-    "sample": (lambda source, **case: sample_figure(_view(source, **case)), ("case", "labels")),
-    "montage": (_montage, (*_CASE, "modality")),
-    "preview": (lambda source, **case: view_figure(_view(source, **case)), _CASE),
-    "uncertainty": (_uncertainty, _CASE),
-    "surface": (_surface, _CASE),
+    "sample": (cases.sample_figure, ("case", "labels")),
+    "montage": (cases.montage_figure, (*_CASE, "modality")),
+    "preview": (cases.view_figure, _CASE),
+    "uncertainty": (cases.uncertainty_figure, _CASE),
+    "surface": (surface_figure, _CASE),
     "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
     "bars": (lambda source: charts.bar_figure(read_scores(source)), ()),
     "distributions": (_distributions, ("clinical", "labels")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),
 }
-"""Function that draws each kind of figure from its source, and the options that it has."""
+"""Function that draws each kind of figure from a case or from its source, and the options it has."""

@@ -6,7 +6,7 @@ those of the affine of the array. The colours are those of Okabe and Ito (2008),
 kind of colour vision can distinguish; those of the regions differ in brightness too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -233,13 +233,15 @@ def light_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def region_key(regions: Mapping[int, str], *, filled: bool = False) -> list[Artist]:
-    """Return legend entries for the outlines, or the areas, of regions, by their numbers."""
+def region_key(
+    sides: Sequence[RegionMasks], words: Sequence[str], *, filled: bool = False
+) -> list[Artist]:
+    """Return legend entries for the outlines, or the areas, of the regions that any side has."""
+    entries = zip(words, REGION_COLOURS, _OUTLINES, strict=True)
     return [
-        Patch(facecolor=REGION_COLOURS[k], label=words)
-        if filled
-        else line_key(words, REGION_COLOURS[k], *_OUTLINES[k])
-        for k, words in regions.items()
+        Patch(facecolor=colour, label=text) if filled else line_key(text, colour, *outline)
+        for k, (text, colour, outline) in enumerate(entries)
+        if any(regions[k].any() for regions in sides)
     ]
 
 

@@ -4,8 +4,7 @@ A surface is the outermost voxels of a mask, moved to where the smoothed mask is
 shows the point that a ray from the viewer hits first, lit by the gradient of the smoothed mask.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +18,7 @@ from PIL import Image as Picture
 from scipy.ndimage import binary_erosion, gaussian_filter, maximum_filter, zoom
 
 from brats_seg.figures import sections
-from brats_seg.figures.view import CaseView, drawn_of
+from brats_seg.figures.cases import CaseView, drawn_of
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 from brats_seg.voxels.box import Mask, bounding_box
@@ -58,82 +57,33 @@ class Surface(NamedTuple):
     """Unit vectors (n, 3) out of the mask."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class SurfaceModel:
-    """The surfaces of one label map."""
+def surface_figure(view: CaseView, *, azimuth_degrees: float = 30.0) -> Figure:
+    """Draw the reference and the prediction of a case side by side, seen from a little above.
 
-    title: str
-    surfaces: tuple[Surface, ...]
-    """ET, TC, WT and the brain: the innermost first."""
-    grid: sections.Grid
-
-    @property
-    def centre_mm(self) -> Pixels:
-        """Middle of the brain (3,)."""
-        points = self.surfaces[-1].points_mm
-        return points.mean(axis=0) if len(points) else np.zeros(3)
-
-    @property
-    def reach_mm(self) -> float:
-        """Distance from the middle of the picture to its edge, at which the whole brain is in it."""
-        away = np.linalg.norm(self.surfaces[-1].points_mm - self.centre_mm, axis=1)
-        return 1.03 * float(away.max(initial=1.0))
-
-
-def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
-    """Compute the surfaces of the reference and of the prediction of a case, where it has them.
+    The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
+    the left side.
 
     Raises:
         CaseError: The case has neither.
     """
-    spacing_mm = view.grid.spacing_mm
-    brain = surface_of(view.images[0] != 0, spacing_mm)
-    return tuple(
-        SurfaceModel(
-            title=f"{view.case_id}, {name}",
-            surfaces=(*(surface_of(mask, spacing_mm) for mask in regions[::-1]), brain),
-            grid=view.grid,
-        )
-        for name, regions in drawn_of(view).items()
-    )
-
-
-def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
-    """Draw models side by side, at one scale, seen from a little above.
-
-    The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
-    the left side.
-    """
-    figure = sections.dark_figure(_PANEL_INCHES * len(models), _PANEL_INCHES + 1.0)
-    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
-        axes.imshow(np.zeros((_N_PIXELS, _N_PIXELS, 3)), interpolation="bilinear")
-        axes.set_axis_off()
-        size = sections.fitting_size(model.title, _PANEL_INCHES, 8.5)
-        axes.set_title(model.title, color="white", fontsize=size, parse_math=False)
-        sections.draw_scale_bar(axes, 2 * _reach_mm(models) / _N_PIXELS)
-    _draw_models(figure, models, azimuth_degrees)
-    shown = {
-        k: name.upper()
-        for k, name in enumerate(REGIONS)
-        if any(len(model.surfaces[-2 - k].points_mm) for model in models)
-    }
-    key = sections.region_key(shown, filled=True)
-    sections.add_dark_legend(figure, key, f"{sections.RESEARCH_USE}; L marks the patient's left")
+    figure, turn = _turning_figure(view)
+    turn(azimuth_degrees)
     return figure
 
 
-def write_surface_gif(models: Sequence[SurfaceModel], path: Path, *, n_frames: int = 36) -> None:
+def write_surface_gif(view: CaseView, path: Path, *, n_frames: int = 36) -> None:
     """Write a GIF of a full turn, which repeats without end.
 
     Raises:
+        CaseError: The case has neither reference nor prediction.
         EnvironmentalError: The file cannot be written.
     """
-    figure = surface_figure(models)
+    figure, turn = _turning_figure(view)
     figure.set_dpi(_GIF_DPI)
     canvas: Any = FigureCanvasAgg(figure)
     frames = []
     for number in range(n_frames):
-        _draw_models(figure, models, 360 * number / n_frames)
+        turn(360 * number / n_frames)
         canvas.draw()
         figure.set_layout_engine("none")  # computed once, for the first frame
         frames.append(Picture.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
@@ -150,22 +100,43 @@ def write_surface_gif(models: Sequence[SurfaceModel], path: Path, *, n_frames: i
         )
 
 
-def _draw_models(figure: Figure, models: Sequence[SurfaceModel], azimuth_degrees: float) -> None:
-    """Draw the pictures and the letters of the models from another direction."""
-    azimuth = np.radians(azimuth_degrees)
-    # X runs to the patient's left, Y to the back, Z to the head
-    to_viewer = np.array([np.sin(azimuth), -np.cos(azimuth), np.tan(_ELEVATION)])
-    to_viewer /= np.linalg.norm(to_viewer)
-    right = np.array([np.cos(azimuth), np.sin(azimuth), 0.0])
-    screen = np.stack([right, np.cross(to_viewer, right), to_viewer])
-    for axes, model in zip(figure.axes, models, strict=True):
-        axes.images[0].set_data(_picture(model, screen, _reach_mm(models)))
-        sections.draw_letters(axes, model.grid, screen[0], screen[1])
+def _turning_figure(view: CaseView) -> tuple[Figure, Callable[[float], None]]:
+    """Return a figure of the sides of a case at one scale, and the function that turns them."""
+    sides, grid = drawn_of(view), view.grid
+    brain = surface_of(view.images[0] != 0, grid.spacing_mm)
+    points = brain.points_mm
+    centre_mm = points.mean(axis=0) if len(points) else np.zeros(3)
+    # from the middle of a picture to its edge, at which the whole brain is in it
+    reach_mm = 1.03 * float(np.linalg.norm(points - centre_mm, axis=1).max(initial=1.0))
+    figure = sections.dark_figure(_PANEL_INCHES * len(sides), _PANEL_INCHES + 1.0)
+    models = []
+    panels = figure.subplots(1, len(sides), squeeze=False)[0]
+    for axes, (name, regions) in zip(panels, sides.items(), strict=True):
+        axes.imshow(np.zeros((_N_PIXELS, _N_PIXELS, 3)), interpolation="bilinear")
+        axes.set_axis_off()
+        title = f"{view.case_id}, {name}"
+        size = sections.fitting_size(title, _PANEL_INCHES, 8.5)
+        axes.set_title(title, color="white", fontsize=size, parse_math=False)
+        sections.draw_scale_bar(axes, 2 * reach_mm / _N_PIXELS)
+        inner = [surface_of(mask, grid.spacing_mm) for mask in regions[::-1]]
+        models.append([Surface(s.points_mm - centre_mm, s.normals) for s in (*inner, brain)])
+    key = sections.region_key(
+        list(sides.values()), [region.upper() for region in REGIONS], filled=True
+    )
+    sections.add_dark_legend(figure, key, f"{sections.RESEARCH_USE}; L marks the patient's left")
 
+    def turn(azimuth_degrees: float) -> None:
+        azimuth = np.radians(azimuth_degrees)
+        # X runs to the patient's left, Y to the back, Z to the head
+        to_viewer = np.array([np.sin(azimuth), -np.cos(azimuth), np.tan(_ELEVATION)])
+        to_viewer /= np.linalg.norm(to_viewer)
+        right = np.array([np.cos(azimuth), np.sin(azimuth), 0.0])
+        screen = np.stack([right, np.cross(to_viewer, right), to_viewer])
+        for axes, surfaces in zip(panels, models, strict=True):
+            axes.images[0].set_data(_picture(surfaces, screen, reach_mm))
+            sections.draw_letters(axes, grid, screen[0], screen[1])
 
-def _reach_mm(models: Sequence[SurfaceModel]) -> float:
-    """Return the distance from the middle of every picture to its edge."""
-    return max(model.reach_mm for model in models)
+    return figure, turn
 
 
 def surface_of(mask: Mask, spacing_mm: Spacing) -> Surface:
@@ -191,23 +162,24 @@ def surface_of(mask: Mask, spacing_mm: Spacing) -> Surface:
     return Surface((points / factors + box.start) * spacing_mm, normals)
 
 
-def _picture(model: SurfaceModel, screen: Pixels, reach_mm: float) -> Pixels:
-    """Return the picture (n, n, 3) of a model; an outer surface is blended over inner ones behind it.
+def _picture(surfaces: Sequence[Surface], screen: Pixels, reach_mm: float) -> Pixels:
+    """Return the picture (n, n, 3) of ET, TC, WT and the brain around the origin.
 
-    The vectors (3, 3) of the screen run to the right, up and to the viewer.
+    An outer surface is blended over inner ones behind it. The vectors (3, 3) of the screen run to the
+    right, up and to the viewer.
     """
     picture = np.zeros((_N_PIXELS, _N_PIXELS, 3))
     nearest = np.full(picture.shape[:2], -np.inf)
-    for surface, colour, opacity in zip(model.surfaces, _COLOURS, _OPACITIES, strict=True):
+    for surface, colour, opacity in zip(surfaces, _COLOURS, _OPACITIES, strict=True):
         if not len(surface.points_mm):
             continue
-        placed = (surface.points_mm - model.centre_mm) @ screen.T
+        placed = surface.points_mm @ screen.T
         first = _first_hits(placed, reach_mm)
         is_hit = first >= 0
         depth = np.where(is_hit, placed[first, 2], -np.inf)
         normals = surface.normals[first] @ screen.T
         light = _AMBIENT + (1 - _AMBIENT) * (normals @ _LIGHT).clip(0, 1)
-        is_haze = surface is model.surfaces[-1]
+        is_haze = surface is surfaces[-1]
         haze = (1 - normals[..., 2].clip(0, 1)) ** _RIM_POWER if is_haze else 1.0
         veil = np.where(is_hit & (depth > nearest + _SKIN_MM), opacity * haze, 0.0)[..., None]
         picture += veil * (light[..., None] * colour - picture)

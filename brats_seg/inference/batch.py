@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.many import Failure, HasCaseId, attempt_case
+from brats_seg.cases.many import Failure, HasCaseId, attempt
 from brats_seg.cpu_threads import available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
@@ -347,7 +347,7 @@ def _attempt(
     """Do a stage of a case, unless the case has ended in an earlier one."""
     if isinstance(given, CaseOutcome):
         return given
-    result = attempt_case(given.case_id, lambda: stage(given))
+    result = attempt(stage, given)
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg import labels
-from brats_seg.cases.conventions import resolve
-from brats_seg.cases.layouts import NNUNET, UNKNOWN
+from brats_seg.cases.layouts import NNUNET, UNKNOWN, resolve
 from brats_seg.runtime.weights import Decoding
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import nested_regions, number_components

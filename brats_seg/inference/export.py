@@ -24,15 +24,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from pydantic import Field
 from safetensors.torch import save
 
-from brats_seg.cases.conventions import release_of
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.layouts import UNKNOWN
+from brats_seg.cases.layouts import UNKNOWN, release_of
 from brats_seg.config import Section
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
+from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
-from brats_seg.evaluation.subset_scores import pooled
 from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
 from brats_seg.labels import REGIONS, LabelConvention, convention_named

@@ -23,7 +23,7 @@ from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.method import Field, input_of_crop

@@ -9,7 +9,7 @@ from torch import nn
 
 from brats_seg.config import OVERLAP, Config
 from brats_seg.errors import CaseError, ConfigError, UsageError
-from brats_seg.evaluation.subset_scores import SubsetScores, absent_from, pooled
+from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings, resolve
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS

@@ -23,7 +23,7 @@ from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, modality_named
 from brats_seg.config import Section
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
+from brats_seg.evaluation.scores import SubsetScores, absent_from
 from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.model import Model, load_model, wrap_network

@@ -23,11 +23,11 @@ from typing import Self
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.subset_scores import absent_from
+from brats_seg.evaluation.scores import absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.decode import PARTS
 from brats_seg.inference.method import Field, Scan
@@ -300,14 +300,13 @@ class OutputFolder:
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
-    from brats_seg.figures.cases import SHOWN, planes_figure
+    from brats_seg.figures.cases import planes_figure, shown_of
     from brats_seg.figures.sections import Grid, write_figure
-    from brats_seg.figures.view import shown_of
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
     images = {}
-    for name in shown_of(scan.modalities, SHOWN):
+    for name in shown_of(scan.modalities):
         index = MODALITIES.index(name)
         image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
         images[name] = turned(scan.on_scan_grid(image), turn)

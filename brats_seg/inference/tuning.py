@@ -27,7 +27,7 @@ from brats_seg.evaluation import significance
 from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.subset_scores import SubsetScores, pooled
+from brats_seg.evaluation.scores import SubsetScores, pooled
 from brats_seg.files import whole_file
 from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import (
@@ -282,7 +282,7 @@ def _score_case(
             rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
         else:
             lesions = score_lesions(stored.reference, regions, protocol, scale)
-            rows.append(np.array([one.dice for one in lesions]))
+            rows.append(lesions["lesionwise_dice"].to_numpy())
     return np.stack(rows)
 
 

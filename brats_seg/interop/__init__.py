@@ -13,16 +13,19 @@ from typing import Any
 import yaml
 from torch import Tensor, nn
 
+from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
+from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.model import Member
 from brats_seg.labels import MODALITIES
-from brats_seg.runtime.weights import ExportedModel, reason_of, sha256_of
+from brats_seg.runtime.weights import ExportedModel, read_plain, reason_of, sha256_of
+from brats_seg.voxels.box import Box
 
 _LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
-COPY_AGAIN = "Copy the folder of the model again."
+_COPY_AGAIN = "Copy the folder of the model again."
 
 
 def reader_of(path: Path) -> Callable[[Path], Member] | None:
@@ -44,8 +47,10 @@ def writer_of(file_format: str) -> Callable[[ExportedModel, Path], None]:
     return onnx.write_onnx if file_format == "onnx" else export_bundle.write_bundle
 
 
-def read_description(path: Path) -> Any:
-    """Return the content of a file of JSON or YAML."""
+def read_content(path: Path) -> Any:
+    """Return the content of a file of JSON or YAML, or of a checkpoint, without running code."""
+    if path.suffix not in {".json", ".yaml", ".yml"}:
+        return read_plain(path, _COPY_AGAIN)
     text = read_bounded(path, _LONGEST_TEXT).decode()
     return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
 
@@ -68,8 +73,20 @@ def hash_of_files(paths: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(sorted(map(sha256_of, paths))).encode()).hexdigest()[:32]
 
 
+def scan_of(loaded: LoadedCase, image: Field, box: Box) -> Scan:
+    """Return a case prepared for a network, given its image (4, x, y, z) in a box of the scan."""
+    return Scan(
+        case_id=loaded.case.case_id,
+        release=loaded.case.release,
+        image=image,
+        box=box,
+        geometry=loaded.geometry,
+        warnings=loaded.case.remarks,
+    )
+
+
 @contextmanager
-def usable(path: Path, next_step: str = COPY_AGAIN) -> Iterator[None]:
+def usable(path: Path, next_step: str = _COPY_AGAIN) -> Iterator[None]:
     """Turn errors of reading and building the content of a file into `UsageError`."""
     try:
         yield

@@ -21,22 +21,15 @@ import torch
 from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
+from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
-from brats_seg.interop import (
-    COPY_AGAIN,
-    channels_of,
-    hash_of_files,
-    load_weights,
-    read_description,
-    usable,
-)
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
 from brats_seg.presets import MONAI_NETWORKS, is_plain
-from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights, read_plain
+from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
@@ -111,23 +104,23 @@ def read_bundle(path: Path) -> Member:
     metadata, weights = path / _METADATA, path / _WEIGHTS
     configurations = [path / name for name in _CONFIGURATIONS]
     file = next(filter(Path.is_file, configurations), configurations[0])
-    with usable(metadata, _USE_MONAI):
-        formats = read_description(metadata)["network_data_format"]
+    with interop.usable(metadata, _USE_MONAI):
+        formats = interop.read_content(metadata)["network_data_format"]
         image = _Format.model_validate(formats["inputs"]["image"])
         regions = _regions(_Format.model_validate(formats["outputs"]["pred"]).names)
-    modalities = channels_of(image.names, metadata)
-    with usable(file, _USE_MONAI):
-        config = read_description(file)
+    modalities = interop.channels_of(image.names, metadata)
+    with interop.usable(file, _USE_MONAI):
+        config = interop.read_content(file)
         windows = _windows(config)
         network = _network(config)
         transforms = _transforms(config)
         decoding = _decoding(config)
-    with usable(weights):
+    with interop.usable(weights):
         # the entries that MONAI's handlers and bundles store a network in
-        content = read_plain(weights, COPY_AGAIN)
+        content = interop.read_content(weights)
         state = checked_weights(content.get("model", content.get("state_dict", content)))
-    load_weights(network, state, weights)
-    fingerprint = hash_of_files([metadata, file, weights])
+    interop.load_weights(network, state, weights)
+    fingerprint = interop.hash_of_files([metadata, file, weights])
     channels = tuple(map(MODALITIES.index, modalities))
     return Member(
         network=network,
@@ -156,15 +149,7 @@ def read_bundle(path: Path) -> Member:
 def _whole_scan(loaded: LoadedCase) -> Scan:
     """Return the modalities as they are: the transforms of a bundle see the whole volumes."""
     volumes = [volume.array.astype(np.float32) for volume in loaded.volumes]
-    x, y, z = volumes[0].shape
-    return Scan(
-        case_id=loaded.case.case_id,
-        release=loaded.case.release,
-        image=np.stack(volumes),
-        box=Box(start=(0, 0, 0), stop=(x, y, z)),
-        geometry=loaded.geometry,
-        warnings=loaded.case.remarks,
-    )
+    return interop.scan_of(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
 
 
 def _to_network(scan: Scan, channels: tuple[int, ...], transforms: tuple[Any, ...]) -> NetworkInput:

@@ -22,22 +22,15 @@ from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
 from torch import Tensor
 
+from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
-from brats_seg.interop import (
-    COPY_AGAIN,
-    channels_of,
-    hash_of_files,
-    load_weights,
-    read_description,
-    usable,
-)
 from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
-from brats_seg.runtime.weights import ModelIdentity, checked_weights, read_plain
+from brats_seg.runtime.weights import ModelIdentity, checked_weights
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
@@ -139,7 +132,7 @@ def read_nnunet(path: Path) -> Member:
     dataset_path, plans_path = root / DATASET_NAME, root / PLANS_NAME
     dataset, plans = _read(dataset_path, _Dataset), _read(plans_path, _Plans)
     names = [name for _, name in sorted(dataset.channel_names.items())]
-    channels = channels_of(names, dataset_path)
+    channels = interop.channels_of(names, dataset_path)
     heads = _heads_of(dataset, dataset_path)
     files = _checkpoints(path, root)
     folds = [_read(file, _Checkpoint) for file in files]
@@ -155,7 +148,7 @@ def read_nnunet(path: Path) -> Member:
         is_turned=plans.image_reader_writer == "NibabelIOWithReorient",
         heads=heads,
     )
-    fingerprint = hash_of_files([dataset_path, plans_path, *files])
+    fingerprint = interop.hash_of_files([dataset_path, plans_path, *files])
     return Member(
         network=MeanNetwork(networks),
         name=architecture.network_class_name.rpartition(".")[2],
@@ -192,10 +185,8 @@ def _root_of(path: Path) -> Path | None:
 
 
 def _read(path: Path, kind: type[Values]) -> Values:
-    with usable(path):
-        is_text = path.suffix == ".json"
-        content = read_description(path) if is_text else read_plain(path, COPY_AGAIN)
-        return kind.model_validate(content)
+    with interop.usable(path):
+        return kind.model_validate(interop.read_content(path))
 
 
 def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
@@ -249,7 +240,7 @@ def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
     """Return a configuration of the plans, completed by the one that it inherits from."""
     content: dict[str, Any] = {}
     inherited: str | None = name
-    with usable(path, _UNUSABLE):
+    with interop.usable(path, _UNUSABLE):
         for _ in plans.configurations:
             if inherited is not None:
                 parent = plans.configurations[inherited]
@@ -262,12 +253,12 @@ def _network(
 ) -> NnunetNetwork:
     """Build the network of a fold with its weights."""
     # the weights are those of the file: no memory is needed for others, of any size
-    with usable(path, _UNUSABLE), torch.device("meta"):
+    with interop.usable(path, _UNUSABLE), torch.device("meta"):
         weights = checked_weights(fold.network_weights)
         network = NnunetNetwork(architecture, len(MODALITIES), n_out)
     # of weights that nnU-Net stores under two names, one is enough
     copies = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")
-    load_weights(network, {n: w for n, w in weights.items() if not copies.match(n)}, path)
+    interop.load_weights(network, {n: w for n, w in weights.items() if not copies.match(n)}, path)
     return network
 
 
@@ -298,11 +289,8 @@ class _Grid:
         mask: Mask = binary_fill_holes(~outside)
         box = bounding_box(mask)
         if box is None:
-            next_step = "View the scan, and export it again."
-            file = loaded.volumes[0].file
-            raise CaseError(
-                loaded.case.case_id, file, "no voxel that is not 0", "a scan", next_step
-            )
+            file, problem = loaded.volumes[0].file, "no voxel that is not 0"
+            raise CaseError(loaded.case.case_id, file, problem, "a scan", "Export it again.")
         image = np.empty((len(volumes), *box.shape), dtype=np.float32)
         for channel, is_masked in zip(self.channels, self.is_masked, strict=True):
             crop = volumes[channel][box.slices].astype(np.float32)
@@ -310,14 +298,7 @@ class _Grid:
             values = crop[where]
             crop[where] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
             image[channel] = crop
-        return Scan(
-            case_id=loaded.case.case_id,
-            release=loaded.case.release,
-            image=image,
-            box=box,
-            geometry=loaded.geometry,
-            warnings=loaded.case.remarks,
-        )
+        return interop.scan_of(loaded, image, box)
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Return a scan on the grid of the network."""

@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.figures.cases import sample_figure, tissue_colours, uncertainty_figure, view_figure
+from brats_seg.figures import cases
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
-from brats_seg.figures.view import CaseView, Labelled
 from brats_seg.labels import MODALITIES
 from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write_page
 from brats_seg.voxels.box import Box, bounding_box
@@ -57,7 +56,7 @@ class EmbeddedVolume(NamedTuple):
 
 
 def write_case_page(
-    view: CaseView, path: Path, *, flags: Sequence[str] = (), facts: Sequence[Fact] = ()
+    view: cases.CaseView, path: Path, *, flags: Sequence[str] = (), facts: Sequence[Fact] = ()
 ) -> None:
     """Write the page of a case.
 
@@ -103,7 +102,7 @@ def write_case_page(
         log.warning(message, path, n_bytes / 1e6)
 
 
-def part_rows(view: CaseView) -> list[tuple[str, str, dict[str, float], float | None]]:
+def part_rows(view: cases.CaseView) -> list[tuple[str, str, dict[str, float], float | None]]:
     """Return name, colour, ml by side, and Dice of every region and of the tissues between them."""
     names = [f"{name} ({region.upper()})" for region, name in _REGION_NAMES.items()]
     ml = {}
@@ -119,7 +118,7 @@ def part_rows(view: CaseView) -> list[tuple[str, str, dict[str, float], float | 
     return list(zip(*columns, strict=False))
 
 
-def embedded_volumes(view: CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
+def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
     """Embed the part in a box of the scans of a case, its label maps and its uncertainty."""
     affine = _affine_in(view, box)
     layers = []
@@ -143,14 +142,14 @@ def embedded_volumes(view: CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
         coarser *= 4
 
 
-def _affine_in(view: CaseView, box: Box) -> Affine:
+def _affine_in(view: cases.CaseView, box: Box) -> Affine:
     """Return the matrix (4, 4) from the voxels of a box to millimetres."""
     affine = view.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ box.start
     return affine
 
 
-def _box_of(view: CaseView) -> Box:
+def _box_of(view: cases.CaseView) -> Box:
     """Return the box of the brain and of all labels, with one voxel around it."""
     is_shown = (view.images != 0).any(axis=0)
     for side in view.sides.values():
@@ -198,7 +197,7 @@ def _coded(stored: npt.NDArray[Any]) -> bytes:
     return folded.view(np.uint8).reshape(-1, 2).T.tobytes()
 
 
-def _centre_mm(view: CaseView) -> list[float]:
+def _centre_mm(view: cases.CaseView) -> list[float]:
     """Return the middle of the first tumour that is there, or of the brain."""
     regions = [side.regions for side in view.sides.values() if side.label_map.any()]
     nothing = np.zeros((3, *view.images.shape[1:]), bool)
@@ -207,9 +206,9 @@ def _centre_mm(view: CaseView) -> list[float]:
     return position
 
 
-def _tissues(side: Labelled) -> dict[str, Any]:
+def _tissues(side: cases.Labelled) -> dict[str, Any]:
     """Return the names and the colours of the label values, as NiiVue takes them."""
-    colours = tissue_colours(side.convention)
+    colours = cases.tissue_colours(side.convention)
     # every value up to the last one needs a colour; 0 and values without a meaning are transparent
     table = [
         (*bytes.fromhex(colours[i][1:]), 255) if i in colours else (0, 0, 0, 0)
@@ -222,29 +221,29 @@ def _tissues(side: Labelled) -> dict[str, Any]:
     }
 
 
-def _legend(view: CaseView) -> list[tuple[str, str]]:
+def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
     """Return the colours of the tissues, and what each means on either side."""
     words: dict[str, dict[str, None]] = {}
     for side in view.sides.values():
-        colours = tissue_colours(side.convention)
+        colours = cases.tissue_colours(side.convention)
         for value, meaning in side.convention.meanings:
             words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
     return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
 
 
-def _pictures(view: CaseView) -> Iterator[tuple[str, str]]:
+def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
     """Yield static pictures, each with words for readers who do not see it."""
     if view.sides:
         words = "Three planes through the tumour, with the outlines of its regions"
-        yield picture_uri(view_figure(view)), words
+        yield picture_uri(cases.view_figure(view)), words
     else:
-        yield picture_uri(sample_figure(view)), "The four scans in one section"
+        yield picture_uri(cases.sample_figure(view)), "The four scans in one section"
     if view.prediction is not None and view.uncertainty is not None:
         words = "Outlines of the prediction, and its uncertainty in colours"
-        yield picture_uri(uncertainty_figure(view)), words
+        yield picture_uri(cases.uncertainty_figure(view)), words
 
 
-def _facts_of_grid(view: CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:
+def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:
     edges = " x ".join(f"{mm:.3g}" for mm in view.geometry.spacing_mm)
     voxels = " x ".join(map(str, view.geometry.shape))
     yield Fact("Grid of the files", f"{voxels} voxels of {edges} mm")

@@ -20,14 +20,13 @@ from PIL import Image, UnidentifiedImageError
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, some_of
-from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.pages.html import PAGE_SUFFIX, Fact, data_uri, picture_uri, write_page
+from brats_seg.pages import html
 from brats_seg.progress import Track, untracked
 
 COHORT_PAGE = "cohort.html"
@@ -43,21 +42,14 @@ _PICTURE_WIDTH = 160
 def write_cohort_page(
     results: Path,
     page: Path,
+    options: html.PageOptions = html.DEFAULT_OPTIONS,
     *,
-    reference: Path | None = None,
-    scores: Path | None = None,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> None:
     """Write the page of a folder of predictions, with links to the pages of cases that are there.
 
-    Args:
-        results: Folder that `predict` wrote.
-        page: The page, a `.html`.
-        reference: Folder of label maps, or of scans with label maps, to score the predictions with.
-        scores: Table of scores of these predictions, instead of a reference.
-        n_workers: Processes that score; 0 works in this one.
-        track: Shows the progress.
+    The predictions are scored with the references of the options, unless these have a table of scores.
 
     Raises:
         UsageError: The folder has no record of predictions, or the table is not one of scores.
@@ -71,21 +63,22 @@ def write_cohort_page(
     records = [one for one in entries.values() if isinstance(one, Record)]
     scored = joined_scores(())
     remarks: tuple[str, ...] = ()
-    if scores is not None:
-        scored = read_scores(scores)
-    elif reference is not None:
-        pairing = find_pairs(reference, results, only_predicted=True)
-        found = evaluate_pairs(pairing, protocol_named("legacy"), n_workers=n_workers, track=track)
-        scored = found.scores
-        unscored = (f"not scored: {failure.message}" for failure in found.failures)
-        remarks = (*found.remarks, *unscored)
+    if options.scores is not None:
+        scored = read_scores(options.scores)
+    elif options.reference is not None:
+        pairing = find_pairs(options.reference, results, only_predicted=True)
+        rules = protocol_named("legacy")
+        evaluation = evaluate_pairs(pairing, rules, n_workers=n_workers, track=track)
+        scored = evaluation.scores
+        unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
+        remarks = (*evaluation.remarks, *unscored)
     scored = scored[scored["case_id"].isin([record.case_id for record in records])]
     dice = dice_by_case(scored)
     means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
     records.sort(key=lambda one: (means.get(one.case_id, np.inf), -len(one.warnings)))
     summaries = summarise_scores(scored, np.random.default_rng(0))
-    write_page(
+    html.write_page(
         page,
         "cohort.html",
         title=f"Predictions in {results.resolve().name}",
@@ -99,13 +92,13 @@ def write_cohort_page(
         facts=tuple(_facts(records)),
         regions=REGIONS,
         summaries=[(s.region, s.n_cases, s.spread("dice").mean_text(s.n_cases)) for s in summaries],
-        charts=[(words, picture_uri(figure)) for words, figure in _charts(records, dice)],
+        charts=[(words, html.picture_uri(figure)) for words, figure in _charts(records, dice)],
     )
 
 
 def page_path(results: Path, case_id: str) -> Path:
     """Return the file of the page of a case in a folder of predictions."""
-    return results / PAGES_NAME / f"{case_id}{PAGE_SUFFIX}"
+    return results / PAGES_NAME / f"{case_id}{html.PAGE_SUFFIX}"
 
 
 def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
@@ -146,12 +139,12 @@ def _thumbnail(preview: Path | None) -> str:
         return ""
     size = (_PICTURE_WIDTH, round(_PICTURE_WIDTH * part.height / part.width))
     part.resize(size, reducing_gap=2.0).save(small, format="WEBP", quality=60)
-    return data_uri(small.getvalue(), "image/webp")
+    return html.data_uri(small.getvalue(), "image/webp")
 
 
 def _link(results: Path, case_id: str, page: Path) -> str:
     """Return the link from the page of a cohort to that of a case; empty if there is none."""
-    beside = page.parent / f"{case_id}{PAGE_SUFFIX}"
+    beside = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
     for target in (page_path(results, case_id), beside):
         if target.is_file():
             way = os.path.relpath(target.absolute(), page.absolute().parent)
@@ -172,7 +165,7 @@ def _charts(
         yield "Predicted volume of every case by region", volume_figure(ml)
 
 
-def _facts(records: Sequence[Record]) -> Iterator[Fact]:
+def _facts(records: Sequence[Record]) -> Iterator[html.Fact]:
     """Yield what the predictions were made with; several values with their numbers of cases."""
     if not records:
         return
@@ -184,5 +177,7 @@ def _facts(records: Sequence[Record]) -> Iterator[Fact]:
         "Settings": [record.settings.changed_text() for record in records],
     }
     for name, texts in values.items():
-        yield Fact(name, some_of([*dict.fromkeys(texts)]))
-    yield Fact("Time of a case", f"{median(record.seconds for record in records):.1f} s (median)")
+        yield html.Fact(name, some_of([*dict.fromkeys(texts)]))
+    yield html.Fact(
+        "Time of a case", f"{median(record.seconds for record in records):.1f} s (median)"
+    )

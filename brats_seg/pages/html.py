@@ -10,6 +10,7 @@ with a value of `picture_uri`.
 
 import base64
 import math
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -31,6 +32,33 @@ _COMPRESSION_LEVEL = 9
 PAGE_SUFFIX = ".html"
 """Ending of the name of a page."""
 _DPI = 110
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageOptions:
+    """Choices for the pages of one command."""
+
+    output: Path | None = None
+    """Folder for the pages, or the file of a single one; None for `reports` beside the results."""
+    prediction: Path | None = None
+    """Folder of predictions, or a label map, of cases that are given by their scans."""
+    reference: Path | None = None
+    """Folder of label maps to compare with; None takes those that lie beside the scans."""
+    case_ids: tuple[str, ...] = ()
+    """Cases to write; empty for all."""
+    with_cases: bool = True
+    """Whether a folder of predictions has the pages of its cases written too."""
+    scores: Path | None = None
+    """Table of scores of the predictions, which saves scoring them."""
+    prepared: Path | None = None
+    """Folder of the prepared cases that a run was trained on: its held-out cases are predicted,
+    unless `tune` or an earlier call has, and scored. None leaves them out."""
+    device: str = "auto"
+    precision: str = "auto"
+    """Device and precision that predict them."""
+
+
+DEFAULT_OPTIONS = PageOptions()
 
 
 class Fact(NamedTuple):

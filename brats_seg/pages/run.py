@@ -21,7 +21,7 @@ from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
-from brats_seg.pages.html import Fact, picture_uri, write_page
+from brats_seg.pages.html import DEFAULT_OPTIONS, Fact, PageOptions, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, run_locked
@@ -60,23 +60,11 @@ def is_run(path: Path) -> bool:
 def write_run_page(
     run: Path,
     page: Path,
+    options: PageOptions = DEFAULT_OPTIONS,
     *,
-    prepared: Path | None = None,
-    device: str = "auto",
-    precision: str = "auto",
     track: Track = untracked,
 ) -> None:
-    """Write the page of a run.
-
-    Args:
-        run: Folder of the run.
-        page: The page, a `.html`.
-        prepared: Folder of the prepared cases that the run was trained on. Its held-out cases are
-            predicted, unless `tune` or an earlier call has, and the worst are drawn. None leaves
-            them out.
-        device: Device that predicts them.
-        precision: Precision that predicts them.
-        track: Shows the progress.
+    """Write the page of a run; with the prepared cases, its worst held-out cases are drawn.
 
     Raises:
         UsageError: The folder is not a run with a finished epoch, or the run was not trained on
@@ -94,10 +82,11 @@ def write_run_page(
     shown = shown.drop_duplicates("epoch")
     scores: list[HeldOutScore] = []
     pictures: list[tuple[HeldOutScore, str, str]] = []
-    if prepared is not None:
-        where = choose_device(device, precision)
+    if options.prepared is not None:
+        device = choose_device(options.device, options.precision)
         with run_locked(run):
-            scores, pictures = held_out_scores(open_held_out(run, prepared), where, track)
+            held_out = open_held_out(run, options.prepared)
+            scores, pictures = held_out_scores(held_out, device, track)
     write_page(
         page,
         "run.html",

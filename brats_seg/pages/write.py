@@ -6,7 +6,7 @@ warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictio
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,44 +14,17 @@ from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
-from brats_seg.evaluation.pairs import label_maps_in
-from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
+from brats_seg.evaluation.evaluate import label_maps_in
+from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
-from brats_seg.pages.html import PAGE_SUFFIX, Fact
+from brats_seg.pages.html import DEFAULT_OPTIONS, PAGE_SUFFIX, Fact, PageOptions
 from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageOptions:
-    """Choices for the pages of one command."""
-
-    output: Path | None = None
-    """Folder for the pages, or the file of a single one; None for `reports` beside the results."""
-    prediction: Path | None = None
-    """Folder of predictions, or a label map, of cases that are given by their scans."""
-    reference: Path | None = None
-    """Folder of label maps to compare with; None takes those that lie beside the scans."""
-    case_ids: tuple[str, ...] = ()
-    """Cases to write; empty for all."""
-    with_cases: bool = True
-    """Whether a folder of predictions has the pages of its cases written too."""
-    scores: Path | None = None
-    """Table of scores of the predictions, which saves scoring them."""
-    prepared: Path | None = None
-    """Folder of the prepared cases that a run was trained on: its held-out cases are predicted,
-    unless `tune` or an earlier call has, and scored. None leaves them out."""
-    device: str = "auto"
-    precision: str = "auto"
-    """Device and precision that predict them."""
-
-
-DEFAULT_OPTIONS = PageOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,14 +77,7 @@ def write_report(
     if is_run(inputs[0]):
         pages = _pages(inputs, RUN_PAGE, options.output)
         for run, page in zip(inputs, pages, strict=True):
-            write_run_page(
-                run,
-                page,
-                prepared=options.prepared,
-                device=options.device,
-                precision=options.precision,
-                track=track,
-            )
+            write_run_page(run, page, options, track=track)
         return MappedCases(results=tuple(pages), failures=())
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
@@ -122,14 +88,7 @@ def write_report(
         if options.case_ids or is_one:
             return written
     for path, page in zip(cohorts, pages, strict=True):
-        write_cohort_page(
-            path,
-            page,
-            reference=options.reference,
-            scores=options.scores,
-            n_workers=n_workers,
-            track=track,
-        )
+        write_cohort_page(path, page, options, n_workers=n_workers, track=track)
     return replace(written, results=(*pages, *written.results))
 
 
@@ -205,7 +164,7 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
 
 def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     """Yield the files of each case of a folder of predictions, or of scans."""
-    references = _label_maps(options.reference)
+    references = label_maps_in(options.reference) if options.reference else {}
     if not (path / MANIFEST_NAME).is_file():
         found = _of_scans(path, options)
     elif options.prediction is None:
@@ -235,7 +194,7 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
     wanted = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
-    predictions = {} if records else _label_maps(folder, wanted)
+    predictions = label_maps_in(folder, wanted) if folder and not records else {}
     for case in cases:
         record = records.get(case.case_id)
         if folder is not None and record is not None:
@@ -249,22 +208,6 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
             problem = CaseError(case.case_id, str(folder), found, expected, next_step)
         page = page_path(above or Path(), case.case_id)
         yield PageFiles(case=case, page=page, prediction=prediction, problem=problem)
-
-
-def _label_maps(path: Path | None, case_ids: Sequence[str] = ()) -> Mapping[str, Path]:
-    """Return label maps by case id: those of a folder, or one for the only case."""
-    if path is None:
-        return {}
-    if path.is_dir():
-        return label_maps_in(path)
-    if not path.exists():
-        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
-        raise UsageError(msg)
-    if len(case_ids) != 1:
-        n_cases = counted(len(case_ids), "case")
-        msg = f"{path} is one label map, for {n_cases}; choose one with --case"
-        raise UsageError(msg)
-    return {case_ids[0]: path}
 
 
 def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
 from brats_seg.errors import ResumeError, UsageError, some_of
-from brats_seg.evaluation.subset_scores import AllSubsetScores
+from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.presets import TaskName, check_stored

@@ -228,8 +228,8 @@ def estimates(
     def compute(*values: Days) -> Days:
         return np.stack(list(figures(*values).values()))
 
-    interval = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
-    numbers = zip(figures(*values).items(), interval.low, interval.high, strict=True)
+    ends = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
+    numbers = zip(figures(*values).items(), *ends, strict=True)
     return tuple(
         Estimate(name=name, value=float(value), low=float(low), high=float(high))
         for (name, value), low, high in numbers

@@ -21,12 +21,11 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Fault: TypeAlias = Callable[[Path], None]
 """Prepares the process of a command, in its folder, for what is to happen to it."""
@@ -61,14 +60,12 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(_PRELOADED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """The end of a command."""
 
     code: int
     """Exit code; negative if a signal ended it."""
     shown: str
-    """Everything that it printed."""
 
     @property
     def problem(self) -> str:
@@ -218,13 +215,11 @@ def _is_inside(path: object, folder: str) -> bool:
     return os.path.abspath(os.fsdecode(path)).startswith(folder)  # noqa: PTH100
 
 
-@dataclass(frozen=True, slots=True)
-class At:
-    """Something happens to the command at one moment."""
+class At(NamedTuple):
+    """Something happens to the command, which is given its folder, at one moment."""
 
     n: int
     happen: Callable[[Path], None]
-    """Called with the folder of the command."""
 
     def __call__(self, folder: Path) -> None:
         at_each_moment(folder, lambda n, event: self.happen(folder) if n == self.n else None)
@@ -251,8 +246,7 @@ def unplug(name: str, folder: Path) -> None:
         (folder / name).rename(away_from(folder / name))
 
 
-@dataclass(frozen=True, slots=True)
-class KilledWriting:
+class KilledWriting(NamedTuple):
     """The process is killed in the middle of the first write after a moment, by the system."""
 
     n: int
@@ -262,8 +256,7 @@ class KilledWriting:
         At(self.n, limit_files)(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class KilledAfter:
+class KilledAfter(NamedTuple):
     """The command and its workers are killed after a time."""
 
     seconds: float
@@ -274,8 +267,7 @@ class KilledAfter:
         timer.start()
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedFrom:
+class RefusedFrom(NamedTuple):
     """From one moment on the disk refuses changes with an error of the system."""
 
     n: int
@@ -308,8 +300,7 @@ def without_network(folder: Path) -> None:
     sys.addaudithook(audit)
 
 
-@dataclass(frozen=True, slots=True)
-class LimitedMemory:
+class LimitedMemory(NamedTuple):
     """The process may take no more memory than that beside what it holds."""
 
     n_bytes: int

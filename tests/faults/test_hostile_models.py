@@ -24,6 +24,7 @@ from brats_seg.inference.model import load_model, read_together
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.tuning import tune_runs
 from brats_seg.models.build import build_model
+from brats_seg.pages.html import PageOptions
 from brats_seg.pages.run import write_run_page
 from brats_seg.presets import MONAI_NETWORKS, is_plain, trusting
 from brats_seg.training.certificate import certify_run
@@ -63,6 +64,10 @@ def _many_networks(model: Path) -> None:
     (model / "model.json").write_text(json.dumps(content))
 
 
+def _written(name: str, content: bytes) -> Break:
+    return lambda model: (model / name).write_bytes(content)
+
+
 def _replaced(make: Break, name: str = ".") -> Break:
     """Return what replaces a file, or one in the folder of the model."""
 
@@ -90,32 +95,20 @@ MODELS: Mapping[str, Break] = {
     "weights elsewhere": _network("weights", "../../runs/fold0/best.pt"),
     "weights of an absolute name": _network("weights", "/etc/passwd"),
     "10,000 networks": _many_networks,
-    **{
-        what: lambda model, text=text: (model / "model.json").write_text(text)
-        for what, text in {
-            "no JSON": "this is not JSON",
-            "empty": "",
-            "100,000 braces": '{"a":' * 100_000,
-            "a list": "[1, 2]",
-            "a version of NaN": '{"format_version": NaN, "members": 7}',
-        }.items()
-    },
-    **{
-        what: lambda model, content=content: (model / _WEIGHTS).write_bytes(content)
-        for what, content in {
-            "empty weights": b"",
-            "weights with a header of 2^60 bytes": struct.pack("<Q", 1 << 60) + b"{}",
-            "weights of brackets": struct.pack("<Q", 50_000) + b"[" * 50_000,
-            "weights that are a pickle": b"\x80\x04cos\nsystem\n(S'touch owned'\ntR.",
-        }.items()
-    },
-    **{
-        f"{file} is {what}": _replaced(UNREADABLE[what], file)
-        for file, what in (
-            *((_WEIGHTS, what) for what in ("a FIFO", "a folder", "a link to itself")),
-            *(("model.json", what) for what in ("a FIFO", "a folder")),
-        )
-    },
+    "no JSON": _written("model.json", b"this is not JSON"),
+    "an empty description": _written("model.json", b""),
+    "100,000 braces": _written("model.json", b'{"a":' * 100_000),
+    "a list": _written("model.json", b"[1, 2]"),
+    "a version of NaN": _written("model.json", b'{"format_version": NaN, "members": 7}'),
+    "a description that is a FIFO": _replaced(UNREADABLE["a FIFO"], "model.json"),
+    "a description that is a folder": _replaced(UNREADABLE["a folder"], "model.json"),
+    "empty weights": _written(_WEIGHTS, b""),
+    "weights with a header of 2^60 bytes": _written(_WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"),
+    "weights of brackets": _written(_WEIGHTS, struct.pack("<Q", 50_000) + b"[" * 50_000),
+    "weights that are a pickle": _written(_WEIGHTS, b"\x80\x04cos\nsystem\n(S'touch owned'\ntR."),
+    "weights that are a FIFO": _replaced(UNREADABLE["a FIFO"], _WEIGHTS),
+    "weights that are a folder": _replaced(UNREADABLE["a folder"], _WEIGHTS),
+    "weights that are a link to themselves": _replaced(UNREADABLE["a link to itself"], _WEIGHTS),
 }
 """Further values of single entries are in `test_export.py`."""
 
@@ -182,10 +175,10 @@ CHECKPOINTS: Mapping[str, Break] = {
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 40),
     "cut off": _cut,
     "with a flipped bit": _flipped,
-    **{
-        what: _replaced(UNREADABLE[what])
-        for what in ("a folder", "a FIFO", "a device", "a link to itself")
-    },
+    "a folder": _replaced(UNREADABLE["a folder"]),
+    "a FIFO": _replaced(UNREADABLE["a FIFO"]),
+    "a device": _replaced(UNREADABLE["a device"]),
+    "a link to itself": _replaced(UNREADABLE["a link to itself"]),
     "a list": lambda path: torch.save([1, 2], path),
     "without entries": lambda path: torch.save({"schema_version": 3}, path),
     "without a model": _saved("model", {}),
@@ -289,7 +282,7 @@ WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared, metric="dice"),
     "certify": lambda run, _: certify_run(run, n_patches=2),
     "report": lambda run, prepared: write_run_page(
-        run, Path("page.html"), prepared=prepared, device="cpu"
+        run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
     ),
     "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
     "start from": lambda run, _: read_source(run),

@@ -11,7 +11,6 @@ from tests.faults.stages import COMMANDS
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_opens_a_socket(name: str, campaign: Campaign) -> None:
     ended = run(COMMANDS[name].words, campaign.start(COMMANDS[name].stage), without_network)
-
     assert ended.expect(0) == ""
     assert NETWORK_USED not in ended.shown
 
@@ -20,5 +19,4 @@ def test_no_command_opens_a_socket(name: str, campaign: Campaign) -> None:
 def test_a_scheduler_cannot_be_reached_without_it(campaign: Campaign) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
-
     assert NETWORK_USED in run(words, campaign.start("trained"), without_network).shown

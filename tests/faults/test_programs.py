@@ -47,7 +47,6 @@ def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> Non
     assert n_moments(INDEX, folder) >= 4
     hung = run(INDEX, folder, timeout_s=0.001)
     died = Ended(code=1, shown="Traceback (most recent call last):\nKeyError")
-
     assert "it hung" in hung.problem
     assert "it ended in a traceback" in died.problem
     assert "exit code 2, expected (0,)" in Ended(code=2, shown="").expect(0)
@@ -59,7 +58,6 @@ def test_another_byte_is_another_result(folder: Path) -> None:
     expected = results(folder)
     (folder / "a").write_bytes(b"2")
     (folder / "b").touch()
-
     assert differences(results(folder), expected) == "other results: a (other content), b (extra)"
 
 
@@ -68,13 +66,11 @@ def test_a_try_with_a_problem_is_a_failure(stages: Stages, tmp_path: Path) -> No
     tries.note("one", "")
     tries.finish()
     tries.note("two", "", "a problem")
-
     with pytest.raises(AssertionError, match="1 of 2 tries failed\ntwo: a problem"):
         tries.finish()
 
 
 def test_the_tests_that_the_security_page_names_exist() -> None:
     named = re.findall(r"`([./]*test_\w+\.py)`", (ROOT / "SECURITY.md").read_text())
-
     assert len(named) >= 9
     assert [name for name in named if not (ROOT / "tests" / "faults" / name).exists()] == []

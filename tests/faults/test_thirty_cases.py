@@ -53,7 +53,6 @@ def done_ids(output: Path) -> list[str]:
 def test_twenty_label_maps_and_ten_rows(thirty: Path) -> None:
     output = thirty / "undisturbed"
     failures = pd.read_csv(output / "failures.csv").set_index("case_id")["message"]
-
     names = {path.name for path in output.glob("*.nii.gz")}
     assert names == {f"{case_id}.nii.gz" for case_id in GOOD_IDS}
     assert len(list((output / "previews").glob("*.png"))) == 20
@@ -75,7 +74,6 @@ def test_a_killed_worker_changes_no_bit(thirty: Path) -> None:
     # a worker is known by its command line; its other processes only watch it
     workers = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
     workers[0].kill()
-
     assert process.wait() == 1
     assert len(workers) == 2
     assert results(output) == results(thirty / "undisturbed")

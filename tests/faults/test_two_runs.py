@@ -67,5 +67,4 @@ def test_other_settings_do_not_mix(name: str, campaign: Campaign) -> None:
 
 def test_a_second_prediction_into_a_folder_is_refused_by_name(campaign: Campaign) -> None:
     words, stage = COMMANDS["predict"]
-
     campaign.note("predict", *two_at_once(words, words, campaign.start(stage), 12))
