@@ -202,11 +202,11 @@ def test_ids_that_the_index_or_a_table_joins_are_one_patient(tmp_path):
     case = Case(case_id="A", patient_id="person", release="brats2023-gli")
     mapping = tmp_path / "name_mapping.csv"
     mapping.write_text("BraTS_2018_subject_ID,BraTS_2020_subject_ID\nA,BraTS20_Training_001\n")
+    clinical = read_clinical_files([mapping])
 
     assert seen_of(tmp_path, "B", "person", cases=[case]) == "yes"
-    other_year = ("BraTS20_Training_001", "another")
-    assert seen_of(tmp_path, *other_year, clinical=read_clinical_files([mapping])) == "yes"
-    assert seen_of(tmp_path, *other_year) == "no"
+    for table, seen in ((clinical, "yes"), (NO_TABLE, "no")):
+        assert seen_of(tmp_path, "BraTS20_Training_001", "another", clinical=table) == seen
 
 
 def test_a_run_without_a_split_is_unknown(tmp_path, caplog):

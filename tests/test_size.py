@@ -35,12 +35,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2846,
+    "training": 2834,
     "inference": 2098,
-    "cases": 2181,
+    "cases": 2168,
     "top level": 1580,
     "evaluation": 1121,
-    "quality": 1043,
     "figures": 965,
     "dicom": 867,
     "survival": 905,

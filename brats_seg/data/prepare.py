@@ -29,14 +29,12 @@ from brats_seg.files import (
     locked,
     remove_leftovers,
     size_text,
-    whole_file,
     whole_folder,
 )
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import Spacing
-from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -305,18 +303,15 @@ def _prepare_voxels(job: _Job, sources: tuple[store.SourceFile, ...], files: Cas
             box=brain.box,
             means=brain.means,
             stds=brain.stds,
-            files=_write_files(folder, brain, loaded.convention, job.spacing_mm),
+            files=_write_files(folder, brain, loaded.convention),
         )
         manifest.write(folder)
 
 
 def _write_files(
-    folder: Path,
-    brain: normalisation.Brain,
-    convention: LabelConvention | None,
-    spacing_mm: Spacing,
+    folder: Path, brain: normalisation.Brain, convention: LabelConvention | None
 ) -> tuple[store.StoredFile, ...]:
-    """Write arrays and measures of a case, and return names, sizes and check sums."""
+    """Write the arrays of a case, and return names, sizes and check sums."""
     arrays: dict[str, npt.NDArray[np.generic]] = {store.IMAGE_NAME: brain.image}
     foreground = np.empty((0, 4), dtype=np.int32)
     if brain.labels is not None and convention is not None:
@@ -325,9 +320,4 @@ def _write_files(
     arrays[store.FOREGROUND_NAME] = foreground
     for name, array in arrays.items():
         store.write_array(folder / name, array)
-    names = [*arrays]
-    if quality := judges("profile"):
-        names.append(store.MEASURES_NAME)
-        with whole_file(folder / store.MEASURES_NAME) as beside:
-            beside.write_text(quality.measures_of(brain.image, spacing_mm))
-    return tuple(store.StoredFile.of(folder / name) for name in names)
+    return tuple(store.StoredFile.of(folder / name) for name in arrays)

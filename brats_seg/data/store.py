@@ -51,10 +51,8 @@ MANIFEST_NAME = "case.json"
 IMAGE_NAME, LABELS_NAME = "image.npy", "labels.npy"
 FOREGROUND_NAME = "foreground.npy"
 """File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
-MEASURES_NAME = "measures.json"
-"""File of the measures of the image, which the checks of `quality` write and read."""
 PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
-_WRITTEN = (MANIFEST_NAME, IMAGE_NAME, LABELS_NAME, FOREGROUND_NAME, MEASURES_NAME)
+_WRITTEN = (MANIFEST_NAME, IMAGE_NAME, LABELS_NAME, FOREGROUND_NAME)
 _SELF = "check_sum"
 """Entry of `case.json` with the check sum of the others."""
 _CHUNK_BYTES = 2**20

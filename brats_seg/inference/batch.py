@@ -275,7 +275,7 @@ class CaseWork:
         """Read, check and prepare a case, unless it is finished."""
         started_s = time.monotonic()
         case = self.predictor.accept(case)
-        files = read_case_files(case, with_label=False)
+        files = read_case_files(case)
         wing, source = dicom(), None
         if wing is not None and "t1c" in case.files:
             source = wing.read_source(case.path_of(case.files["t1c"]).parent)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,11 +106,6 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = load_model(paths, device, settings)
-        if (checks := judges("profile")) and checks.profile_in(model.notes) is None:
-            log.warning(
-                "the model has no profile of its training scans, as those of other programs or of few "
-                "brains: new scans are not compared with them"
-            )
         log.info(
             "windows: %s", "; ".join(dict.fromkeys(str(member.window) for member in model.members))
         )
@@ -220,12 +215,7 @@ class Predictor:
         Raises:
             CaseError: The scan cannot be used.
         """
-        scan, checks = self.model.method.prepare(loaded), judges("profile")
-        if checks is None:
-            return scan
-        spacing_mm = self.model.identity.spacing_mm
-        unlike = checks.unlike_training(scan, self.model.notes, spacing_mm)
-        return replace(scan, warnings=(*scan.warnings, *unlike))
+        return self.model.method.prepare(loaded)
 
     def predict_scan(self, scan: Scan) -> Prediction:
         """Segment a scan that has been prepared; see the function `predict_scan`."""
