@@ -164,7 +164,7 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
             "more values than the file holds",
         ),
         ({"ema": {"weight": 7}}, "is no tensor"),
-        ({"history": nested(9, 9)}, "it has too many values"),
+        ({"history": nested(9, 9)}, "its values are too many"),
         ({"history": nested(40, 1)}, "nested too deeply"),
     ],
 )

@@ -311,8 +311,7 @@ def resolve(
 
 def release_at(release: str, shape: Triple | None) -> str:
     """Return the release of a case by its name, corrected by the shape of its volumes."""
-    is_of_2024 = release == GLI_2023 and shape == _GLI_2024_SHAPE
-    return GLI_2024 if is_of_2024 else release
+    return GLI_2024 if release == GLI_2023 and shape == _GLI_2024_SHAPE else release
 
 
 def resolve_all(
@@ -347,8 +346,7 @@ def check_values(
     values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
 ) -> None:
     """Raise `LabelError` if a case has a value that its convention does not contain."""
-    unknown = sorted(set(values) - convention.values)
-    if unknown:
+    if unknown := sorted(set(values) - convention.values):
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
         next_step = "Correct the label map, or name another convention with --labels."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)

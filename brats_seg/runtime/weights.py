@@ -22,7 +22,8 @@ import torch
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
@@ -66,7 +67,7 @@ _MOST_VALUES = 1_000_000
 """Values of a checkpoint besides the tensors, counted as often as they are referred to."""
 _DEEPEST = 32
 """Levels of lists and dictionaries in a checkpoint; ours have six."""
-_CPU = torch.device("cpu")
+_CPU, _LONGEST_REASON = torch.device("cpu"), 300
 _NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
@@ -359,12 +360,13 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     if path.suffix == ".safetensors":
         return _load_weights(path)
     content = read_plain(path, "Copy it again, or save the state_dict() of its network.")
-    if isinstance(content, dict) and "schema_version" in content:
-        return None
-    # the entry that torch's own examples, MONAI and Lightning store the weights in
-    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        if "schema_version" in content:
+            return None
+        # the entries that torch's own examples, Lightning and MONAI store the weights in
+        content = content.get("state_dict", content.get("model", content))
     try:
-        return checked_weights(state)
+        return checked_weights(content)
     except _INVALID as error:
         msg = f"{path} holds no weights: {reason_of(error)}; expected a checkpoint or a state dict."
         raise UsageError(msg) from None
@@ -454,7 +456,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 
     Raises:
         TypeError: It is no dictionary of tensors.
-        ValueError: A tensor repeats the values of the file.
+        ValueError: A tensor repeats the values of the file, or holds NaN or infinity.
     """
     if not isinstance(state, dict):
         msg = f"found {type(state).__name__} in place of the weights"
@@ -468,7 +470,36 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
         if value.nbytes > value.untyped_storage().nbytes():
             msg = f"the weight {name} has more values than the file holds"
             raise ValueError(msg)
+        if not value.isfinite().all():
+            msg = f"the weight {name} is not finite"
+            raise ValueError(msg)
     return state
+
+
+def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
+    """Build a network that a file describes, with weights of a file, of which it needs no more.
+
+    Raises:
+        TypeError: As `checked_weights`.
+        ValueError: As `checked_weights`, or the network needs more weights.
+        RuntimeError: It needs others.
+    """
+    weights = checked_weights(state)
+    n_left = sum(value.numel() for value in weights.values())
+
+    def count(_module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal n_left
+        n_left -= max(1, parameter.numel())
+        if n_left < 0:
+            msg = f"the network that is described has more weights than the file, such as {name}"
+            raise ValueError(msg)
+
+    with register_module_parameter_registration_hook(count):
+        network = make().eval()
+    # half precision is a way to store weights, and not to compute with them
+    values = {key: w.float() if w.is_floating_point() else w for key, w in weights.items()}
+    network.load_state_dict(values, assign=True)
+    return network
 
 
 def reason_of(error: Exception) -> str:
@@ -482,7 +513,7 @@ def reason_of(error: Exception) -> str:
         return f"it has no entry {error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{error}".partition("\n")[0] or "it ends too soon"
+    return " ".join(f"{error}".split())[:_LONGEST_REASON] or "it ends too soon"
 
 
 def sha256_of(path: Path) -> str:
@@ -504,9 +535,7 @@ def _check_values(content: Any) -> None:
             below = value
         n_values += len(below)
         if depth > _DEEPEST or n_values > _MOST_VALUES:
-            msg = (
-                "its values are nested too deeply" if depth > _DEEPEST else "it has too many values"
-            )
+            msg = "its values are too many, or nested too deeply"
             raise ValueError(msg)
         pending += [(one, depth + 1) for one in below]
 
