@@ -1,33 +1,38 @@
-"""Count false alarms and caught damages of the comparison of scans with a training set.
+"""Count false alarms and noticed faults of the checks of scans, with limits of the same and of other patients.
 
-Profiles are made from random eight cases of a folder of scans, and from all but one; the cases that are
-left out are compared with them, as they are and damaged.
+    python benchmarks/scan_check.py /data/one /data/other
 
-    python benchmarks/scan_check.py /data/BraTS
+Three limits are tried on every scan: those of the package; those of the other folder; and those of
+random scans. A limit of scans is halfway between the scans as they are and a fault.
 """
 
 import argparse
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from machine import version_of
-from scipy.ndimage import gaussian_filter, shift, zoom
+from scipy.ndimage import gaussian_filter, zoom
+from scipy.stats import rankdata
 
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.quality.profile import deviations, measure_crop, profile_of
-from brats_seg.voxels.box import bounding_box, brain_mask, normalised
+from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.labels import MODALITIES
+from brats_seg.quality import scan as checks
+from brats_seg.voxels.box import bounding_box, brain_mask
 
 Images: TypeAlias = npt.NDArray[np.float32]
-Values: TypeAlias = npt.NDArray[np.float64]
+Change: TypeAlias = Callable[[Images], Images]
+Measured: TypeAlias = dict[str, tuple[dict[str, dict[str, float]], bool]]
+"""Values of a scan with each fault, and whether order, contrast agent or skull are reported."""
 
 MARGIN = 12
 N_SPLITS = 200
-N_TRAIN = 8
+AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
 def brain_of(images: Images) -> npt.NDArray[np.bool_]:
@@ -35,98 +40,107 @@ def brain_of(images: Images) -> npt.NDArray[np.bool_]:
     return (images != 0).any(axis=0)
 
 
-def each(
-    change: Callable[[Images], Images], places: Iterable[int] = range(4)
-) -> Callable[[Images], Images]:
-    """Return a damage that changes some modalities inside the brain."""
-    chosen = set(places)
+def each(change: Change, places: Iterable[int] = range(4)) -> Change:
+    """Return a fault that changes some modalities inside the brain."""
 
-    def damage(images: Images) -> Images:
-        inside = brain_of(images)
-        return np.stack(
-            [change(one) * inside if place in chosen else one for place, one in enumerate(images)]
-        )
-
-    return damage
-
-
-def moved(place: int, mm: int) -> Callable[[Images], Images]:
-    """Return a damage that shifts one modality."""
-
-    def damage(images: Images) -> Images:
-        changed = images.copy()
-        changed[place] = shift(images[place], (0, mm, 0), order=0)
+    def fault(images: Images) -> Images:
+        inside, changed = brain_of(images), images.copy()
+        for place in places:
+            changed[place] = change(images[place]) * inside
         return changed
 
-    return damage
+    return fault
+
+
+def zoomed(*factors: float) -> Change:
+    """Return a fault that writes voxels of another size as if they had 1 mm."""
+    return lambda images: zoom(images, (1, *factors), order=1)
+
+
+def swapped(one: int, other: int) -> Change:
+    """Return a fault that exchanges two modalities."""
+    order = list(range(4))
+    order[one], order[other] = other, one
+    return lambda images: images[order]
+
+
+def cut(axis: int, mm: int) -> Change:
+    """Return a fault that cuts off the end of the brain."""
+
+    def fault(images: Images) -> Images:
+        box, changed = bounding_box(brain_of(images)), images.copy()
+        assert box is not None
+        np.moveaxis(changed, axis + 1, 0)[box.stop[axis] - mm :] = 0
+        return changed
+
+    return fault
 
 
 def thick(image: Images, n: int = 5) -> Images:
     """Return an image of thick slices that were interpolated to thin ones."""
-    n_slices = image.shape[2] // n * n
-    slices = image[..., :n_slices].reshape(*image.shape[:2], -1, n).mean(axis=-1)
-    result = np.zeros_like(image)
-    result[..., :n_slices] = zoom(slices, (1, 1, n), order=1)
-    return result
+    whole = image[..., : image.shape[2] // n * n]
+    slices = whole.reshape(*whole.shape[:2], -1, n).mean(axis=-1)
+    missing = image.shape[2] - whole.shape[2]
+    return np.pad(zoom(slices, (1, 1, n), order=1), ((0, 0), (0, 0), (0, missing)))
 
 
-def noisy(share: float) -> Callable[[Images], Images]:
-    """Return a function that adds noise, in standard deviations of the brain."""
-
-    def change(image: Images) -> Images:
-        scale = share * image[image != 0].std()
-        return image + np.random.default_rng(0).normal(0, scale, image.shape).astype(np.float32)
-
-    return change
+def noisy(image: Images, share: float = 0.3) -> Images:
+    """Return an image with noise, in standard deviations of the brain."""
+    scale = share * image[image != 0].std()
+    return image + np.random.default_rng(0).normal(0, scale, image.shape).astype(np.float32)
 
 
 def ranked(image: Images) -> Images:
     """Return an image with equalised histogram."""
-    result, inside = np.zeros_like(image), image != 0
-    order = np.argsort(np.argsort(image[inside], kind="stable"), kind="stable")
-    result[inside] = 1 + 100 * order / order.size
-    return result
+    return rankdata(image, method="ordinal").reshape(image.shape).astype(np.float32)
 
 
 def without_agent(images: Images) -> Images:
     """Return images whose t1c is a second t1n, with noise of its own."""
-    noise = noisy(0.15)(images[0]) - images[0]
-    return np.stack([images[0], images[0] + noise * brain_of(images), images[2], images[3]])
+    return np.stack([images[0], noisy(images[0], 0.15) * brain_of(images), *images[2:]])
 
 
-def swapped(*order: int) -> Callable[[Images], Images]:
-    """Return a damage that reorders the modalities."""
-    return lambda images: images[list(order)]
-
-
-DAMAGES: dict[str, Callable[[Images], Images]] = {
-    "none": lambda images: images,
-    "t1n and t1c swapped": swapped(1, 0, 2, 3),
-    "t1n and t2w swapped": swapped(2, 1, 0, 3),
-    "t1n and t2f swapped": swapped(3, 1, 2, 0),
-    "t1c and t2w swapped": swapped(0, 2, 1, 3),
-    "t1c and t2f swapped": swapped(0, 3, 2, 1),
-    "t2w and t2f swapped": swapped(0, 1, 3, 2),
+NONE = "none"
+FAULTS: dict[str, Change] = {
+    NONE: lambda images: images,
+    **{
+        f"{MODALITIES[a]} and {MODALITIES[b]} swapped": swapped(a, b)
+        for a, b in combinations(range(4), 2)
+    },
     "no contrast agent": without_agent,
-    "t2f shifted by 5 mm": moved(3, 5),
-    "t2f shifted by 10 mm": moved(3, 10),
-    "t2w shifted by 20 mm": moved(2, 20),
-    "scaled to 0.8": lambda images: np.stack([zoom(one, 0.8, order=1) for one in images]),
-    "scaled to 1.25": lambda images: np.stack([zoom(one, 1.25, order=1) for one in images]),
-    "blurred, sigma 1 mm": each(lambda image: gaussian_filter(image, 1)),
-    "blurred, sigma 2 mm": each(lambda image: gaussian_filter(image, 2)),
-    "t1c alone blurred, sigma 2 mm": each(lambda image: gaussian_filter(image, 2), [1]),
-    "noise of 0.3 standard deviations": each(noisy(0.3)),
+    "t2f shifted by 5 mm": lambda images: np.stack([*images[:3], np.roll(images[3], 5, 1)]),
+    "t2f shifted by 10 mm": lambda images: np.stack([*images[:3], np.roll(images[3], 10, 1)]),
+    "scaled to 0.8": zoomed(0.8, 0.8, 0.8),
+    "scaled to 1.25": zoomed(1.25, 1.25, 1.25),
+    "height scaled to 0.75": zoomed(1, 1, 0.75),
+    "20 mm of the top cut off": cut(2, 20),
+    "20 mm of the back cut off": cut(1, 20),
+    "front to back": lambda images: images[:, :, ::-1],
+    "upside down": lambda images: images[..., ::-1],
+    "blurred, sigma 1 mm": each(partial(gaussian_filter, sigma=1)),
+    "blurred, sigma 2 mm": each(partial(gaussian_filter, sigma=2)),
+    "t1c alone blurred, sigma 2 mm": each(partial(gaussian_filter, sigma=2), [1]),
+    "noise of 0.3 standard deviations": each(noisy),
     "slices of 5 mm, interpolated": each(thick),
     "histogram equalised": each(ranked),
     "square root of intensities": each(lambda image: np.sqrt(np.maximum(image, 0))),
-    "intensities x 1000 + 500": each(lambda image: 1000 * image + 500),
 }
+NEAREST = {
+    (checks.LENGTH, "low"): "scaled to 0.8",
+    (checks.LENGTH, "high"): "scaled to 1.25",
+    (checks.PROPORTION, "high"): "height scaled to 0.75",
+    (checks.END, "high"): "20 mm of the back cut off",
+    (checks.ASYMMETRY, "high"): "upside down",
+    (checks.DARKEST, "high"): "histogram equalised",
+    (checks.DISPLACEMENT, "high"): "t2f shifted by 10 mm",
+    (checks.DETAIL, "low"): "blurred, sigma 1 mm",
+    (checks.DETAIL, "high"): "noise of 0.3 standard deviations",
+}
+"""Fault that each limit is set with; the others are those of the package."""
 
 
-def read_images(root: Path) -> list[Images]:
-    """Return the images of each case below a folder, cut to the brain with a margin, and 0 around it."""
-    found = []
+def read_images(root: Path) -> Iterator[Images]:
+    """Yield the images of each case below a folder, cut to the brain with a margin, and 0 around it."""
     for case in find_cases(root).cases:
         arrays = [volume.array for volume in load_case(case, with_label=False).volumes]
         mask = brain_mask(arrays)
@@ -134,49 +148,64 @@ def read_images(root: Path) -> list[Images]:
         assert box is not None
         inside = mask[box.slices]
         images = np.stack([array[box.slices] * inside for array in arrays]).astype(np.float32)
-        found.append(np.pad(images, ((0, 0), *[(MARGIN, MARGIN)] * 3)))
-    return found
+        yield np.pad(images, ((0, 0), *[(MARGIN, MARGIN)] * 3))
 
 
-def measured(images: Images) -> Values:
-    """Return the measures of images that are not normalised yet."""
-    inside = brain_of(images)
-    box = bounding_box(inside)
-    assert box is not None
-    inside = inside[box.slices]
-    crop = np.zeros((4, *box.shape), np.float32)
-    for place, image in enumerate(images):
-        crop[place][inside] = normalised(image[box.slices][inside])[0]
-    values = measure_crop(crop, (1.0, 1.0, 1.0))
-    assert values is not None
-    return values
+def measured(images: Images) -> tuple[dict[str, dict[str, float]], bool]:
+    """Return what the checks measure in a scan, and whether they report something else."""
+    grid = Geometry.at(AFFINE, images.shape[1:])
+    volumes = [Volume(array=image, geometry=grid, file="") for image in images]
+    sample = checks.sample_brain(volumes)
+    assert sample is not None
+    reported = [*checks.skull_remarks(sample), *checks.order_remarks(sample)]
+    return checks.measures_of(volumes, sample), bool(reported)
 
 
-def shares(values: dict[str, list[Values]], splits: Iterable[list[int]]) -> dict[str, float]:
-    """Return the share of left-out cases that are reported, for each damage."""
-    n_cases = len(values["none"])
-    reported = defaultdict(list)
-    for train in splits:
-        profile = profile_of(np.stack([values["none"][place] for place in train]))
-        for place in set(range(n_cases)) - set(train):
-            for name, of_cases in values.items():
-                reported[name].append(bool(deviations(profile, of_cases[place])))
-    return {name: float(np.mean(flags)) for name, flags in reported.items()}
+def limits_of(scans: Sequence[Measured]) -> list[checks.Limit]:
+    """Return limits halfway between scans as they are and the nearest of them with a fault."""
+    limits = list(checks.LIMITS)
+    for (measure, side), fault in NEAREST.items():
+        outer, inner = (min, max) if side == "low" else (max, min)
+        usual, wrong = (
+            [outer(scan[name][0][measure].values()) for scan in scans] for name in (NONE, fault)
+        )
+        halfway = (outer(usual) + inner(wrong)) / 2
+        limits = [
+            limit._replace(**{side: halfway}) if limit.measure == measure else limit
+            for limit in limits
+        ]
+    return limits
+
+
+def share(scans: Iterable[Measured], fault: str, limits: Sequence[checks.Limit]) -> float:
+    """Return the share of scans that are reported."""
+    damaged = [scan[fault] for scan in scans]
+    return float(np.mean([other or any(checks.remarks(limits, one)) for one, other in damaged]))
 
 
 def main() -> None:
-    """Print a table of damages."""
+    """Print the shares of false alarms and of noticed faults."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("scans", type=Path)
-    cases = read_images(parser.parse_args().scans)
-    values = {name: [measured(damage(one)) for one in cases] for name, damage in DAMAGES.items()}
-    rng, n_cases = np.random.default_rng(0), len(cases)
-    random = shares(values, (rng.permutation(n_cases)[:N_TRAIN].tolist() for _ in range(N_SPLITS)))
-    single = shares(values, ([k for k in range(n_cases) if k != out] for out in range(n_cases)))
-    print(f"scipy {version_of('scipy')}, numpy {version_of('numpy')}")
-    print(f"| {n_cases} cases, damage | reported, 8 training cases | all but one |\n|---|---|---|")
-    for name in DAMAGES:
-        print(f"| {name} | {random[name]:.0%} | {single[name]:.0%} |")
+    parser.add_argument("folders", type=Path, nargs=2)
+    one, other = (
+        [
+            {name: measured(fault(images)) for name, fault in FAULTS.items()}
+            for images in read_images(folder)
+        ]
+        for folder in parser.parse_args().folders
+    )
+    print("| fault | all, limits of the package | second, of the first | first, of the second |")
+    print("|---|---|---|---|")
+    for name in FAULTS:
+        tried = (one + other, checks.LIMITS), (other, limits_of(one)), (one, limits_of(other))
+        print("|", name, *(f"| {share(scans, name, limits):.0%}" for scans, limits in tried), "|")
+    rng = np.random.default_rng(0)
+    for n in (8, 12, 16, 20):
+        alarms = []
+        for _ in range(N_SPLITS):
+            scans = rng.permutation(np.array(one + other, dtype=object)).tolist()
+            alarms.append(share(scans[n:], NONE, limits_of(scans[:n])))
+        print(f"limits of {n} random scans: {np.mean(alarms):.1%} of the others are reported")
 
 
 if __name__ == "__main__":

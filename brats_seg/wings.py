@@ -67,6 +67,7 @@ class Judgement:
     refusal: CaseError | None = None
     """Why it cannot be used."""
     warnings: tuple[str, ...] = ()
+    """Lines of what to look at; what was measured follows in brackets, and is folded on pages."""
     outermost: int | None = None
     enhancing: int | None = None
     predicted_dice: tuple[PredictedDice, ...] = ()

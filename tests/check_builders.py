@@ -35,9 +35,11 @@ def geometry(shape: tuple[int, ...], affine: npt.NDArray[np.float64] = ATLAS_AFF
     return Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
 
 
-def volumes_of(images: npt.NDArray[np.generic]) -> list[Volume]:
+def volumes_of(
+    images: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] = ATLAS_AFFINE
+) -> list[Volume]:
     """Return up to four images (n, X, Y, Z) as volumes named after the first modalities."""
-    grid = geometry(images.shape[1:])
+    grid = geometry(images.shape[1:], affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
         for modality, image in zip(MODALITIES, images, strict=False)
@@ -48,9 +50,13 @@ def label_volume(label_map: LabelMap) -> Volume:
     return Volume(array=label_map, geometry=geometry(label_map.shape), file="seg.nii")
 
 
-def sample_of(images: npt.NDArray[np.generic], label_map: LabelMap | None = None) -> BrainSample:
+def sample_of(
+    images: npt.NDArray[np.generic],
+    label_map: LabelMap | None = None,
+    affine: npt.NDArray[np.float64] = ATLAS_AFFINE,
+) -> BrainSample:
     label = None if label_map is None else label_volume(label_map)
-    sample = sample_brain(volumes_of(images), label)
+    sample = sample_brain(volumes_of(images, affine), label)
     assert sample is not None
     return sample
 

@@ -71,34 +71,32 @@ def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
     assert [level[1].convolution.out_channels for level in small.encoder] == [2, 3, 4, 5]
 
 
+WIDE = (32, 64, 128, 256, 320, 320)
+
+
 @pytest.mark.parametrize(
-    ("name", "patch", "message"),
+    ("name", "widths", "patch", "message"),
     [
         (
-            "unet",
-            (100, 128, 128),
+            *("unet", WIDE, (100, 128, 128)),
             r"patch\.size 100x128x128 does not fit model\.name 'unet'; expected multiples of "
             r"16x32x32, at least 4 along each axis\. Nearest: 96x128x128 and 112x128x128\.",
         ),
-        ("unet", (2, 16, 16), r"patch\.size 2x16x16 .* Nearest: 4x16x16\."),
-        ("dynunet", (36, 64, 64), r"multiples of 8x16x16.*32x64x64 and 40x64x64"),
-        ("notebook", (15, 16, 200), r"multiples of 1x1x1, at least 16.*Nearest: 16x16x200\."),
-        ("segresnet", (20, 24, 24), r"multiples of 8x8x8.*16x24x24 and 24x24x24"),
-        ("swin-unetr", (80, 64, 64), r"multiples of 32x32x32.*64x64x64 and 96x64x64"),
-        ("swin-unetr", (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
+        ("unet", WIDE, (2, 16, 16), r"patch\.size 2x16x16 .* Nearest: 4x16x16\."),
+        ("dynunet", WIDE, (36, 64, 64), r"multiples of 8x16x16.*32x64x64 and 40x64x64"),
+        ("dynunet", (4, 6), (32, 32, 32), r"'dynunet' has 2 levels; expected 3 at least"),
+        ("dynunet", (4, 6, 8), (8, 8, 8), r"'dynunet' has 2 levels; expected 3 at least"),
+        ("notebook", WIDE, (15, 16, 200), r"multiples of 1x1x1, at least 16.*Nearest: 16x16x200\."),
+        ("segresnet", WIDE, (20, 24, 24), r"multiples of 8x8x8.*16x24x24 and 24x24x24"),
+        ("swin-unetr", WIDE, (80, 64, 64), r"multiples of 32x32x32.*64x64x64 and 96x64x64"),
+        ("swin-unetr", WIDE, (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
     ],
 )
 def test_a_patch_that_does_not_fit_is_refused_with_sizes_that_do(
-    name: str, patch: Triple, message: str
+    name: str, widths: tuple[int, ...], patch: Triple, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_model(config_of(name, (32, 64, 128, 256, 320, 320)), patch)
-
-
-@pytest.mark.parametrize(("widths", "patch"), [((4, 6), (32, 32, 32)), ((4, 6, 8), (8, 8, 8))])
-def test_dynunet_with_too_few_levels_is_refused(widths: tuple[int, ...], patch: Triple) -> None:
-    with pytest.raises(ConfigError, match=r"'dynunet' has 2 levels; expected 3 at least"):
-        build_model(config_of("dynunet", widths), patch)
+        build_model(config_of(name, widths), patch)
 
 
 @pytest.mark.parametrize("name", SMALLEST_PATCHES)
@@ -123,12 +121,6 @@ def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
 def test_the_default_window_is_larger_than_a_small_patch(patch: Triple, window: Triple) -> None:
     assert default_window(ModelConfig(widths=(8, 16, 32)), patch) == window
     assert default_window(ModelConfig(name="monai.networks.nets.BasicUNet"), patch) == patch
-
-
-def test_importing_the_package_does_not_import_monai() -> None:
-    code = "import sys, brats_seg.models; sys.exit('monai' in sys.modules)"
-
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 UNET = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
@@ -171,12 +163,6 @@ def build_undeclared(width: int = 4):
     return build_small(width)
 
 
-def test_a_function_that_is_annotated_builds_a_network() -> None:
-    network = build_model(own(f"{__name__}.build_small", width=2), (7, 9, 8))
-
-    assert network(torch.zeros(1, 4, 7, 9, 8)).shape == (1, 3, 7, 9, 8)
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -191,29 +177,19 @@ def test_a_function_that_is_annotated_builds_a_network() -> None:
         # a checkpoint from elsewhere can name anything: only what makes a network is called
         ("os.system", {"command": "exit"}, r"is no torch\.nn\.Module, nor"),
         (f"{__name__}.build_undeclared", {}, r"annotated to return one"),
+        ("unet", {"width": 4}, r"model\.arguments .* with model\.name 'unet'"),
+        (
+            "torch.nn.Conv3d",
+            {"in_channels": 4, "out_channels": 2, "kernel_size": 1},
+            r"returned \(1, 2, 8, 8, 8\) .*expected logits of \(1, 3, 8, 8, 8\)",
+        ),
     ],
 )
-def test_a_network_that_cannot_be_built_is_named(
+def test_a_network_that_cannot_be_built_or_has_other_channels_is_named(
     name: str, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_model(own(name, **arguments), (32, 32, 32))
-
-
-def test_other_channels_are_refused_with_what_is_expected() -> None:
-    network = build_model(
-        own("torch.nn.Conv3d", in_channels=4, out_channels=2, kernel_size=1), (8, 8, 8)
-    )
-
-    with pytest.raises(
-        ConfigError, match=r"returned \(1, 2, 8, 8, 8\) .*expected logits of \(1, 3, 8, 8, 8\)"
-    ):
-        network(torch.zeros(1, 4, 8, 8, 8))
-
-
-def test_arguments_without_a_dotted_name_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.arguments .* with model\.name 'unet'"):
-        build_model(own("unet", width=4), (16, 16, 16))
+        build_model(own(name, **arguments), (32, 32, 32))(torch.zeros(1, 4, 8, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -226,3 +202,12 @@ def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
 
     assert size_multiple(config, patch) == multiple
     assert padded_size(config, (139, 160, 1)) == (160, 160, 32)
+    # as does a function that is annotated
+    network = build_model(own(f"{__name__}.build_small", width=2), patch)
+    assert network(torch.zeros(1, 4, 7, 9, 8)).shape == (1, 3, 7, 9, 8)
+
+
+def test_importing_the_package_does_not_import_monai() -> None:
+    code = "import sys, brats_seg.models.build; sys.exit('monai' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -40,10 +40,15 @@ def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_p
     alone = replace(view, prediction=None, reference=None, uncertainty=None)
 
     write_case_page(alone, tmp_path / "a.html")
+    flags = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
+    write_case_page(alone, tmp_path / "b.html", flags=flags)
 
-    page = (tmp_path / "a.html").read_text()
+    page, flagged = ((tmp_path / name).read_text() for name in ("a.html", "b.html"))
     assert "No warning was raised" in page
     assert "Volumes" not in re.sub("<script.*", "", page, flags=re.DOTALL)
+    # the measure is folded, and brackets elsewhere are text
+    assert "<summary>look at &lt;t2f&gt;</summary>mm: 8; usual at most 3</details>" in flagged
+    assert "no [file] here" in flagged
 
 
 def decoded(volume: EmbeddedVolume) -> nib.Nifti1Image:

@@ -15,71 +15,48 @@ from brats_seg.runtime.device import SMALL_PATCH, threads_for
 CPU = torch.device("cpu")
 
 
-def group(root: Path, path: str, **files: str) -> None:
-    folder = root / path
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name.replace("__", ".")).write_text(content)
-
-
-def membership(root: Path, content: str) -> Path:
-    (root / "membership").write_text(content)
-    return root / "membership"
-
-
-V1 = {"cpu__cfs_quota_us": "50000\n", "cpu__cfs_period_us": "100000\n"}
+V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
 
 
 @pytest.mark.parametrize(
     ("groups", "member", "expected"),
     [
         # a container sees its own group as the root, in version 2 and in version 1
-        ({".": {"cpu__max": "150000 100000\n"}}, "0::/\n", 1.5),
+        ({".": {"cpu.max": "150000 100000\n"}}, "0::/\n", 1.5),
         ({"cpu": V1}, "4:memory:/a\n3:cpu,cpuacct:/docker/1\n", 0.5),
         # SLURM limits the job, and not the step that the process is in
         (
             {
-                "slurm/job": {"cpu__max": "200000 100000"},
-                "slurm/job/step": {"cpu__max": "max 100000"},
-                "slurm": {"cpu__max": "800000 100000"},
+                "slurm/job": {"cpu.max": "200000 100000"},
+                "slurm/job/step": {"cpu.max": "max 100000"},
+                "slurm": {"cpu.max": "800000 100000"},
             },
             "0::/slurm/job/step\n",
             2.0,
         ),
+        *(({".": {"cpu.max": text}}, "0::/\n", None) for text in ("max 100000", "", "x", "1 0")),
     ],
 )
 def test_the_lowest_quota_of_all_groups_counts(
-    tmp_path: Path, groups: dict[str, dict[str, str]], member: str, expected: float
+    tmp_path: Path, groups: dict[str, dict[str, str]], member: str, expected: float | None
 ) -> None:
     for path, files in groups.items():
-        group(tmp_path, path, **files)
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (tmp_path / path / name).write_text(content)
+    (tmp_path / "membership").write_text(member)
 
-    assert cpu_quota(tmp_path, membership(tmp_path, member)) == expected
-
-
-@pytest.mark.parametrize("content", ["max 100000", "", "nonsense", "1 0"])
-def test_no_quota_is_no_limit(tmp_path: Path, content: str) -> None:
-    group(tmp_path, ".", cpu__max=content)
-
-    assert cpu_quota(tmp_path, membership(tmp_path, "0::/\n")) is None
+    assert cpu_quota(tmp_path, tmp_path / "membership") == expected
     assert cpu_quota(tmp_path / "absent", tmp_path / "absent") is None
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(0.5, 1), (1.0, 1), (1.5, 2), (99.0, 8)])
-def test_a_quota_limits_the_cpus(
-    monkeypatch: pytest.MonkeyPatch, quota: float, expected: int
-) -> None:
-    monkeypatch.setattr(cpu_threads, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-
-    assert available_cpus() == expected
 
 
 @pytest.mark.parametrize("name", [*cpu_threads.NUMBERS, *cpu_threads.WAITING])
 def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    monkeypatch.setattr(cpu_threads, "cpu_quota", lambda: 1.0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for quota, n_cpus in ((0.5, 1), (1.5, 2), (99.0, 8), (1.0, 1)):
+        monkeypatch.setattr(cpu_threads, "cpu_quota", lambda quota=quota: quota)
+        assert available_cpus() == n_cpus
     environment = {name: "3"}
 
     chosen = choose_threads(environment)
@@ -112,32 +89,28 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
     assert found == expected
 
 
-@pytest.fixture
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine of two CPUs where a person has set nothing."""
-    for name in cpu_threads.NUMBERS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("two_threads")
 def test_a_small_patch_is_computed_by_one_thread_unless_a_person_chose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with threads_for(CPU, (32, 32, 32)):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
-
-    with threads_for(CPU, (SMALL_PATCH, 1, 2)):
-        assert torch.get_num_threads() == 2
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with threads_for(CPU, (8, 8, 8)):
-        assert torch.get_num_threads() == 2
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    torch.set_num_threads(5)
-    with threads_for(CPU, (8, 8, 8)):
-        assert torch.get_num_threads() == 5
+    """On a machine of two CPUs."""
+    monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
+    for name in cpu_threads.NUMBERS:
+        monkeypatch.delenv(name, raising=False)
+    large, small, before = (SMALL_PATCH, 1, 2), (32, 32, 32), torch.get_num_threads()
+    try:
+        for patch, chosen, n_threads, expected in (
+            (small, None, 2, 1),
+            (large, None, 2, 2),
+            (small, "2", 2, 2),
+            # set in torch itself
+            (small, None, 5, 5),
+        ):
+            with monkeypatch.context() as patched:
+                if chosen:
+                    patched.setenv("OMP_NUM_THREADS", chosen)
+                torch.set_num_threads(n_threads)
+                with threads_for(CPU, patch):
+                    assert torch.get_num_threads() == expected
+                assert torch.get_num_threads() == n_threads
+    finally:
+        torch.set_num_threads(before)

@@ -5,7 +5,7 @@ import torch
 
 from brats_seg.errors import ConfigError, EnvironmentalError, UsageError
 from brats_seg.presets import GPU_NAMES
-from brats_seg.runtime.device import GPUS, Device, choose_device, gpu_named
+from brats_seg.runtime.device import GPUS, choose_device, gpu_named
 
 
 def test_the_precision_of_the_cpu_is_what_it_computes_natively(
@@ -35,13 +35,6 @@ def test_a_precision_that_is_asked_for_is_taken_unless_it_is_emulated(
         choose_device("cpu", "bf16")
 
 
-def test_only_float16_needs_a_loss_scale() -> None:
-    cuda = torch.device("cuda")
-
-    assert Device(torch_device=cuda, autocast_dtype=torch.float16).needs_scaler
-    assert not Device(torch_device=cuda, autocast_dtype=torch.bfloat16).needs_scaler
-
-
 def fake_gpu(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str]
 ) -> None:
@@ -57,47 +50,50 @@ def fake_gpu(
     )
 
 
-@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "fp16"), ((9, 0), "bf16")])
-def test_a_t4_computes_in_fp16_although_torch_claims_bf16(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], precision: str
-) -> None:
-    fake_gpu(monkeypatch, capability, ["sm_75", "sm_80", "sm_90"])
-
-    assert choose_device("auto", "auto").precision == precision
-
-
 @pytest.mark.parametrize(
-    ("capability", "built_for", "runs"),
+    ("capability", "built_for", "precision"),
     [
-        ((6, 0), ["sm_70", "sm_75", "sm_80"], False),
-        ((7, 5), ["sm_70", "sm_80"], True),
-        ((8, 9), ["sm_80", "sm_86"], True),
-        ((12, 0), ["sm_80", "compute_90"], True),
-        ((12, 0), ["sm_80", "sm_90a"], False),
+        ((6, 0), ["sm_70", "sm_75", "sm_80"], None),
+        # torch claims bf16, which it emulates
+        ((7, 5), ["sm_70", "sm_80"], "fp16"),
+        ((8, 9), ["sm_80", "sm_86"], "bf16"),
+        ((12, 0), ["sm_80", "compute_90"], "bf16"),
+        ((12, 0), ["sm_80", "sm_90a"], None),
     ],
 )
-def test_a_card_that_torch_has_no_kernels_for_is_refused_before_training(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str], runs: bool
+def test_a_card_computes_natively_and_is_refused_where_torch_has_no_kernels_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    built_for: list[str],
+    precision: str | None,
 ) -> None:
     fake_gpu(monkeypatch, capability, built_for)
 
-    if runs:
-        assert choose_device("cuda", "fp32").torch_device.type == "cuda"
-    else:
+    if precision is None:
         with pytest.raises(EnvironmentalError, match=r"is sm_\d+, and this torch .* built for"):
             choose_device("cuda", "fp32")
+    else:
+        assert choose_device("cuda", "fp32").torch_device.type == "cuda"
+        device = choose_device("auto", "auto")
+        assert (device.precision, device.needs_scaler) == (precision, precision == "fp16")
 
 
 def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device 'gpu' is unknown"):
-        choose_device("gpu", "auto")
-    with pytest.raises(EnvironmentalError, match=r"torch sees .* CUDA devices"):
-        choose_device("cuda:97", "auto")
-    with pytest.raises(ConfigError, match="fp16 needs AVX-512 BF16"):
-        choose_device("cpu", "fp16")
-
-
-def test_every_gpu_that_the_command_line_names_is_known() -> None:
+    for choose, error, message in (
+        (lambda: choose_device("gpu", "auto"), ConfigError, "device 'gpu' is unknown"),
+        (lambda: choose_device("cuda:97", "auto"), EnvironmentalError, "torch sees .* CUDA devic"),
+        (lambda: choose_device("cpu", "fp16"), ConfigError, "fp16 needs AVX-512 BF16"),
+        (lambda: gpu_named("titan"), UsageError, r"'titan' is unknown; expected a GPU \(t4, p100"),
+        (lambda: gpu_named("8GiBB"), UsageError, "memory '8GiBB' is not a size"),
+        (
+            lambda: GPUS["t4"].device("bf16"),
+            ConfigError,
+            "bf16 on Tesla T4, which emulates it; use",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            choose()
+    assert {gpu_named(text) for text in ("auto", "cpu", "cuda", "cuda:1", "mps")} == {None}
     assert tuple(GPUS) == GPU_NAMES
     assert all(2**30 < gpu.memory_bytes < 2**38 for gpu in GPUS.values())
 
@@ -113,13 +109,3 @@ def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precisio
     assert gpu.memory_bytes == int(gib * 2**30)
     assert gpu.device("auto").precision == precision
     assert gpu.device("fp32").precision == "fp32"
-
-
-def test_other_names_are_those_of_devices_here_or_refused() -> None:
-    assert {gpu_named(text) for text in ("auto", "cpu", "cuda", "cuda:1", "mps")} == {None}
-    with pytest.raises(UsageError, match=r"device 'titan' is unknown; expected a GPU \(t4, p100"):
-        gpu_named("titan")
-    with pytest.raises(UsageError, match="memory '8GiBB' is not a size"):
-        gpu_named("8GiBB")
-    with pytest.raises(ConfigError, match="bf16 on Tesla T4, which emulates it; use fp16, fp32"):
-        GPUS["t4"].device("bf16")

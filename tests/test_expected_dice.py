@@ -1,20 +1,15 @@
 """Test the Dice that is expected of a prediction, and its way from training to `predict`."""
 
 import json
-import logging
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.folds import Split
-from brats_seg.data.fold import open_split
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
-from brats_seg.inference.predict import Predictor
 from brats_seg.quality.expected_dice import (
     COVERAGE,
     FEWEST_CASES,
@@ -24,15 +19,11 @@ from brats_seg.quality.expected_dice import (
     mean_probabilities,
     predicted_dice,
 )
-from brats_seg.quality.profile import TrainingProfile, profile_in
-from brats_seg.runtime.weights import fingerprint_of, load_trained, read_exported, read_trained
-from brats_seg.training.state import read_state
+from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
-from tests.test_profile import phantom_profile
-from tests.training_builders import tiny_settings, train
 
 LINE = DiceLine(
     region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, worst_fifth=0.6, mean_error=0.05
@@ -114,60 +105,29 @@ LINES = tuple(
 )
 
 
-@cache
-def notes_of_model() -> Notes:
-    profile = phantom_profile().model_dump(mode="json")
-    return {"predicted_dice": [line.model_dump() for line in LINES], "profile": profile}
+NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
-def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(
-    tmp_path: Path, five_prepared: Path
-) -> None:
-    """Four of five phantoms; the checkpoint is read as by prediction and as by the resumed run."""
-    *trained, held_out = (f"BraTS2021_{number:05d}" for number in range(5))
-    data = open_split(five_prepared, Split(train=tuple(trained), validation=(held_out,)))
-
-    settings = ("training.n_epochs=1", "patch.per_case=1", "patch.size=32,32,32")
-    train(data, tmp_path / "run", tiny_settings(*settings))
-
-    notes = load_trained(tmp_path / "run" / "best.pt").card.notes
-    profile = profile_in([notes])
-    assert profile is not None
-    assert (profile.n_cases, profile.grids) == (4, ((64, 64, 56),))
-    last = read_state(tmp_path / "run" / "last.pt")
-    assert last.card.notes == notes
-
-
-def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
-    """They describe a model, but do not change it: its fingerprint is that without them."""
+def test_an_exported_model_keeps_the_predicted_dice(tmp_path: Path) -> None:
+    """It describes a model, but does not change it: its fingerprint is that without it."""
     plain = write_run(tmp_path / "plain")
-    described = write_run(tmp_path / "described", notes=notes_of_model())
+    described = write_run(tmp_path / "described", notes=NOTES)
 
     export_model([described], tmp_path / "model")
 
     (network,) = read_exported(tmp_path / "model").networks
-    assert network.card.notes == notes_of_model()
+    assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
 
 
-def test_an_ensemble_has_what_all_of_its_networks_have(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    one = write_run(tmp_path / "one", notes=notes_of_model())
-    two = write_run(tmp_path / "two", seed=1, notes=notes_of_model())
+def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", notes=NOTES)
+    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
     plain = write_run(tmp_path / "plain", seed=2)
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
 
-    assert isinstance(profile_in(both.notes), TrainingProfile)
-    assert dice_lines(both.notes) == LINES
-    assert (profile_in(mixed.notes), dice_lines(mixed.notes)) == (None, ())
-    with caplog.at_level(logging.WARNING):
-        Predictor.load([one])
-        assert caplog.messages == []
-        Predictor.load([plain])
-    (said,) = caplog.messages
-    assert said.startswith("the model has no profile of its training scans")
+    assert (dice_lines(both.notes), dice_lines(mixed.notes)) == (LINES, ())
 
 
 def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
@@ -178,8 +138,8 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):
         for image, suffix in zip(scan, ("t1", "t1ce", "t2", "flair"), strict=True):
             write_nifti(tmp_path / f"scans/{name}/{name}_{suffix}.nii.gz", image)
-    write_run(tmp_path / "fitted", notes=notes_of_model())
-    write_run(tmp_path / "plain", notes={"profile": notes_of_model()["profile"]})
+    write_run(tmp_path / "fitted", notes=NOTES)
+    write_run(tmp_path / "plain")
 
     options = ("--set", "preview=false", "--window", "whole")
     code, shown, errors = run("predict", "scans", "-o", "out", "--model", "fitted", *options)
@@ -197,8 +157,8 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     assert "predicted Dice" not in plain[1]
     assert not any("predicted" in name for name in pd.read_csv(tmp_path / "plain-out/volumes.csv"))
     said = records["swapped"]["warnings"]
-    (unusual, *_) = [text for text in said if text.startswith("unlike the training scans")]
+    (unusual,) = [text for text in said if text.startswith("modalities may be mixed up")]
     assert unusual in shown
-    assert any("predicted Dice was fitted" in text for text in said)
+    assert any("predicted Dice may be too high" in text for text in said)
     usual = " ".join(records["usual"]["warnings"])
-    assert not any(text in usual for text in ("unlike", "was fitted"))
+    assert not any(text in usual for text in ("mixed up", "may be too high"))

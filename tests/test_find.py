@@ -209,6 +209,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
             "case smith, file labels/smith.nii and masks/smith.nii.gz: found 2 files for label map;",
         ),
         (scans("x" * 240), "found an id of 240 bytes; expected at most 200. Rename"),
+        (["BraTS-MEN-RT-0002-1_t1c.nii"], "one modality and another target; expected t1n"),
     ],
 )
 def test_what_is_wrong_with_files_is_a_problem(
@@ -481,18 +482,15 @@ def paths_of(folder: Path) -> dict[str, Path]:
     return dict(zip(MODALITIES, map(Path, scans(str(stem))), strict=True))
 
 
-def test_folders_are_searched_as_for_training(tmp_path: Path) -> None:
+def test_folders_are_searched_as_for_training_and_label_maps_do_not_matter(tmp_path: Path) -> None:
     names = ("BraTS2021_00000", "BraTS2021_00001", "BraTS-GLI-00003-000")
     folders = [touch(tmp_path / str(n), *scans(f"x/{name}")) for n, name in enumerate(names)]
-    inputs = find_inputs(folders)
-    assert [case.case_id for case in inputs] == sorted(names)
+    labelled = touch(tmp_path / "z", *scans("scan"), "labels/z.nii", "masks/z.nii")
+    inputs = find_inputs([*folders, labelled])
+    assert [case.case_id for case in inputs] == [*sorted(names), "z"]
     assert inputs[0].release == "brats2023-gli"
     assert all(case.path_of(scan).is_file() for case in inputs for scan in case.images)
-
-
-def test_label_maps_of_scans_to_predict_do_not_matter(tmp_path: Path) -> None:
-    [case] = find_inputs([touch(tmp_path, *scans("smith"), "labels/smith.nii", "masks/smith.nii")])
-    assert (case.usable, case.label) == (True, None)
+    assert [(case.usable, case.label) for case in inputs] == [(True, None)] * 4
 
 
 @pytest.mark.parametrize("separator", [",", ";"])

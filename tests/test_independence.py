@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
 from brats_seg.training.independence import PatchIndependence, ReplayError, check_replay
+from tests.training_builders import same
 
 CPU = Device(torch_device=torch.device("cpu"))
 IN_HALF = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.bfloat16)
@@ -36,32 +38,20 @@ class Layer(nn.Module):
         return self.function(features)
 
 
-class Counter(nn.Module):
-    """Grows with every pass, by an attribute or a buffer."""
+class Counts(nn.Module):
+    """Counts passes or patches in an attribute or a buffer, and may compute with the count."""
 
-    def __init__(self, *, in_buffer: bool) -> None:
+    def __init__(self, *, in_buffer: bool = True, patches: bool = False, used: float = 0) -> None:
         super().__init__()
+        self.patches, self.used = patches, used
         if in_buffer:
-            self.register_buffer("n_passes", torch.zeros(()))
+            self.register_buffer("n", torch.zeros(()))
         else:
-            self.n_passes = 0
-
-    def forward(self, features: Tensor) -> Tensor:
-        self.n_passes += 1
-        return features * (1 + 0.1 * self.n_passes)
-
-
-class CountsQuietly(nn.Module):
-    """Counts in a buffer that nothing is computed from."""
-
-    def __init__(self, *, patches: bool) -> None:
-        super().__init__()
-        self.patches = patches
-        self.register_buffer("n", torch.zeros((), dtype=torch.int64))
+            self.n = 0
 
     def forward(self, features: Tensor) -> Tensor:
         self.n += len(features) if self.patches else 1
-        return features
+        return features * (1 + self.n) if self.used else features
 
 
 def mean_over_batch(features: Tensor) -> Tensor:
@@ -74,6 +64,8 @@ def numpy_noise(features: Tensor) -> Tensor:
 
 MIXED = "another output beside another patch: it mixes them"
 IN_A_PASS = "another output in another pass"
+
+
 FAULTS = {
     "batch norm": (lambda: nn.BatchNorm3d(6), MIXED),
     "batch norm without running statistics": (
@@ -85,10 +77,10 @@ FAULTS = {
     "detached mean": (lambda: Layer(lambda x: x - x.detach().mean(0)), MIXED),
     "swapped patches": (lambda: Layer(lambda x: x.flip(0)), MIXED),
     "number of patches": (lambda: Layer(lambda x: x / len(x)), "beside another patch than alone"),
-    "counter": (lambda: Counter(in_buffer=False), IN_A_PASS),
-    "counter in a buffer": (lambda: Counter(in_buffer=True), IN_A_PASS),
+    "counter": (lambda: Counts(in_buffer=False, used=True), IN_A_PASS),
+    "counter in a buffer": (lambda: Counts(used=True), IN_A_PASS),
     "numpy noise": (lambda: Layer(numpy_noise), IN_A_PASS),
-    "quiet counter": (lambda: CountsQuietly(patches=False), "changes its buffer 'n'"),
+    "quiet counter": (lambda: Counts(), "changes its buffer 'n'"),
     "running statistics": (
         lambda: nn.InstanceNorm3d(6, track_running_stats=True),
         "changes its buffer 'running_mean'",
@@ -144,17 +136,19 @@ def test_spectral_norm_is_refused_unless_it_is_frozen(
         ask(network.eval())
 
 
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.last(mean_over_batch(self.first(image)))
+
+
 def test_what_a_network_computes_between_its_layers_is_its_own_fault() -> None:
-    class Mixing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1)
-
-        def forward(self, image: Tensor) -> Tensor:
-            return self.last(mean_over_batch(self.first(image)))
-
+    """A patch of zeros is enough to ask."""
     with pytest.raises(ConfigError, match=r"the network \(Mixing\) .* mixes them"):
-        ask(Mixing())
+        PatchIndependence(Mixing()).check(torch.zeros(1, 4, 8, 8, 8), CPU)
     with pytest.raises(ConfigError, match=r"the layer '0' \(Mixing\) .* mixes them"):
         ask(nn.Sequential(Mixing(), nn.ReLU()))
 
@@ -170,7 +164,7 @@ RIGHT = {
     "noise": lambda: Layer(lambda x: x + torch.randn_like(x)),
     "noise of its own shape": lambda: Layer(lambda x: x * torch.rand(len(x), 6, 1, 1, 1)),
     "stochastic depth": lambda: Layer(lambda x: x * (torch.rand(()) > 0.5)),
-    "patches counted": lambda: CountsQuietly(patches=True),
+    "patches counted": lambda: Counts(patches=True),
     "channels first": lambda: Layer(lambda x: (x.transpose(0, 1) * 2).transpose(0, 1)),
 }
 
@@ -182,6 +176,11 @@ def test_layers_that_take_each_patch_by_itself_are_accepted(name: str, device: D
         network = around(RIGHT[name]())
         torch.manual_seed(seed)
         ask(network, device=device)
+
+
+@pytest.mark.parametrize("last", [lambda x: x.view(1, 3, 8, 8, 8), lambda x: (x, torch.ones(7, 4))])
+def test_a_network_for_one_patch_and_outputs_without_a_row_for_each_are_accepted(last) -> None:
+    ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(last)))
 
 
 @pytest.mark.parametrize(
@@ -225,37 +224,21 @@ def test_networks_of_monai_are_refused_for_batch_norm_only(
 
 
 def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
-    network = around(nn.Sequential(CountsQuietly(patches=True), nn.Dropout(0.5)), last_is_zero=True)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    random_state = torch.get_rng_state()
+    network = around(nn.Sequential(Counts(patches=True), nn.Dropout(0.5)), last_is_zero=True)
+    before, random_state = deepcopy(network.state_dict()), torch.get_rng_state()
 
     ask(network)
 
-    after = network.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(network.state_dict(), before)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in network.parameters())
-
-
-def test_a_layer_that_is_no_longer_frozen_is_asked_again() -> None:
+    # a layer that is no longer frozen is asked again
     network = around(nn.BatchNorm3d(6).eval())
     independence, image = PatchIndependence(network), torch.randn(1, 4, 8, 8, 8)
-
     independence.check(image, CPU)
     network.train()
-
     with pytest.raises(ConfigError, match="BatchNorm3d"):
         independence.check(image, CPU)
-
-
-def test_a_patch_of_zeros_is_enough_to_ask_and_a_network_for_one_patch_is_accepted() -> None:
-    with pytest.raises(ConfigError, match="mixes them"):
-        PatchIndependence(around(Layer(mean_over_batch))).check(torch.zeros(1, 4, 8, 8, 8), CPU)
-    ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: x.view(1, 3, 8, 8, 8))))
-
-
-def test_an_output_without_a_row_for_each_patch_is_left_out() -> None:
-    ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: (x, torch.ones(7, 4)))))
 
 
 def test_memory_that_runs_out_while_asking_does_not_end_a_run(

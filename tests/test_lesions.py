@@ -1,10 +1,9 @@
 """Test lesion-wise scores and lists of lesions; T1-T13 and G1-G10 are output of the challenges' programs."""
 
 import math
-from typing import NamedTuple
+from collections import namedtuple
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from scipy import ndimage
 
@@ -19,22 +18,13 @@ from brats_seg.evaluation.lesions import (
 )
 from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.labels import BRATS2024
+from brats_seg.labels import BRATS2024, LabelMap
+from brats_seg.voxels.box import Mask
 from brats_seg.voxels.shapes import Lesions
 
-
-class LesionScores(NamedTuple):
-    """A row of `score_lesions`."""
-
-    dice: float
-    hd95: float
-    nsd_half_mm: float
-    nsd_one_mm: float
-    n_lesions: int
-    n_false_positive: int
-    n_false_negative: int
-
-
+LesionScores = namedtuple(
+    "LesionScores", "dice hd95 nsd_half_mm nsd_one_mm n_lesions n_false_positive n_false_negative"
+)
 Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 MM = (1.0, 1.0, 1.0)
 
@@ -45,7 +35,7 @@ ONE_MORE: Box = ((10, 10, 12), (1, 1, 1))
 BAR: Box = ((14, 14, 20), (2, 2, 20))
 
 
-def cubes(*boxes: Box, n: int = 64) -> npt.NDArray[np.bool_]:
+def cubes(*boxes: Box, n: int = 64) -> Mask:
     """Return a mask of boxes given by origin and size."""
     mask = np.zeros((n, n, n), dtype=bool)
     for origin, size in boxes:
@@ -53,7 +43,7 @@ def cubes(*boxes: Box, n: int = 64) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def painted(*boxes: tuple[int, Box]) -> npt.NDArray[np.uint8]:
+def painted(*boxes: tuple[int, Box]) -> LabelMap:
     """Return a label map of boxes with their values, later ones on top."""
     label_map = np.zeros((64, 64, 64), dtype=np.uint8)
     for value, box in boxes:
@@ -62,8 +52,8 @@ def painted(*boxes: tuple[int, Box]) -> npt.NDArray[np.uint8]:
 
 
 def scored(
-    reference: npt.NDArray[np.uint8],
-    prediction: npt.NDArray[np.uint8],
+    reference: LabelMap,
+    prediction: LabelMap,
     protocol: ScoringProtocol,
     spacing_mm: tuple[float, float, float] = MM,
 ) -> dict[str, LesionScores]:
@@ -78,7 +68,7 @@ def scored(
     return dict(zip(protocol.region_names, map(LesionScores._make, rows), strict=True))
 
 
-def dice_of(reference: npt.NDArray[np.bool_], prediction: npt.NDArray[np.bool_]) -> float:
+def dice_of(reference: Mask, prediction: Mask) -> float:
     return float(dice(count_regions(prediction[None], reference[None], "T"))[0])
 
 
@@ -178,17 +168,12 @@ def test_reproduces_the_program_of_2024(name: str) -> None:
 
 
 def slow_scores(
-    reference: npt.NDArray[np.bool_],
-    prediction: npt.NDArray[np.bool_],
-    dilation: int,
-    minimum: int,
-    *,
-    merges: bool,
+    reference: Mask, prediction: Mask, dilation: int, minimum: int, *, merges: bool
 ) -> tuple[float, float, int, int, int]:
     """Compute the steps of the challenges one by one on whole volumes: Dice, HD95, three counts."""
     full, grow = np.ones((3, 3, 3)), ndimage.generate_binary_structure(3, 2)
 
-    def parts(mask: npt.NDArray[np.bool_], *, merged: bool) -> list[npt.NDArray[np.bool_]]:
+    def parts(mask: Mask, *, merged: bool) -> list[Mask]:
         spread = ndimage.binary_dilation(mask, grow, dilation) if merged else mask
         numbers, n_parts = ndimage.label(spread, full)
         return [mask & (numbers == number) for number in range(1, n_parts + 1)]
@@ -215,7 +200,7 @@ def slow_scores(
     return sum(dices) / n_scored, mean_hd95, len(dices), len(made_up), n_missed
 
 
-def speckled(rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+def speckled(rng: np.random.Generator) -> Mask:
     """Return lumps of all sizes, many of them near the limits."""
     noise = ndimage.uniform_filter(rng.random((22, 20, 18)), 3)
     return noise > np.quantile(noise, rng.uniform(0.9, 0.99))
@@ -225,15 +210,13 @@ def speckled(rng: np.random.Generator) -> npt.NDArray[np.bool_]:
 @pytest.mark.parametrize("name", ["2023 GLI", "2023 MET", "2024 SSA", "2024 MEN"])
 def test_scores_equal_those_of_the_steps_one_by_one(name: str, seed: int) -> None:
     rng = np.random.default_rng([seed, 5])
-    reference, prediction = speckled(rng), speckled(rng)
+    sides = speckled(rng), speckled(rng)
     protocol = protocol_named(*f"lesionwise{name}".split())
-    whole = protocol.regions[0]
-    assert protocol.lesions is not None
+    whole, merges = protocol.regions[0], protocol.lesions.merges_predictions
 
-    found = scored(2 * reference.astype(np.uint8), 2 * prediction.astype(np.uint8), protocol)["wt"]
+    found = scored(*(2 * side.astype(np.uint8) for side in sides), protocol)["wt"]
 
-    limits, merges = (whole.dilation, int(whole.minimum_mm3)), protocol.lesions.merges_predictions
-    expected = slow_scores(reference, prediction, *limits, merges=merges)
+    expected = slow_scores(*sides, whole.dilation, int(whole.minimum_mm3), merges=merges)
     assert (found.dice, found.hd95) == pytest.approx(expected[:2])
     assert (found.n_lesions, found.n_false_positive, found.n_false_negative) == expected[2:]
 
@@ -276,23 +259,20 @@ def groups(lesions: Lesions) -> list[int]:
     return [order.index(number) + 1 if number else 0 for number in numbers]
 
 
-@pytest.mark.parametrize("dilation", [1, 3, 5])
-def test_components_are_one_lesion_up_to_twice_the_dilation_apart(dilation: int) -> None:
-    gap = 2 * dilation
-    near, far = "1" + "." * gap + "1", "1" + "." * (gap + 1) + "1"
-
-    assert number_lesions(row(near) > 0, dilation).max() == 1
-    assert number_lesions(row(far) > 0, dilation).max() == 2
-
-
-def test_dilation_reaches_over_edges_but_not_over_corners(rng: np.random.Generator) -> None:
+def test_components_are_one_lesion_up_to_twice_the_dilation_apart(
+    rng: np.random.Generator,
+) -> None:
+    """Dilation reaches over edges, but not over corners."""
+    for dilation in (1, 3, 5):
+        for gap, n_lesions in ((2 * dilation, 1), (2 * dilation + 1, 2)):
+            mask = row("1" + "." * gap + "1") > 0
+            assert number_lesions(mask, dilation).max() == n_lesions
     mask = rng.random((12, 10, 8)) < 0.05
     assert ((number_lesions(mask, 1) > 0) == mask).all()
     assert not number_lesions(np.zeros_like(mask), 1).any()
     over_edges, over_corners = np.zeros((2, 5, 5, 5), dtype=bool)
     over_edges[0, 0, 2] = over_edges[3, 3, 2] = True
     over_corners[0, 0, 0] = over_corners[4, 4, 4] = True
-
     assert number_lesions(over_edges, 1).max() == 1
     assert number_lesions(over_corners, 1).max() == 2
 
@@ -361,13 +341,10 @@ def test_lesions_are_listed_by_size_with_their_place_in_the_coordinates_of_the_f
     assert (first.is_measurable, second.is_measurable) == (True, False)
 
 
-@pytest.mark.parametrize(("n", "depth", "n_listed"), [(0, 0, 0), (13, 1, 1), (13, 18, MOST_LISTED)])
-def test_small_and_further_islands_are_counted_and_not_measured(
-    n: int, depth: int, n_listed: int
-) -> None:
-    boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(depth)) for i in range(n)]
+def test_small_and_further_islands_are_counted_and_not_measured() -> None:
+    for n, depth, n_listed in ((0, 0, 0), (13, 1, 1), (13, 18, MOST_LISTED)):
+        boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(depth)) for i in range(n)]
+        wt, _, _ = list_lesions(regions_with(*boxes), AFFINE)
 
-    wt, _, _ = list_lesions(regions_with(*boxes), AFFINE)
-
-    assert (len(wt.lesions), wt.n_others) == (n_listed, n - n_listed)
-    assert wt.others_ml == pytest.approx((n - n_listed) * depth * 0.006)
+        assert (len(wt.lesions), wt.n_others) == (n_listed, n - n_listed)
+        assert wt.others_ml == pytest.approx((n - n_listed) * depth * 0.006)

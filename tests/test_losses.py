@@ -50,14 +50,21 @@ def at_once(criterion: BatchDiceBce, output: Tensor | TrainingOutput, target: Te
     return criterion.of_sums(criterion.sums(output, target), len(target))
 
 
-def test_a_patch_of_even_odds_has_the_loss_computed_by_hand() -> None:
+def test_a_patch_of_even_odds_has_the_loss_computed_by_hand_and_what_is_right_costs_nothing() -> (
+    None
+):
     target = torch.zeros(1, 3, 2, 2, 2)
     target[:, :, 0] = 1  # 4 of 8 voxels
-
-    loss = DiceBce()(torch.zeros(1, 3, 2, 2, 2, dtype=torch.float64), target)
+    even = torch.zeros(1, 3, 2, 2, 2, dtype=torch.float64)
+    _, images = random_images(2)
 
     # probability 1/2 everywhere: 2 inside the target, 4 + 4 in both together, smoothed by one voxel
-    assert loss.item() == pytest.approx(1 - (2 * 2 + 1) / (8 + 1) + math.log(2))
+    expected = 1 - (2 * 2 + 1) / (8 + 1) + math.log(2)
+    assert DiceBce()(even, target).item() == pytest.approx(expected)
+    assert DiceBce()((target.double() - 0.5) * 100, target).max() < 1e-6
+    assert float(ReconstructionLoss()(images, images).abs().max()) < 1e-6
+    # a region that is empty and left empty
+    assert DiceBce(LossConfig(bce=0))(even - 50, 0 * target).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +81,15 @@ def test_losses_of_a_batch_are_those_of_its_patches(
     assert torch.allclose(together, torch.cat(alone), atol=1e-7)
 
 
-def test_what_is_right_costs_nothing() -> None:
-    _, target = random_pair(2)
-    _, images = random_images(2)
-    empty, logits = torch.zeros(1, 3, 4, 4, 4), torch.full((1, 3, 4, 4, 4), -50.0)
+@pytest.mark.parametrize(("n", "config"), [(1, LossConfig()), (3, LossConfig(dice=0))])
+def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
+    n: int, config: LossConfig
+) -> None:
+    logits, target = random_pair(n)
 
-    assert DiceBce()((target.double() - 0.5) * 100, target).max() < 1e-6
-    assert float(ReconstructionLoss()(images, images).abs().max()) < 1e-6
-    # a region that is empty and left empty
-    assert DiceBce(LossConfig(bce=0))(logits, empty).item() == pytest.approx(0, abs=1e-6)
+    loss = at_once(BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
+
+    assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item())
 
 
 def test_coarser_levels_weigh_half_also_for_a_loss_by_dotted_name() -> None:
@@ -122,17 +129,6 @@ def test_batch_dice_pools_patches_before_the_ratio() -> None:
     assert DiceBce(config)(logits, target).mean().item() == pytest.approx((1 - 1 / 2) / 2)
 
 
-@pytest.mark.parametrize(("n", "config"), [(1, LossConfig()), (3, LossConfig(dice=0))])
-def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
-    n: int, config: LossConfig
-) -> None:
-    logits, target = random_pair(n)
-
-    loss = at_once(BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
-
-    assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item())
-
-
 DICE_FOCAL = "monai.losses.DiceFocalLoss"
 
 
@@ -169,18 +165,6 @@ def test_a_loss_that_cannot_be_built_or_is_no_scalar_is_named(
         build_criterion(config)(*random_pair(2))
 
 
-def test_voxels_are_counted_patch_by_patch() -> None:
-    logits = torch.full((2, 3, 2, 2, 2), -1.0)
-    logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
-    target = torch.zeros(2, 3, 2, 2, 2)
-    target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
-
-    counts = count_voxels(logits, target)
-
-    assert counts[0, :, 0].tolist() == [2, 2, 2, 2]
-    assert counts[1, :, 0].tolist() == [0, 0, 0, 8]
-
-
 def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
     scores = overlap_columns(RunningSums(counts={"a": HALF_RIGHT, "b": PERFECT}))
 
@@ -193,6 +177,10 @@ def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
         columns = [scores[f"{name}_{region}"] for region in ("wt", "tc", "et")]
         assert columns == pytest.approx(values)
     assert scores["dice"] == pytest.approx(sum(expected["dice"]) / 3)
+    logits, target = torch.full((2, 3, 2, 2, 2), -1.0), torch.zeros(2, 3, 2, 2, 2)
+    logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
+    target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
+    assert count_voxels(logits, target)[:, :, 0].tolist() == [[2, 2, 2, 2], [0, 0, 0, 8]]
 
 
 def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
@@ -211,33 +199,20 @@ def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
     assert overlap_columns(in_order) == overlap_columns(reversed_order)
 
 
-def test_an_error_in_the_background_counts_a_tenth() -> None:
-    """4 voxels of brain that are missed by 2, 4 of background missed by 1."""
+def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
+    """A voxel is brain if any modality is not zero."""
     image = torch.zeros(1, 4, 2, 2, 2, dtype=torch.float64)
-    image[:, :, 0] = 5
-
-    loss = ReconstructionLoss()(torch.where(image == 0, 1.0, 3.0).double(), image)
-
+    # 4 voxels of brain that are missed by 2, 4 of background missed by 1
+    image[:, 3, 0] = 5
+    missed = torch.where((image != 0).any(1, keepdim=True), image + 2, 1.0)
     expected = (4 * 2**2 + 4 * BACKGROUND_WEIGHT * 1**2) / (4 + 4 * BACKGROUND_WEIGHT)
-    assert loss.tolist() == [pytest.approx(expected)]
+    assert ReconstructionLoss()(missed, image).tolist() == [pytest.approx(expected)]
+    assert add_squares(missed, image)[0].tolist() == [[16] * 4, [4] * 4]
 
-
-def test_a_voxel_is_brain_if_any_modality_is_not_zero() -> None:
-    image = torch.zeros(1, 4, 2, 1, 1, dtype=torch.float64)
-    image[0, 3, 0] = 1
-
-    squares, n_voxels = add_squares(image + 2, image)[0]
-
-    assert ReconstructionLoss()(image + 2, image).item() == pytest.approx(4)
-    assert n_voxels.tolist() == [1, 1, 1, 1]
-    assert squares.tolist() == [4, 4, 4, 4]
-
-
-def test_a_patch_of_background_alone_has_a_loss_and_no_error() -> None:
-    image = torch.zeros(1, 4, 2, 2, 2)
-    sums = RunningSums(counts={"a": add_squares(image + 1, image)[0].tolist()})
-
-    assert ReconstructionLoss()(image + 1, image).item() == pytest.approx(1)
+    # a patch of background alone has a loss and no error
+    nothing = torch.zeros_like(image)
+    sums = RunningSums(counts={"a": add_squares(nothing + 1, nothing)[0].tolist()})
+    assert ReconstructionLoss()(nothing + 1, nothing).item() == pytest.approx(1)
     assert math.isnan(error_columns(sums)["rmse"])
 
 
@@ -258,9 +233,8 @@ def test_squares_agree_with_a_loop() -> None:
 
     rows = add_squares(torch.from_numpy(reconstruction), torch.from_numpy(image))
 
-    for n in range(2):
+    for n, modality in np.ndindex(2, 4):
         brain = (image[n] != 0).any(0)
-        for modality in range(4):
-            difference = (reconstruction[n, modality] - image[n, modality])[brain]
-            assert rows[n, 0, modality].item() == pytest.approx(np.square(difference).sum())
-            assert rows[n, 1, modality].item() == brain.sum()
+        difference = (reconstruction[n, modality] - image[n, modality])[brain]
+        assert rows[n, 0, modality].item() == pytest.approx(np.square(difference).sum())
+        assert rows[n, 1, modality].item() == brain.sum()

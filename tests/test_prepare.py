@@ -91,7 +91,7 @@ def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
     turned = CaseIndex(root=root, cases=index.cases[::-1])
     prepare_index(turned, tmp_path / "two", n_workers=2)
 
-    written = {"image.npy", "labels.npy", "foreground.npy", "measures.json", "case.json"}
+    written = {"image.npy", "labels.npy", "foreground.npy", "case.json"}
     for case_id in IDS:
         assert {path.name for path in (tmp_path / "one" / case_id).iterdir()} == written
         for name in written:

@@ -57,12 +57,11 @@ def test_validations_cost_at_most_the_stated_share_of_the_training(
     assert plan.validate_every == ceil(plan.validation_cost / run_plan.VALIDATION_SHARE)
     if per_case == 1:
         assert plan.validate_every > 1
-
-
-def test_whole_crops_are_validated_by_their_voxels(data: FoldData) -> None:
-    # four cases are learnt from at three passes each, two are held out
+    # of whole crops, four cases are learnt from at three passes each, two are held out
     assert plan_run(settings("patch.size=whole"), data).validate_every == 1
     assert plan_run(settings("patch.size=whole", "validation.every=7"), data).validate_every == 7
+    foreign = plan_run(settings("patch.size=whole", "model.name=torch.nn.Conv3d"), data)
+    assert all(n % 32 == 0 for n in foreign.patch)
 
 
 def test_a_run_is_validated_then_and_at_its_end(
@@ -92,12 +91,6 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
         assert keys == plan.keys(epoch)
 
 
-def test_a_network_by_dotted_name_gets_whole_cases_in_multiples_of_32(data: FoldData) -> None:
-    plan = plan_run(settings("patch.size=whole", "model.name=torch.nn.Conv3d"), data)
-
-    assert all(n % 32 == 0 for n in plan.patch)
-
-
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     """Three cases to train on, one held out."""
@@ -106,11 +99,10 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     return open_split(folder, Split(train=tuple(ids[:3]), validation=(ids[3],)))
 
 
-def patch_settings(*assignments: str) -> Config:
+def patch_plan(data: FoldData, *assignments: str) -> RunPlan:
     fixed = ["patch.size=[12, 12, 12]", "patch.per_case=3", "model.name=notebook"]
-    return load_config(
-        assignments=[*fixed, "training.device=cpu", "training.effective_batch=4", *assignments]
-    )
+    fixed += ["training.device=cpu", "training.effective_batch=4"]
+    return plan_run(load_config(assignments=[*fixed, *assignments]), data)
 
 
 def samples(n: int) -> tuple[Sample, ...]:
@@ -126,36 +118,20 @@ def samples(n: int) -> tuple[Sample, ...]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
-    parts = list(Batch(samples=samples(5)).micro_batches(size))
+    """As it was read: half of the bytes of float32, a quarter for targets, and one alone is a view."""
+    batch = Batch(samples=samples(5))
+    parts = list(batch.micro_batches(size))
 
     assert [len(part.image) for part in parts[:-1]] == [size] * (len(parts) - 1)
-    assert torch.cat([part.image for part in parts])[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
-    assert torch.cat([part.target for part in parts])[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    for name, dtype in (("image", torch.float16), ("target", torch.uint8)):
+        tensors = [getattr(part, name) for part in parts]
+        assert torch.cat(tensors)[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+        assert {tensor.dtype for tensor in tensors} == {dtype}
+        if size == 1:
+            for tensor, sample in zip(tensors, batch.samples, strict=True):
+                assert tensor.data_ptr() == getattr(sample, name).data_ptr()
     # a rank may have no patches
     assert list(Batch(samples=()).micro_batches(size)) == []
-
-
-def test_the_host_holds_patches_as_they_were_read() -> None:
-    """A micro-batch of one is a view; half of the bytes of float32, a quarter for targets."""
-    batch = Batch(samples=samples(2))
-
-    for sample, part in zip(batch.samples, batch.micro_batches(1), strict=True):
-        assert part.image.dtype == torch.float16
-        assert part.target.dtype == torch.uint8
-        assert part.image.data_ptr() == sample.image.data_ptr()
-        assert part.target.data_ptr() == sample.target.data_ptr()
-
-
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_batches_hold_the_patches_of_their_keys(four: FoldData, n_workers: int) -> None:
-    config = patch_settings(f"training.n_workers={n_workers}", "training.augment=full")
-    keys = plan_run(config, four).keys(0)
-
-    batches = list(read_batches(plan_run(config, four), keys))
-
-    assert [len(batch.samples) for batch in batches] == [4, 4, 1]
-    expected = [tuple(key.case_id for key in batch) for batch in keys]
-    assert [batch.case_ids for batch in batches] == expected
 
 
 def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,14 +144,20 @@ def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatc
         return make(dataset, key)
 
     monkeypatch.setattr(PatchDataset, "__getitem__", counted)
-    config = patch_settings("training.n_workers=0")
-    keys = plan_run(config, four).keys(0)
+    plan = patch_plan(four, "training.n_workers=0", "training.augment=full")
+    keys = plan.keys(0)
 
-    for n_batches, batch in enumerate(read_batches(plan_run(config, four), keys), start=1):
+    batches = []
+    for n_batches, batch in enumerate(read_batches(plan, keys), start=1):
+        batches.append(batch.case_ids)
         for _ in range(2):
             list(batch.micro_batches(2))
         # a run that stops after some batches has not read the next ones
         assert made == [key for batch_keys in keys[:n_batches] for key in batch_keys]
+    assert list(map(len, batches)) == [4, 4, 1]
+    assert batches == [tuple(key.case_id for key in batch) for batch in keys]
+    by_workers = read_batches(patch_plan(four, "training.n_workers=2"), keys)
+    assert [batch.case_ids for batch in by_workers] == batches
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
@@ -183,12 +165,13 @@ def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
     four: FoldData, augment: str
 ) -> None:
     """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
-    keys = [[PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(12)]]
+    keys = [PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(12)]
+    plain_plan, dropping = (
+        patch_plan(four, f"training.augment={augment}", f"training.modality_dropout={chance}")
+        for chance in (0, 1)
+    )
     plain, dropped, again = (
-        next(
-            read_batches(plan_run(patch_settings(f"training.augment={augment}", *more), four), keys)
-        ).samples
-        for more in ([], ["training.modality_dropout=1"], ["training.modality_dropout=1"])
+        next(read_batches(plan, [keys])).samples for plan in (plain_plan, dropping, dropping)
     )
 
     n_kept = set()
@@ -201,6 +184,10 @@ def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
             assert is_empty or channel.equal(of_all)
         n_kept.add(4 - sum(empty))
     assert n_kept == {1, 2, 3}
+    # held-out patches keep all modalities
+    keys = [PatchKey(epoch=0, case_id=four.split.validation[0], draw=draw) for draw in range(3)]
+    held_out = (run_plan.held_out_patches(plan, keys) for plan in (plain_plan, dropping))
+    assert all(one.image.equal(other.image) for one, other in zip(*held_out, strict=True))
 
 
 def brighten() -> Callable[[Item], Item]:
@@ -212,29 +199,11 @@ def test_modality_dropout_comes_after_transforms_of_ones_own(four: FoldData) -> 
     keys = [[PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(3)]]
     own = f"training.transforms=[{__name__}.brighten]"
 
-    (batch,) = read_batches(
-        plan_run(patch_settings(own, "training.modality_dropout=1"), four), keys
-    )
-    (plain,) = read_batches(plan_run(patch_settings(own), four), keys)
+    (batch,) = read_batches(patch_plan(four, own, "training.modality_dropout=1"), keys)
+    (plain,) = read_batches(patch_plan(four, own), keys)
 
     for sample, before in zip(batch.samples, plain.samples, strict=True):
         same = [c.equal(b) for c, b in zip(sample.image, before.image, strict=True)]
         empty = [not channel.any() for channel in sample.image]
         assert any(empty)
         assert same == [not one for one in empty]
-
-
-def test_held_out_patches_keep_all_modalities(four: FoldData) -> None:
-    keys = [PatchKey(epoch=0, case_id=four.split.validation[0], draw=draw) for draw in range(3)]
-
-    dropped, plain = (
-        list(
-            run_plan.held_out_patches(
-                plan_run(patch_settings(f"training.modality_dropout={prob}"), four), keys
-            )
-        )
-        for prob in (1, 0)
-    )
-
-    for one, other in zip(dropped, plain, strict=True):
-        assert one.image.equal(other.image)

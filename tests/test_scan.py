@@ -1,22 +1,30 @@
-"""Test that each image of a case is the modality that its name says."""
+"""Test that each image of a case is the modality that its name says, and that damage is noticed."""
 
+from collections.abc import Callable
 from itertools import permutations
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy.ndimage import binary_dilation
+from scipy.ndimage import binary_dilation, gaussian_filter, zoom
 
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.scan import check_modalities, likeliest_order, local_contrast, scan_remarks
+from brats_seg.quality.scan import (
+    Limit,
+    check_modalities,
+    likeliest_order,
+    local_contrast,
+    remarks,
+    scan_remarks,
+)
 from tests.builders import make_label_map, write_case, write_nifti
 from tests.check_builders import (
-    ATLAS_AFFINE,
-    geometry,
     images_of,
     phantom,
     real_cases,
@@ -24,18 +32,37 @@ from tests.check_builders import (
     volumes_of,
 )
 
+Images = npt.NDArray[Any]
+Change = Callable[[Images], Images]
 ORDERS = [order for order in permutations(range(4)) if order != (0, 1, 2, 3)]
 
 
-def remarks_on(images: npt.NDArray[np.generic], affine: np.ndarray = ATLAS_AFFINE) -> list[str]:
-    return list(scan_remarks(geometry(images.shape[1:], affine), sample_of(images)))
+def remarks_on(images: Images, spacing_mm: float = 1, angle: float = 0) -> list[str]:
+    """Return the remarks on scans in the axes of BraTS that are turned about the vertical one."""
+    affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1.0])
+    turn = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    affine[:2, :2] = turn @ affine[:2, :2]
+    volumes, sample = volumes_of(images, affine), sample_of(images, affine=affine)
+    return list(scan_remarks(volumes, sample, MODALITIES[: len(images)]))
 
 
-def check(images: npt.NDArray[np.generic]) -> None:
+def check(images: Images) -> None:
     check_modalities("a", volumes_of(images), sample_of(images))
 
 
-def with_shell(images: npt.NDArray[np.generic], width_mm: int) -> npt.NDArray[np.generic]:
+def in_brain(change: Change, *places: int) -> Change:
+    """Return a change of some modalities, or of all, that leaves the background."""
+
+    def damage(images: Images) -> Images:
+        brain, changed = (images != 0).any(axis=0), images.astype(np.float32)
+        for place in places or range(len(images)):
+            changed[place] = change(changed[place]) * brain
+        return changed
+
+    return damage
+
+
+def with_shell(images: Images, width_mm: int) -> Images:
     """Return scans with bright tissue around the brain in all modalities."""
     images = np.pad(images, ((0, 0), *[(width_mm, width_mm)] * 3))
     brain = (images != 0).any(axis=0)
@@ -46,32 +73,95 @@ def with_shell(images: npt.NDArray[np.generic], width_mm: int) -> npt.NDArray[np
     return images
 
 
-def without_agent(
-    images: npt.NDArray[np.generic], scale: float, noise: float
-) -> npt.NDArray[np.generic]:
+def without_agent(images: Images, scale: float, noise: float) -> Images:
     """Return scans whose T1 with contrast agent is the native one, scaled and with noise."""
     t1n, rng = images[0], np.random.default_rng(0)
     t1c = np.where(t1n > 0, scale * t1n + rng.normal(0, noise, t1n.shape), 0)
     return np.stack([t1n, t1c.astype(t1n.dtype), *images[2:]])
 
 
+def ranked(image: Images) -> Images:
+    return np.argsort(np.argsort(image, axis=None)).reshape(image.shape) + 1.0
+
+
+def noisy(image: Images) -> Images:
+    return image + np.random.default_rng(0).normal(0, 0.5 * image[image > 0].std(), image.shape)
+
+
+DAMAGES: dict[str, Change] = {
+    "modalities may be mixed up: t1n looks like t2f, t2f": lambda images: images[[3, 1, 2, 0]],
+    "t1c shows no contrast agent": lambda images: without_agent(images, 1.2, 60),
+    "the scalp does not seem to be stripped": lambda images: with_shell(images, 5),
+    "the skull does not seem to be stripped": lambda images: zoom(images, (1, 4, 4, 4), order=0),
+    "t2f may be shifted": lambda images: np.stack([*images[:3], np.roll(images[3], 8, 1)]),
+    "t1n and t1c and t2w and t2f may be blurred": in_brain(lambda one: gaussian_filter(one, 2)),
+    "t1c may be blurred": in_brain(lambda one: gaussian_filter(one, 2), 1),
+    "t2w may be noisy": in_brain(noisy, 2),
+    "another program may have changed the intensities": in_brain(ranked),
+}
+"""Damage of a phantom, by the beginning of the remark on it."""
+SHAPES: dict[str, Change] = {
+    "the brain has an unusual size": lambda images: images[:, ::2, ::2, ::2],
+    "the brain has an unusual shape": lambda images: images[..., ::2],
+    "a part of the brain seems to be cut off": lambda images: images[..., :45],
+    "the scan may be stored front to back": lambda images: images[:, :, ::-1],
+    "the scan may be stored upside down": lambda images: images[..., ::-1],
+}
+"""The same of an egg of the size and the shape of a brain."""
+
+
+def egg() -> Images:
+    """Return noise (1, X, Y, Z) in 3 mm voxels, wider behind and above than in front and below."""
+    x, y, z = np.ogrid[-1.2:1.2:56j, -1.2:1.2:66j, -1.2:1.2:56j]
+    brain = x**2 / ((1 + 0.3 * y) * (1 + 0.3 * z)) + y**2 + z**2 < 1
+    return (brain * np.random.default_rng(0).uniform(1, 2, brain.shape))[None]
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_a_phantom_is_usual(seed: int) -> None:
+def test_a_phantom_is_usual_in_any_unit(seed: int) -> None:
     images, _ = phantom(seed, with_et=seed != 3)
 
     check(images)
 
-    assert remarks_on(images) == []
+    assert remarks_on(images) == remarks_on(1000 * images.astype(np.float32)) == []
+
+
+@pytest.mark.parametrize("remark", DAMAGES)
+def test_damage_is_one_line_of_what_to_look_at(remark: str) -> None:
+    said = remarks_on(DAMAGES[remark](phantom(0)[0]))
+
+    assert any(one.startswith(remark) for one in said), said
+
+
+@pytest.mark.parametrize("remark", SHAPES)
+def test_size_shape_and_orientation_are_those_of_a_brain(remark: str) -> None:
+    usual, damaged = remarks_on(egg(), 3), remarks_on(SHAPES[remark](egg()), 3)
+
+    assert any(one.startswith(remark) for one in damaged), damaged
+    assert not any(one.startswith(tuple(SHAPES)) for one in usual), usual
+
+
+def test_a_remark_holds_the_measure_and_its_limits_and_unknown_values_have_none() -> None:
+    limits = [
+        Limit("mm", 1, 2, "look at {of}"),
+        Limit("ml", -inf, 2, "look there"),
+        Limit("degrees", 3, inf, "turn it"),
+    ]
+    values = {"mm": {"t1n": 0.5, "t1c": 1.5, "t2w": 2.5}, "ml": {"": 2.1}, "degrees": {"": 2.0}}
+
+    assert list(remarks(limits, values)) == [
+        "look at t1n and t2w [mm: 0.5, 2.5; usual 1 to 2]",
+        "look there [ml: 2.1; usual at most 2]",
+        "turn it [degrees: 2; usual at least 3]",
+    ]
+    assert list(remarks(limits, {"mm": {"t1n": np.nan}})) == []
 
 
 def test_every_mix_up_of_a_phantom_is_noticed() -> None:
-    images, _ = phantom(0)
-    local = local_contrast(sample_of(images))
+    local = local_contrast(sample_of(phantom(0)[0]))
 
     for order in ORDERS:
         assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
-    (remark,) = remarks_on(images[[3, 1, 2, 0]])
-    assert remark == "modalities may be mixed up: t1n looks like t2f, t2f looks like t1n"
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
@@ -79,15 +169,12 @@ def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
     kept: tuple[int, ...],
 ) -> None:
     """The order of the modalities and the contrast agent show only beside the others."""
-    images, _ = phantom(0)
-    swapped = images[list(kept)][::-1]
+    swapped = phantom(0)[0][list(kept)][::-1]
 
-    assert sample_of(swapped).is_brain
     assert remarks_on(swapped) == []
-    turned = np.eye(4)
-    turned[:2, :2] = [[0.9, -0.436], [0.436, 0.9]]
-    (found,) = remarks_on(swapped, turned)
-    assert found.startswith("the grid is turned by 26 degrees")
+    (found,) = remarks_on(swapped, angle=0.45)
+    assert found.startswith("the scan does not seem to be registered")
+    assert "body: 25.8; usual at most 10]" in found
 
 
 def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are(
@@ -100,27 +187,22 @@ def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are(
     assert likeliest_order(local_contrast(sample_of(noise))) == MODALITIES
 
 
+@pytest.mark.parametrize("shape", [(240, 240, 1), (3, 160, 150)])
+def test_a_few_thick_slices_are_judged_without_an_error(shape: tuple[int, ...]) -> None:
+    noise = np.random.default_rng(0).uniform(1, 2, (4, *shape)) * 1e300
+
+    assert any(
+        one.startswith("a part of the brain seems to be cut") for one in remarks_on(noise, 3)
+    )
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.5, 1.3, -1.0])
 def test_one_image_in_two_places_is_refused_even_if_scaled_and_rounded(scale: float) -> None:
-    images, _ = phantom(0)
-    images = images.astype(np.float32)
+    images = phantom(0)[0].astype(np.float32)
     images[1] = np.round(images[0] * scale)
 
     with pytest.raises(CaseError, match=r"the same (voxels|image) for t1n and t1c"):
         check(images)
-
-
-def test_tissue_around_the_brain_and_a_missing_contrast_agent_are_remarks() -> None:
-    images, _ = phantom(0)
-    large = np.repeat(np.repeat(np.repeat(images, 3, 1), 3, 2), 3, 3)
-
-    for changed, text in (
-        (with_shell(images, 5), "scalp does not seem to be stripped"),
-        (with_shell(images, 10), "scalp does not seem to be stripped"),
-        (large, "ml, more than a brain: the skull does not seem"),
-        (without_agent(images, 1.2, 60), "t1c shows no contrast agent"),
-    ):
-        assert any(text in remark for remark in remarks_on(changed))
 
 
 def test_loading_a_case_checks_its_modalities(tmp_path: Path) -> None:
@@ -146,5 +228,6 @@ def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_dat
         assert any(text.startswith("t1c shows no contrast") for text in remarks_on(native))
         for width_mm in (5, 10):
             assert remarks_on(with_shell(images, width_mm))
+        assert remarks_on(in_brain(lambda one: gaussian_filter(one, 1))(images))
 
     assert len(cases) == 14

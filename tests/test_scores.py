@@ -1,4 +1,4 @@
-"""Test the table of scores and its summary over cases."""
+"""The table of scores, its summary over cases, and what is lost without some modalities."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import (
     LESION_COLUMNS,
     REGION_COLUMNS,
+    AllSubsetScores,
+    SubsetScores,
+    absent_from,
     joined_scores,
+    pooled,
     read_scores,
     summarise_counts,
     summarise_scores,
@@ -20,6 +25,7 @@ from brats_seg.evaluation.scores import (
     write_scores,
     write_summary,
 )
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 REGION_VALUES = (2 / 3, 0.5, 373.12866, 1.0, 0.99, 1.25, 0.0)
 LESION_VALUES = (0.25, 187.0, 0.1, 0.2, 3, 1, 2)
@@ -42,23 +48,18 @@ def table_of(dices, **columns) -> pd.DataFrame:
     )
 
 
-def test_the_table_has_a_row_per_case_and_region(tmp_path: Path) -> None:
-    write_scores(LESIONWISE, tmp_path / "scores.csv")
+def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "scores.csv"
+    for scores in (PLAIN, joined_scores(()), LESIONWISE):
+        write_scores(scores, path)
+        options = {"check_dtype": not scores.empty, "atol": 1e-6}
+        pd.testing.assert_frame_equal(read_scores(path), scores, **options)
 
-    assert (tmp_path / "scores.csv").read_text() == (
+    assert path.read_text() == (
         f"{HEAD},{','.join(LESION_COLUMNS)}\n"
         "a,wt,0.666667,0.500000,373.128660,1.000000,0.990000,1.250000,0.000000,"
         "0.250000,187.000000,0.100000,0.200000,3,1,2\n"
     )
-
-
-@pytest.mark.parametrize("scores", [PLAIN, LESIONWISE, joined_scores(())])
-def test_what_was_written_is_read_back(tmp_path: Path, scores: pd.DataFrame) -> None:
-    write_scores(scores, tmp_path / "new" / "scores.csv")
-
-    back = read_scores(tmp_path / "new" / "scores.csv")
-
-    pd.testing.assert_frame_equal(back, scores, check_dtype=not scores.empty, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -134,3 +135,52 @@ def test_the_summary_is_read_by_region_and_column(tmp_path: Path, rng: np.random
     wt = json.loads((tmp_path / "summary.json").read_text())["wt"]
     assert (wt["n_cases"], wt["n_prediction_empty"]) == (1, 1)
     assert list(wt["lesionwise_dice"].values()) == [0.25] * 6
+
+
+STORED = TypeAdapter(AllSubsetScores)
+"""Scores as the card of a model stores them."""
+DICE, DICE_OF_ALL = np.random.default_rng(0).uniform(size=(2, 7, 3))
+
+
+def test_there_are_fourteen_subsets_of_one_to_three_modalities_in_their_order() -> None:
+    assert len({*MODALITY_SUBSETS}) == 14
+    assert [len(subset) for subset in MODALITY_SUBSETS] == [3] * 4 + [2] * 6 + [1] * 4
+    for subset in MODALITY_SUBSETS:
+        assert list(subset) == sorted(subset, key=MODALITIES.index)
+
+
+def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
+    parts = [
+        SubsetScores.of_cases(subset, DICE[cases], DICE_OF_ALL[cases])
+        for cases in (slice(0, 2), slice(2, 7))
+        for subset in (("t2f",), ("t1n", "t1c"))
+    ]
+
+    pair, single = pooled(parts)
+
+    assert (pair.modalities, single.modalities) == (("t1n", "t1c"), ("t2f",))
+    assert single.n_cases == 7
+    loss = DICE_OF_ALL - DICE
+    assert single.mean_dice == pytest.approx(DICE.mean(axis=0))
+    assert single.mean_loss == pytest.approx(loss.mean(axis=0))
+    assert single.std_loss == pytest.approx(loss.std(axis=0, ddof=1))
+
+
+def test_one_case_has_no_spread_and_missing_modalities_are_named_in_their_order() -> None:
+    scores = SubsetScores.of_cases(("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, -0.004, -0.5]]))
+
+    assert scores.std_loss is None
+    assert str(scores) == "WT 0.25 lower, TC 0.00 lower, ET 0.50 higher on 1 held-out case"
+    assert absent_from(("t2f", "t1c")) == ("t1n", "t2w")
+    assert absent_from(MODALITIES) == ()
+
+
+def test_damaged_scores_are_refused() -> None:
+    stored = SubsetScores.of_cases(("t1c",), DICE, DICE_OF_ALL).model_dump()
+
+    assert STORED.validate_python([stored])[0].n_cases == 7
+    for wrong in ({"n_cases": 0}, {"loss_sum": (1.0, float("nan"), 0.0)}, {"unknown": 1}):
+        with pytest.raises(ValidationError):
+            STORED.validate_python([{**stored, **wrong}])
+    with pytest.raises(ValidationError):
+        STORED.validate_python([stored] * 15)

@@ -67,7 +67,6 @@ def test_a_voxel_is_drawn_beside_the_letters_of_its_side(
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
     axes = drawn_axes(image, axis, 17, directions=directions)
-
     texts = {text.get_gid(): text for text in axes.texts}
     found = [texts[edge] for edge in ("left", "right", "top", "bottom")]
     assert " ".join(text.get_text() for text in found) == letters
@@ -78,15 +77,6 @@ def test_a_voxel_is_drawn_beside_the_letters_of_its_side(
     (x, y) = axes.transAxes.inverted().transform(axes.transData.transform((column, row)))
     assert texts["right" if x > 0.5 else "left"].get_text() in directions
     assert texts["top" if y > 0.5 else "bottom"].get_text() in directions
-
-
-def test_directions_come_from_the_affine() -> None:
-    flipped = np.diag([1.0, 2.0, -3.0, 1.0])
-    turned = np.eye(4)
-    turned[:3, :3] = np.linalg.qr(np.diag([-1.0, -1.0, 1.0]) + 0.2)[0]
-
-    assert Grid.of(flipped) == Grid(spacing_mm=(1.0, 2.0, 3.0), directions=("R", "A", "I"))
-    assert set(Grid.of(turned).directions) & set("LR")
 
 
 def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
@@ -146,18 +136,17 @@ def drawn_colours(regions: np.ndarray) -> list[int]:
     return np.bincount(nearest, minlength=len(REGION_COLOURS)).tolist()
 
 
-@pytest.mark.parametrize("n_coincide", [2, 3])
-def test_the_whole_tumour_is_seen_where_outlines_coincide(n_coincide: int) -> None:
+def test_the_whole_tumour_is_seen_where_outlines_coincide() -> None:
     """The last outline drawn used to hide the others."""
     regions = np.zeros((3, 60, 60, 1), dtype=bool)
-    regions[:n_coincide, 10:50, 10:50] = True
+    assert drawn_colours(regions) == [0, 0, 0]
+    regions[0, 10:50, 10:50] = True
     n_pixels_around = 4 * 40 * 450 / 60
+    for innermost in (1, 2):
+        regions[innermost] = regions[0]
+        n_drawn = drawn_colours(regions)
 
-    n_drawn = drawn_colours(regions)
-
-    assert n_drawn[0] > 0.5 * n_pixels_around
-    assert n_drawn[n_coincide - 1] > 0.5 * n_pixels_around
-    assert drawn_colours(np.zeros_like(regions)) == [0, 0, 0]
+        assert min(n_drawn[0], n_drawn[innermost]) > 0.5 * n_pixels_around
 
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
@@ -180,12 +169,12 @@ def smallest_difference(colours: tuple[str, ...], vision: str) -> float:
     return min(float(np.linalg.norm(seen(a) - seen(b))) for a, b in combinations(colours, 2))
 
 
-@pytest.mark.parametrize("vision", VISIONS)
-def test_regions_are_told_apart_with_any_colour_vision(vision: str) -> None:
-    assert smallest_difference(REGION_COLOURS, VISIONS[vision]) > 0.4
-    # colours that are often used fail
+def test_regions_are_told_apart_with_any_colour_vision() -> None:
     often = ("tab:green", "tab:orange", "tab:red")
-    assert vision == "tritanopia" or smallest_difference(often, VISIONS[vision]) < 0.3
+    for vision, matrix in VISIONS.items():
+        assert smallest_difference(REGION_COLOURS, matrix) > 0.4
+        # colours that are often used fail
+        assert vision == "tritanopia" or smallest_difference(often, matrix) < 0.3
 
 
 @pytest.mark.parametrize(("width", "n_rows"), [(12, 1), (7, 2), (4, 3)])

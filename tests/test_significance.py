@@ -42,15 +42,11 @@ def test_the_interval_of_a_mean_is_1_96_standard_errors(seed: int) -> None:
 def test_arrays_are_resampled_together_and_the_generator_decides() -> None:
     one = np.random.default_rng(1).random(20)
 
-    first, again = (
-        bootstrap_interval(
-            lambda a, b: (b - a).mean(axis=-1), [one, one + 1], np.random.default_rng(5)
-        )
-        for _ in range(2)
-    )
+    def interval(values: list[Values]) -> tuple[Values, Values]:
+        return bootstrap_interval(lambda a, b: mean(b - a), values, np.random.default_rng(5))
 
-    assert first == pytest.approx((1, 1))
-    assert first == again
+    assert interval([one, one + 1]) == pytest.approx((1, 1))
+    assert interval([0 * one, one]) == interval([0 * one, one])
 
 
 def test_patients_are_resampled_with_all_of_their_cases() -> None:
@@ -68,9 +64,7 @@ def test_patients_are_resampled_with_all_of_their_cases() -> None:
 
     expected = np.quantile(means, (0.025, 0.975))
     assert ends == pytest.approx(tuple(expected), abs=0.005)
-
-
-def test_one_patient_has_an_interval_without_width(rng: np.random.Generator) -> None:
+    # one patient has an interval without width
     for groups in (["a"], ["a", "a"]):
         ends = bootstrap_interval(mean, [np.array([0.4] * len(groups))], rng, groups=groups)
 
@@ -100,10 +94,7 @@ def test_p_values_at_the_ends(rng: np.random.Generator) -> None:
 
 
 def test_a_gain_is_counted_case_by_case() -> None:
-    before = np.array([0.5, 0.5, 0.5, 0.5])
-    after = np.array([0.625, 0.5, 0.25, 1.0])
-
-    gain = gain_of(before, after)
+    gain = gain_of(np.full(4, 0.5), np.array([0.625, 0.5, 0.25, 1.0]))
 
     # differences 1/8, 0, -1/4, 1/2; ranks 1, -, 2, 3: of the 8 ways to draw signs, 3 reach a sum of
     # 4 in those that rise: +++, -++ and +-+
@@ -113,14 +104,13 @@ def test_a_gain_is_counted_case_by_case() -> None:
     assert not gain.is_sure
 
 
-@pytest.mark.parametrize("n_cases", [1, 4, FEWEST_CASES - 1, FEWEST_CASES, 12])
-def test_a_gain_in_every_case_has_the_least_p_value(n_cases: int) -> None:
-    before = np.zeros(n_cases)
-    for after in (before + 0.01, 0.01 * np.arange(1, n_cases + 1)):
-        gain = gain_of(before, after)
+def test_a_gain_in_every_case_has_the_least_p_value() -> None:
+    for n_cases in (1, 4, FEWEST_CASES - 1, FEWEST_CASES, 12):
+        for after in (np.full(n_cases, 0.01), 0.01 * np.arange(1, n_cases + 1)):
+            gain = gain_of(np.zeros(n_cases), after)
 
-        assert gain.p_value == least_p_value(n_cases)
-        assert gain.is_sure == (n_cases >= FEWEST_CASES)
+            assert gain.p_value == least_p_value(n_cases)
+            assert gain.is_sure == (n_cases >= FEWEST_CASES)
 
 
 def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
@@ -137,8 +127,6 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
 @pytest.mark.parametrize(
     ("differences", "is_sure"),
     [
-        ([0.01] * 9, True),  # all of nine: chance is 1 in 512
-        ([0.01] * 8, False),
         ([0.0009] * 30, False),  # too small to matter
         ([0.02, 0.01] * 5, True),
         ([0.05, -0.01] * 5, False),  # as many cases harmed as helped
@@ -153,9 +141,7 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
     ],
 )
 def test_what_is_sure(differences: list[float], is_sure: bool) -> None:
-    before = np.zeros(len(differences))
-
-    assert gain_of(before, np.array(differences)).is_sure == is_sure
+    assert gain_of(np.zeros(len(differences)), np.array(differences)).is_sure == is_sure
 
 
 def test_noise_rarely_wins() -> None:

@@ -35,14 +35,12 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2865,
-    "inference": 2098,
-    "cases": 2181,
-    "top level": 1609,
-    "data": 1398,
+    "training": 2834,
+    "inference": 2083,
+    "cases": 2168,
+    "top level": 1580,
     "evaluation": 1121,
-    "quality": 1043,
-    "figures": 965,
+    "figures": 964,
     "dicom": 867,
     "survival": 905,
 }

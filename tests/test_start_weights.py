@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from brats_seg.config import Config, ModelConfig, StartConfig
 from brats_seg.data.fold import FoldData
@@ -20,7 +20,7 @@ from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.run_folder import match_weights, read_source, start_from
 from brats_seg.training.state import build_network, read_state
 from tests.inference_builders import IDENTITY, write_run
-from tests.training_builders import StopAtCheck, open_six, tiny_settings, train, weights
+from tests.training_builders import StopAtCheck, open_six, same, tiny_settings, train, weights
 
 SETTINGS = [
     "optimizer.lr=0.01",
@@ -47,10 +47,6 @@ def parent(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parent") / "run"
     train(data, path, settings("training.n_epochs=1"))
     return path
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_layers_are_taken_whole_by_name_and_shape() -> None:
@@ -140,8 +136,7 @@ def test_an_exported_model_and_files_of_weights_are_started_from(
     assert caplog.text.count("does not say what its weights were trained on") == 3
 
 
-def nan_weights(path: Path) -> None:
-    torch.save({"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}, path)
+NAN = {"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +149,7 @@ def nan_weights(path: Path) -> None:
         (lambda path: torch.save({}, path), "nothing fits"),
         # a bias that fits starts nothing
         (lambda path: torch.save({"bias": torch.zeros(3)}, path), "nothing fits"),
-        (nan_weights, "weights that are not finite numbers: weight"),
+        (lambda path: torch.save(NAN, path), "weights that are not finite numbers: weight"),
     ],
 )
 def test_files_that_are_no_weights_are_refused(
@@ -181,16 +176,12 @@ def test_a_network_of_other_widths_is_refused_with_shapes_and_the_settings_that_
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_modalities_in_another_order_are_refused(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w")))
-
-    with pytest.raises(UsageError, match=r"modalities \('t2f', 't1n', .*; expected \('t1n', "):
-        read_source(tmp_path / "run")
-
-
-def test_several_networks_are_refused_with_the_name_of_one(tmp_path: Path) -> None:
+def test_several_networks_and_modalities_in_another_order_are_refused(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
     export_model(runs, tmp_path / "exported")
+    write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w")))
 
     with pytest.raises(UsageError, match=r"holds 2 networks; expected one.*member0\.safetensors"):
         read_source(tmp_path / "exported")
+    with pytest.raises(UsageError, match=r"modalities \('t2f', 't1n', .*; expected \('t1n', "):
+        read_source(tmp_path / "run")

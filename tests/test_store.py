@@ -1,6 +1,7 @@
 import errno
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,34 +32,33 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(whole: Path, tmp_path: Path) -> Path:
     """A prepared case whose files may be changed."""
-    return write_prepared(tmp_path)
+    return Path(shutil.copytree(whole, tmp_path / "prepared"))
 
 
-def test_a_case_knows_its_crop_and_its_scan(whole: Path) -> None:
+def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(whole: Path) -> None:
     case = open_case(whole, CASE)
-
     brain = (make_volumes() != 0).any(axis=0)
     low, high = (f(np.argwhere(brain), axis=0) for f in (np.min, np.max))
     assert case.box == Box(start=tuple(low.tolist()), stop=tuple((high + 1).tolist()))
     assert case.shape == case.box.shape == case.image.shape[1:]
     assert case.geometry.shape == brain.shape
     assert case.convention == BRATS2017
-    labels = case.read_labels(Box.at((0, 0, 0), case.shape))
+    crop = Box.at((0, 0, 0), case.shape)
+    labels, image = case.read_labels(crop), case.read_image(crop)
     np.testing.assert_array_equal(case.box.placed(labels, case.geometry.shape), make_label_map())
 
-
-def test_the_store_is_normalised_and_its_background_is_0(whole: Path) -> None:
-    case = open_case(whole, CASE)
-
-    image = case.read_image(Box.at((0, 0, 0), case.shape))
-    inside = (make_volumes() != 0).any(axis=0)[case.box.slices]
+    inside = brain[case.box.slices]
     assert image.dtype == np.float16
     assert (image[:, ~inside] == 0).all()
     values = image[:, inside].astype(np.float64)
     np.testing.assert_allclose(values.mean(axis=1), 0, atol=1e-3)
     np.testing.assert_allclose(values.std(axis=1), 1, atol=1e-3)
+    for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
+        assert mask[tuple(voxels.T)].all()
+        # a region this small is kept whole
+        assert len({tuple(voxel) for voxel in voxels.tolist()}) == mask.sum()
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,11 @@ def test_a_box_is_read_with_0_beyond_the_crop(whole: Path, box: Box) -> None:
         np.testing.assert_array_equal(read, padded_labels[slices])
 
 
-def test_foreground_voxels_lie_in_their_regions(whole: Path) -> None:
-    case = open_case(whole, CASE)
-    masks = case.regions_of(case.read_labels(Box.at((0, 0, 0), case.shape)))
-
-    for voxels, mask in zip(case.foreground, masks, strict=True):
-        assert mask[tuple(voxels.T)].all()
-        # a region this small is kept whole
-        assert len({tuple(voxel) for voxel in voxels.tolist()}) == mask.sum()
-
-
-def test_a_case_without_label_map_has_none_to_read(tmp_path: Path) -> None:
-    case = open_case(write_prepared(tmp_path, labelled=False), CASE)
-
+def test_a_case_without_label_map_has_none_to_read_and_a_lack_of_memory_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlabelled = write_prepared(tmp_path, labelled=False)
+    case = open_case(unlabelled, CASE)
     assert case.convention is None
     assert [len(voxels) for voxels in case.foreground] == [0, 0, 0]
     message = f"case {CASE}, file case.json: found no label map"
@@ -110,17 +102,12 @@ def test_a_case_without_label_map_has_none_to_read(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match=message):
         case.regions_of(np.zeros((2, 2, 2), dtype=np.uint8))
 
-
-def test_a_lack_of_memory_is_no_damage_of_the_case(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr("brats_seg.data.store.open_array", refuse)
-
     with pytest.raises(MemoryError, match="Cannot allocate memory"):
-        open_case(whole, CASE)
+        open_case(unlabelled, CASE)
 
 
 @pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy"])
@@ -166,19 +153,6 @@ def test_a_full_disk_is_recognisable(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_memory_is_used_again_once_it_is_free() -> None:
-    buffers = Buffers()
-    array = buffers.take((3, 5, 2), np.float16)
-    assert (array.shape, array.dtype) == ((3, 5, 2), np.float16)
-    assert array.flags.c_contiguous
-
-    first = buffers.take((10, 10), np.float32).ctypes.data
-
-    assert buffers.take((10, 10), np.float32).ctypes.data == first
-    # of the same power of two
-    assert buffers.take((9, 13), np.float32).ctypes.data == first
-
-
 @pytest.mark.parametrize(
     "hold",
     [
@@ -191,25 +165,25 @@ def test_memory_is_used_again_once_it_is_free() -> None:
     ],
     ids=["array", "view", "other type", "tensor", "tensor view", "array of tensor"],
 )
-def test_memory_that_anything_refers_to_is_not_handed_out(hold) -> None:
+def test_memory_that_anything_refers_to_is_not_handed_out_and_free_memory_is_used_again(
+    hold,
+) -> None:
     buffers = Buffers()
+    array = buffers.take((3, 5, 2), np.float16)
+    assert (array.shape, array.dtype, array.flags.c_contiguous) == ((3, 5, 2), np.float16, True)
+    # shapes of the same power of two
+    places = {buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}
+    assert len(places) == 1
+
     held = hold(buffers.take((10, 10), np.float32))
     held[...] = 3
     before = held.tolist()
-
     others = [buffers.take((10, 10), np.float32) for _ in range(3)]
     for value, other in enumerate(others):
         other[...] = value
-
     assert held.tolist() == before
     assert [other.max() for other in others] == [0, 1, 2]
-
-
-def test_no_memory_goes_to_another_process() -> None:
-    buffers = Buffers()
-    buffers.take((1000, 1000), np.float32)[...] = 1
-
+    # no memory goes to another process
     packed = pickle.dumps(buffers)
-
     assert len(packed) < 200
     assert pickle.loads(packed).take((2, 2), np.uint8).shape == (2, 2)

@@ -73,25 +73,20 @@ def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values
 
 
 def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:
+    """The table fills in only what the features lack."""
     rows = [f"{IDS[0]},60,289,GTR", f"{IDS[1]},50,ALIVE (361 days later),STR", f"{IDS[2]},NA,NA,NA"]
 
-    found = outcomes(tmp_path, *rows)
+    table = outcomes(tmp_path, *rows)
+    known = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])
 
-    assert found["days"][:2].tolist() == [289, 361]
-    assert isnan(found["days"][2])
-    assert found["died"].tolist() == [True, False, False]
-    assert found["lived"].tolist() == [False, True, False]
-    assert found["resection"].tolist() == ["GTR", "STR", ""]
-    assert found["age_years"][:2].tolist() == [60, 50]
-
-
-def test_the_table_fills_in_only_what_the_features_lack(tmp_path: Path) -> None:
-    rows = [f"{case_id},60,289,GTR" for case_id in IDS]
-
-    found = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])
-
-    assert found["age_years"].tolist() == [1, 1, 1]
-    assert found["resection"].tolist() == ["STR", "GTR", "GTR"]
+    assert table["days"][:2].tolist() == [289, 361]
+    assert isnan(table["days"][2])
+    assert table["died"].tolist() == [True, False, False]
+    assert table["lived"].tolist() == [False, True, False]
+    assert table["resection"].tolist() == ["GTR", "STR", ""]
+    assert table["age_years"][:2].tolist() == [60, 50]
+    assert known["age_years"].tolist() == [1, 1, 1]
+    assert known["resection"].tolist() == ["STR", "STR", ""]
 
 
 @pytest.mark.parametrize(

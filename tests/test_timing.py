@@ -12,62 +12,57 @@ import pytest
 import torch
 
 from brats_seg.config import Config
+from brats_seg.data.fold import FoldData
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.training import timing
 from brats_seg.training.state import Progress
 from brats_seg.training.timing import Clock, StopRequest
 from tests.builders import Run
-from tests.training_builders import StopAtCheck, open_six, tiny_settings, train, weights
+from tests.training_builders import (
+    StopAtCheck,
+    check_same_runs,
+    open_six,
+    tiny_settings,
+    train,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals) -> None:
+    """A second Ctrl-C is not held back."""
     stop = StopRequest()
     before = signal.getsignal(number)
 
     with stop.listening():
         assert stop.reason is None
         os.kill(os.getpid(), number)
-
-        assert stop.reason == f"{number.name} was received"
-        assert stop.signal is number
+        assert (stop.reason, stop.signal) == (f"{number.name} was received", number)
+        if number is signal.SIGINT:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
 
     assert signal.getsignal(number) is before
 
 
-def test_a_second_ctrl_c_is_not_held_back() -> None:
-    with StopRequest().listening():
-        os.kill(os.getpid(), signal.SIGINT)
-
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_in_another_thread_the_deadline_still_counts() -> None:
-    reasons = []
-
-    def work() -> None:
-        stop = StopRequest(max_hours=0)
-        with stop.listening():
-            reasons.append(stop.reason)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-    assert reasons == ["the time limit of 0 hours was reached"]
-    assert StopRequest(max_hours=1).reason is StopRequest().reason is None
-
-
 def test_hours_of_all_sessions_are_used_up_whatever_the_session_may_take() -> None:
-    stop = StopRequest(max_hours=5)
-
+    stop, reasons = StopRequest(max_hours=5), []
     stop.limit_sessions(2, spent_before_s=7190)
     assert (stop.is_used_up, stop.reason) == (False, None)
     stop.limit_sessions(2, spent_before_s=7200)
     assert (stop.is_used_up, stop.reason) == (True, "the time of the run, 2 h, is used up")
     stop.limit_sessions(None, spent_before_s=7200)
-    assert stop.reason is None
+    assert stop.reason is StopRequest(max_hours=1).reason is StopRequest().reason is None
+
+    def work() -> None:
+        """In another thread the deadline counts too."""
+        late = StopRequest(max_hours=0)
+        with late.listening():
+            reasons.append(late.reason)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert reasons == ["the time limit of 0 hours was reached"]
 
 
 class Session:
@@ -117,6 +112,15 @@ def test_nothing_is_expected_from_the_first_step_alone(monkeypatch: pytest.Monke
     resumed = Session(monkeypatch, epoch=3, n_batches=2)
     resumed.train(2)
     assert resumed.clock.left_s == 2 * 2 + 10
+    # the expectation names its parts once
+    long = Session(monkeypatch, n_epochs=400)
+    long.train(2)
+    assert long.clock.expectation() is None, "too early"
+    long.train(2)
+    assert [long.clock.expectation() for _ in range(2)] == [
+        "about 2 h 45 min to the end of epoch 400, of which validation takes 33 min",
+        None,
+    ]
 
 
 def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,18 +140,6 @@ def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyP
     run.train(5)
     run.end_epoch()
     assert run.clock.left_s is None
-
-
-def test_the_expectation_names_its_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Session(monkeypatch, n_epochs=400)
-    run.train(2)
-    assert run.clock.expectation() is None, "too early"
-    run.train(2)
-
-    assert run.clock.expectation() == (
-        "about 2 h 45 min to the end of epoch 400, of which validation takes 33 min"
-    )
-    assert run.clock.expectation() is None
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])
@@ -190,14 +182,19 @@ def settings(*changes: str) -> Config:
     return tiny_settings("schedule.name=cosine", "training.effective_batch=2", *changes)
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    return open_six(tmp_path_factory, settings())
+
+
 def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
-    tmp_path_factory: pytest.TempPathFactory,
+    data: FoldData,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Another pace, or other hours, change them no more; the weights are those of an undisturbed run."""
-    data, hours = open_six(tmp_path_factory, settings()), settings("training.hours=1")
+    hours = settings("training.hours=1")
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 3)
     train(data, tmp_path / "undisturbed", hours)
 
@@ -207,12 +204,9 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
     with caplog.at_level(logging.INFO):
         resumed = train(data, tmp_path / "run", settings("training.hours=2"))
 
-    assert not stopped.finished
-    assert resumed.finished
-    assert len(resumed.history) == 3
+    assert (stopped.finished, resumed.finished, len(resumed.history)) == (False, True, 3)
     assert "training.hours changes from 1.0 to 2.0" in caplog.text
-    found, expected = (weights(tmp_path / name / "last.pt") for name in ("run", "undisturbed"))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
     # the rate falls from the second epoch on
     rates = [row["lr"] for row in resumed.history]
     assert rates == sorted(rates, reverse=True)
@@ -223,17 +217,15 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
 
 
 def test_hours_limit_a_real_run(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     """Too few hours are refused in the first epoch; what all sessions have taken ends the run."""
-    data = open_six(tmp_path_factory, settings())
     monkeypatch.setattr(timing, "SAID_AFTER_S", 0)
     with pytest.raises(UsageError, match="not one epoch fits"):
         train(data, tmp_path / "short", settings("training.hours=1e-6"), StopAtCheck(99))
 
-    config = settings("training.hours=1")
+    config, path = settings("training.hours=1"), tmp_path / "run" / "last.pt"
     train(data, tmp_path / "run", config, StopAtCheck(3))
-    path = tmp_path / "run" / "last.pt"
     content = torch.load(path, weights_only=True)
     assert 0 < content["progress"]["spent_s"] < 300
     content["progress"] |= {"spent_s": 3601.0, "n_epochs": 2}
@@ -241,12 +233,8 @@ def test_hours_limit_a_real_run(
 
     outcome = train(data, tmp_path / "run", config)
 
-    assert not outcome.finished
-    assert outcome.reason == "the time of the run, 1 h, is used up"
+    assert (outcome.finished, outcome.reason) == (False, "the time of the run, 1 h, is used up")
     assert torch.load(path, weights_only=True)["progress"]["spent_s"] > 3601
     assert train(data, tmp_path / "run", settings("training.hours=2")).finished
-
-
-def test_epochs_and_hours_together_are_refused(run: Run) -> None:
     code, _, error = run("train", "--epochs", "3", "--hours", "1.5")
     assert (code, "--epochs 3 and --hours 1.5 are given" in error) == (2, True)

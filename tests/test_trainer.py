@@ -7,7 +7,6 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -117,22 +116,6 @@ def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -
 
 
 RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
-
-
-def test_too_little_memory_to_measure_the_scans_ends_no_run(
-    data: FoldData,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    exhausted = Mock(side_effect=MemoryError)
-    monkeypatch.setattr("brats_seg.quality.profile.notes_of_training", exhausted)
-
-    outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
-
-    assert outcome.finished
-    assert load_trained(tmp_path / "run" / "best.pt").card.notes == {}
-    assert "memory ran out while the training scans were measured" in caplog.text
 
 
 QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
@@ -361,7 +344,7 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             refused.add(name)
         hook.remove()
 
-    hook = trainer.network.register_forward_pre_hook(try_both)
+    hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
 
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}

@@ -250,8 +250,9 @@ def load_case(
     """
     if case.problems:
         raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
-    files = files or read_case_files(case, with_label=with_label)
-    opened = open_files(case, files, with_label=with_label, modalities=modalities)
+    read = case if with_label else replace(case, files={k: case.files[k] for k in case.modalities})
+    files = files or read_case_files(read)
+    opened = open_files(read, files, modalities)
     return replace(_loaded(case, *opened, labels), hashes=files.hashes)
 
 
@@ -275,9 +276,9 @@ def case_of_arrays(
     return _loaded(case, volumes, *_judged(case, volumes), "")
 
 
-def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
+def read_case_files(case: Case) -> CaseFiles:
     """Read and hash the files of a case, each once, without decompressing them."""
-    scans = (*case.images, *([case.label] if with_label and case.label else []))
+    scans = [case.files[kind] for kind in (*MODALITIES, LABEL) if kind in case.files]
     packed: dict[Path, bytes] = {}
     problems = []
     for path in dict.fromkeys(scan.path for scan in scans):
@@ -291,31 +292,24 @@ def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
 
 
 def open_files(
-    case: Case,
-    files: CaseFiles | None = None,
-    *,
-    with_label: bool = True,
-    modalities: Sequence[str] = MODALITIES,
+    case: Case, files: CaseFiles | None = None, modalities: Sequence[str] = MODALITIES
 ) -> tuple[dict[str, nifti.Volume], list[CaseError], Judgement]:
     """Decompress, check and judge the files of a case; problems are collected, not raised.
 
     Returns:
         The volumes that can be read by kind, all that is wrong, and, if nothing is, what they show.
     """
-    files = files or read_case_files(case, with_label=with_label)
+    files = files or read_case_files(case)
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
-    for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
-        scan = case.files[kind]
-        if scan.path in files.packed:
+    for kind in (*MODALITIES, LABEL):
+        scan = case.files.get(kind)
+        if scan and scan.path in files.packed:
+            packed, path = files.packed[scan.path], case.path_of(scan)
             try:
                 volumes[kind] = nifti.unpack_volume(
-                    files.packed[scan.path],
-                    case.path_of(scan),
-                    case_id=case.case_id,
-                    volume=scan.volume,
-                    is_label_map=kind == LABEL,
+                    packed, path, case.case_id, scan.volume, is_label_map=kind == LABEL
                 )
             except CaseError as error:
                 problems.append(error)
@@ -394,9 +388,15 @@ def _wrong_with(
         check_one_grid(case_id, [(one.file, one.geometry) for one in (*volumes, label) if one])
     except CaseError as error:
         yield error
-    if volumes and (found := _shear(volumes[0].geometry)):
-        next_step = "Resample the four modalities to a grid of right angles."
-        yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
+    if volumes:
+        geometry = volumes[0].geometry
+        directions = geometry.affine[:3, :3] / geometry.spacing_mm
+        cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
+        if cosine > SKEW_TOLERANCE:
+            degrees = np.degrees(np.arcsin(min(cosine, 1.0)))
+            found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+            next_step = "Resample the four modalities to a grid of right angles."
+            yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
     for volume in volumes:
         if found := _wrong_voxels(volume.array):
             expected = f"finite intensities up to {LARGEST_INTENSITY:g}, not all equal"
@@ -413,15 +413,6 @@ def _wrong_voxels(array: npt.NDArray[Any]) -> str:
     if max(-float(low), float(high)) > LARGEST_INTENSITY:
         return f"intensities from {low:g} to {high:g}"
     return f"a constant volume, {low} everywhere" if low == high else ""
-
-
-def _shear(geometry: nifti.Geometry) -> str:
-    """Return how far the axes of a grid are from right angles, in words; nothing if they are not."""
-    directions = geometry.affine[:3, :3] / geometry.spacing_mm
-    cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
-    degrees = float(np.degrees(np.arcsin(min(cosine, 1.0))))
-    off = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
-    return off if cosine > SKEW_TOLERANCE else ""
 
 
 def _loaded(

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def cases_of_dataset(
 def is_path_table(data: Path) -> bool:
     """Return whether the data are given as a table of paths."""
     # Path.is_file raises if the name is too long
-    return data.suffix.lower() in _ROWS and os.path.isfile(data)  # noqa: PTH113
+    return data.suffix.lower() in {".csv", ".json"} and os.path.isfile(data)  # noqa: PTH113
 
 
 def data_folder(data: Path) -> Path:
@@ -74,8 +74,7 @@ def data_folder(data: Path) -> Path:
 def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
-        rows = _ROWS[path.suffix.lower()](path)
-        cases = tuple(_case(row, path.parent) for row in rows)
+        cases = tuple(_case(row, path.parent) for row in _rows(path))
     except _INVALID as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
@@ -165,28 +164,19 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     case = replace(Case.named(cells["case_id"], files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
-        found, expected = "no path of a file", "a path"
-        case = case.with_problem(found, expected, "Correct the table.", str(scans[kind]))
+        found, file = "no path of a file", str(scans[kind])
+        case = case.with_problem(found, "a path", "Correct the table.", file)
     return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 
-def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+def _rows(path: Path) -> Iterable[Mapping[Any, Any]]:
+    if path.suffix.lower() == ".json":
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     with path.open(encoding="utf-8", errors="replace") as stream:
         header = stream.readline()
     # spreadsheets of many countries separate by semicolon
     separator = ";" if header.count(";") > header.count(",") else ","
     return read_table(path, required=("case_id",), separator=separator).to_dict("records")
-
-
-def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
-    rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    if not isinstance(rows, list):
-        msg = "has no list of cases at its top level"
-        raise UsageError(msg)
-    return rows
-
-
-_ROWS = {".csv": _csv_rows, ".json": _json_rows}
 
 
 def _can_be_a_path(path: Path) -> bool:

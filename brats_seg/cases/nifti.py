@@ -132,14 +132,13 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
         >>> volume.array.shape, volume.geometry.spacing_mm
         ((2, 2, 2), (1.0, 1.0, 1.0))
     """
-    packed = read_packed(path, case_id=case_id)
-    return unpack_volume(packed, path, case_id=case_id, volume=volume)
+    return unpack_volume(read_packed(path, case_id=case_id), path, case_id, volume)
 
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type."""
     packed = read_packed(path, case_id=case_id)
-    return unpack_volume(packed, path, case_id=case_id, is_label_map=True)
+    return unpack_volume(packed, path, case_id, is_label_map=True)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
@@ -164,9 +163,9 @@ def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geo
 def unpack_volume(
     packed: bytes,
     path: Path,
-    *,
     case_id: str,
     volume: int | None = None,
+    *,
     is_label_map: bool = False,
 ) -> Volume:
     """Return the volume in the bytes of a file, as `read_volume` or `read_label_map` does."""

@@ -89,7 +89,7 @@ def judge_scan(
         check_modalities(case_id, images, sample, modalities)
     except CaseError as error:
         return Judgement(refusal=error)
-    remarks = tuple(scan_remarks(volumes[0].geometry, sample))
+    remarks = tuple(scan_remarks(images, sample, modalities))
     # a tumour does not look like itself in other modalities than their names say
     if oriented_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
         return Judgement(warnings=remarks)
@@ -124,13 +124,13 @@ def judge_sample(
         problem = f"labels on {labelled_ml / sample.brain_ml:.0%} of the brain"
     elif (contrast := edge_contrast(sample)) < CLEAR_CONTRAST:
         advice = _better_placement(volumes, label)
-        evidence = f"(contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more)"
+        evidence = f"contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more"
         if advice or contrast < LEAST_CONTRAST:
-            problem = f"labels whose edge is no edge in t2f, t2w or t1c {evidence}"
+            problem = f"labels whose edge is no edge in t2f, t2w or t1c ({evidence})"
         else:
             warnings = (
-                f"the edge of the labels is hardly an edge in t2f, t2w or t1c {evidence}: view both, "
-                "the label map may be of another scan",
+                "the label map may be of another scan: view both, its edge is hardly an edge in t2f, "
+                f"t2w or t1c [{evidence}]",
             )
     if problem:
         next_step = f"{advice}View both, and put the right label map there."

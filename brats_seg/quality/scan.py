@@ -1,62 +1,107 @@
-"""Check that each of the four images of a case is the modality that its name says.
+"""Judge a scan: is each image the modality that its name says, and does anything ruin a result.
 
-A label map in the place of a scan, and one image in two places, are refused. Unusual but possible
-are an order of the modalities that another fits better, no contrast agent in t1c, and tissue around
-the brain. The limits were set on fourteen real brains of BraTS and TCGA, none of which has a remark.
+A label map in the place of a scan, and one image in two places, are refused. Everything else that is
+unusual is one line of what to look at, with the measure in brackets. The limits are fixed, whatever
+scans a network was trained on: they lie outside all real brains of BraTS and TCGA that were at hand.
 
-All checks work on one sample of the brain, whose voxels are 2 mm apart.
+All checks but that of the detail work on one sample of the brain, whose voxels are 2 mm apart.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from math import prod
+from math import inf, prod
+from typing import NamedTuple
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+from scipy import fft
 from scipy.ndimage import binary_erosion, uniform_filter
 
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES, LabelMap
-from brats_seg.voxels.box import Mask, bounding_box, brain_mask
+from brats_seg.voxels.box import Mask, background_of, bounding_box, brain_mask, normalised
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 
 Values = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
 
+
+class Limit(NamedTuple):
+    """Usual range of a measure, and what to look at if a value is outside."""
+
+    measure: str
+    """What was measured, with its unit."""
+    low: float
+    high: float
+    advice: str
+    """One line, in which `{of}` stands for what the values are of, such as modalities."""
+
+
 STEP_MM = 2.0
 """Distance between the voxels of a sample; on coarser grids all voxels are taken."""
 SMALLEST_BRAIN_ML = 50.0
 """Foreground below which a scan is no brain, but a part of one: a newborn has 300 ml."""
+SMALLEST_WHOLE_ML = 100.0
+"""Foreground from which size and shape are judged; an adult at half its size has 120 ml or more."""
 MOST_LABEL_VALUES = 5
 """Values of an image that may be a label map; a scan has hundreds."""
 SAME_IMAGE = 0.995
 """Correlation of two modalities from which they are one image, scaled or rounded. Real pairs reached
 0.79, and T1 with 5 % of noise 0.99."""
-LARGEST_BRAIN_ML = 2200.0
-"""Largest volume of a brain: adults have 1000 to 1800 ml, a head with its skull twice as much."""
-LARGEST_TURN_DEGREES = 10.0
-"""Largest angle to the axes of the body of a scan that is registered to an atlas."""
-LEAST_UPTAKE = 1.5
+LEAST_UPTAKE = 1.2
 """Least enhancement of the brightest thousandth of a brain, in standard deviations. With contrast
-agent it reached 2.3 to 8; a second image without it at most 1.0."""
-BRIGHT_SURFACE = 0.0
-"""Brightness of the surface of the brain from which it is scalp. Without scalp it was at most
--0.5: the surface is fluid and cortex, which are dark in T1 and FLAIR."""
+agent it reached 1.65 to 11; a second image without it at most 1.0."""
 MIXED_UP = "modalities may be mixed up"
 """Beginning of the remark on the order of the modalities."""
-NO_AGENT = "t1c shows no contrast agent"
-"""Beginning of the remark on a scan without contrast agent."""
-NOT_STRIPPED = "does not seem to be stripped"
-"""End of the remarks on tissue around the brain."""
 MIXED_UP_MARGIN = 4.0
 """Least gain in log-likelihood for which another order of the modalities is reported. The given
 order of real brains was better than all others by 8 or more."""
 SAME_TISSUE = 0.65
 """Correlation of the local contrast of two modalities from which they may be the same modality. Pairs
 that are not t1n and t1c reached 0.63."""
+FOREGROUND_ML = "ml of foreground"
+SURFACE = "brightness of the surface in t1n, t1c and t2f"
+TURN = "degrees between the grid and the axes of the body"
+DARKEST = "darkest hundredth of the brain, in standard deviations"
+LENGTH = "mean length of the brain in mm"
+PROPORTION = "length of the brain as a multiple of its height"
+END = "section at an end of the brain, as a share of the largest"
+ASYMMETRY = "asymmetry of the brain"
+DISPLACEMENT = "mm to where the edges fit best"
+DETAIL = "detail of 1 mm as a share of that of 2 mm"
+SKULL = (
+    # adults have 1000 to 1800 ml, a head with its skull twice as much
+    Limit(
+        FOREGROUND_ML, -inf, 2200, "the skull does not seem to be stripped: look around the brain"
+    ),
+    # without scalp the surface is fluid and cortex, which are dark in T1 and FLAIR
+    Limit(SURFACE, -inf, 0, "the scalp does not seem to be stripped: look around the brain"),
+)
+LIMITS = (
+    Limit(TURN, -inf, 10, "the scan does not seem to be registered to an atlas: it is turned"),
+    Limit(LENGTH, 131, 165, "the brain has an unusual size: check the voxel size of the files"),
+    Limit(
+        PROPORTION, 1.02, 1.44, "the brain has an unusual shape: check the voxel size of the files"
+    ),
+    Limit(END, -inf, 0.25, "a part of the brain seems to be cut off: look at its ends"),
+    Limit(ASYMMETRY, -inf, 0, "the scan may be stored {of}: check its orientation in a viewer"),
+    Limit(
+        DARKEST,
+        -7,
+        -2.1,
+        "another program may have changed the intensities: use those of the scanner",
+    ),
+    Limit(
+        DISPLACEMENT, -inf, 3, "{of} may be shifted against the other modalities: compare the edges"
+    ),
+    Limit(DETAIL, 0.38, inf, "{of} may be blurred: look for small vessels and folds"),
+    Limit(DETAIL, -inf, 0.76, "{of} may be noisy: look at the grain"),
+)
+"""Limits of a scan without skull, which none of 24 real ones exceeds. Most lie halfway between those and
+the nearest of their damaged copies (`benchmarks/scan_check.py`)."""
 
 MODALITY_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
 """Indices in `MODALITIES` of every pair of modalities."""
@@ -65,6 +110,10 @@ _LOCAL_MM = 30.0
 """Width of the neighbourhood whose mean is subtracted, because of the bias field of the scanner."""
 _SURFACE_MM = 4.0
 """Depth of the surface of the brain."""
+_FARTHEST = 12
+"""Largest displacement that is looked for, in voxels of a sample."""
+_EVERY = 16
+"""Step between the planes in which detail is measured."""
 _TAIL_PERCENT = 0.1
 """Share of the voxels of a brain that are vessels, or as bright."""
 _CORRELATIONS = np.array([0.52, -0.62, 0.32, -0.49, 0.14, -0.12])
@@ -139,21 +188,6 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None = None) -> Brai
     )
 
 
-def sample_crop(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> BrainSample:
-    """Sample a brain crop (4, x, y, z) that is normalised, and exactly 0 outside the brain.
-
-    The scale of the modalities does not matter, so that the result is that of `sample_brain` for the
-    scan that the crop was made from.
-    """
-    every, between_mm = _steps(spacing_mm)
-    images = image[(slice(None), *every)].astype(np.float32)
-    brain = (images != 0).any(axis=0)
-    for modality in images:
-        modality[brain] = _standardised(modality[brain])
-    labels = np.zeros(brain.shape, np.uint8)
-    return BrainSample(images=images, brain=brain, labels=labels, spacing_mm=between_mm)
-
-
 def check_modalities(
     case_id: str,
     volumes: Sequence[Volume],
@@ -187,52 +221,161 @@ def check_modalities(
             raise CaseError(case_id, f"{one.file} and {other.file}", problem, expected, next_step)
 
 
-def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
-    """Yield a sentence for everything that is unusual about a scan.
+def scan_remarks(
+    volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str] = MODALITIES
+) -> Iterator[str]:
+    """Yield a line for everything that is unusual about a scan.
 
     Args:
-        geometry: Grid of the files.
-        sample: The modalities; they are compared with each other only if all four are there.
+        volumes: The modalities in the axes of BraTS.
+        sample: Their sample; they are compared with each other only if all four are there.
+        modalities: Modality of each volume.
     """
-    angle = _turn_degrees(geometry)
-    if angle > LARGEST_TURN_DEGREES:
-        yield (
-            f"the grid is turned by {angle:.0f} degrees against the axes of the body: the scan "
-            "does not seem to be registered to an atlas"
-        )
-    yield from stripping_remarks(sample)
-    if not sample.is_brain or len(sample.images) < len(MODALITIES):
-        return
+    skull = list(skull_remarks(sample))
+    yield from skull
+    measures = {TURN: {"": _turn_degrees(volumes[0].geometry)}}
+    if sample.is_brain and not skull:
+        measures |= measures_of(volumes, sample, modalities)
+    yield from remarks(LIMITS, measures)
+    if sample.is_brain and len(volumes) == len(MODALITIES):
+        yield from order_remarks(sample)
+
+
+def measures_of(
+    volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str] = MODALITIES
+) -> dict[str, dict[str, float]]:
+    """Return the measures of a brain without skull, each by modality or by what its values are of."""
+    measures = {DETAIL: dict(zip(modalities, map(_detail, volumes), strict=True))}
+    if sample.brain_ml > SMALLEST_WHOLE_ML:
+        measures |= _shape(sample)
+    if len(volumes) == len(MODALITIES):
+        measures[DARKEST] = {"": float(np.percentile(sample.values, 1, axis=1).min())}
+        measures[DISPLACEMENT] = _displacements(sample)
+    return measures
+
+
+def remarks(limits: Sequence[Limit], measures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield a line for each limit that is exceeded.
+
+    Args:
+        limits: Usual ranges; those of measures that are not known do not count.
+        measures: Values of each measure by modality, or one of the whole scan.
+    """
+    for limit in limits:
+        low, high = limit.low, limit.high
+        of_modalities = measures.get(limit.measure, {})
+        beyond = {key: x for key, x in of_modalities.items() if x < low or x > high}
+        if beyond:
+            values = ", ".join(f"{value:.3g}" for value in beyond.values())
+            usual = f"at most {high:g}" if low == -inf else f"at least {low:g}"
+            usual = usual if inf in {-low, high} else f"{low:g} to {high:g}"
+            advice = limit.advice.format(of=" and ".join(beyond))
+            yield f"{advice} [{limit.measure}: {values}; usual {usual}]"
+
+
+def skull_remarks(sample: BrainSample) -> Iterator[str]:
+    """Yield a line if the skull or the scalp does not seem to be stripped.
+
+    The scalp is looked for where all four modalities are there.
+    """
+    measures = {FOREGROUND_ML: {"": sample.brain_ml}}
+    if len(sample.images) == len(MODALITIES):
+        measures[SURFACE] = {"": _surface_brightness(sample)}
+    yield from list(remarks(SKULL, measures))[:1]
+
+
+def has_skull(volumes: Sequence[Volume]) -> bool:
+    """Return whether the skull or the scalp does not seem to be stripped from volumes of one grid."""
+    sample = sample_brain(volumes)
+    return sample is not None and any(skull_remarks(sample))
+
+
+def order_remarks(sample: BrainSample) -> Iterator[str]:
+    """Yield a line if the four modalities of a brain are not what they are called."""
     local = local_contrast(sample)
+    if not local.size:
+        return
     order, enhancement = likeliest_order(local), uptake(local)
     # a second image of what t1n shows fits no order of modalities
     is_native_twice = (
         abs(enhancement) < LEAST_UPTAKE and _correlations(local[:2])[0, 1] > SAME_TISSUE
     )
     if is_native_twice or (order == MODALITIES and enhancement < LEAST_UPTAKE):
-        yield f"{NO_AGENT}: its vessels are no brighter than those of t1n"
+        yield (
+            "t1c shows no contrast agent: compare its vessels with those of t1n [enhancement of the "
+            f"brightest voxels: {enhancement:.2f} standard deviations; usual at least {LEAST_UPTAKE}]"
+        )
     elif order != MODALITIES:
         pairs = zip(MODALITIES, order, strict=True)
         swaps = [f"{named} looks like {likely}" for named, likely in pairs if named != likely]
         yield f"{MIXED_UP}: {', '.join(swaps)}"
 
 
-def has_skull(volumes: Sequence[Volume]) -> bool:
-    """Return whether the skull or the scalp does not seem to be stripped from volumes of one grid."""
-    sample = sample_brain(volumes)
-    return sample is not None and any(stripping_remarks(sample))
+def _shape(sample: BrainSample) -> dict[str, dict[str, float]]:
+    """Return the measures of the size and the shape of a brain in the axes of BraTS."""
+    lengths = np.multiply(sample.brain.shape, sample.spacing_mm)
+    sections = [sample.brain.sum(axis=axes) for axes in ((1, 2), (0, 2), (0, 1))]
+    ends = [max(one[:2].max(), one[-2:].max()) / one.max() for one in sections]
+    _, length, height = map(_asymmetry, sections)
+    return {
+        LENGTH: {"": float(lengths.prod() ** (1 / 3))},
+        PROPORTION: {"": float(lengths[1] / lengths[2])},
+        END: {"": float(max(ends))},
+        ASYMMETRY: {"front to back": length, "upside down": height},
+    }
 
 
-def stripping_remarks(sample: BrainSample) -> Iterator[str]:
-    """Yield a sentence if the skull or the scalp does not seem to be stripped.
+def _asymmetry(section: npt.NDArray[np.int64]) -> float:
+    """Return the skewness of the positions of voxels, by their number at each position."""
+    at = np.arange(len(section)) - np.average(np.arange(len(section)), weights=section)
+    spread = np.sqrt(np.average(at**2, weights=section)) or 1.0
+    return float(np.average((at / spread) ** 3, weights=section))
 
-    The scalp is looked for where all four modalities are there.
+
+def _displacements(sample: BrainSample) -> dict[str, float]:
+    """Return for each modality how far it is from where its edges fit those of the others best."""
+    inner = binary_erosion(sample.brain, iterations=3)
+    if not inner.any():
+        return {}
+    shape = [fft.next_fast_len(n + _FARTHEST, real=True) for n in inner.shape]
+    edges = []
+    for image in sample.images:
+        steepness = np.sqrt(sum(np.square(along) for along in np.gradient(image)))
+        inside = steepness[inner]
+        steepness[:] = 0
+        steepness[inner] = normalised(inside.clip(max=np.percentile(inside, 99)))[0]
+        edges.append(fft.rfftn(steepness, shape))
+    every = sum(edges)
+    distances = []
+    for one in edges:
+        fit = fft.irfftn(one * np.conj(every - one), shape)
+        best = np.unravel_index(fit.argmax(), fit.shape)
+        # the second half of the positions are displacements backwards
+        voxels = [min(at, n - at) for at, n in zip(best, shape, strict=True)]
+        distances.append(float(np.linalg.norm(np.multiply(voxels, sample.spacing_mm))))
+    return dict(zip(MODALITIES, distances, strict=True))
+
+
+def _detail(volume: Volume) -> float:
+    """Return the detail of 1 mm as a share of that of 2 mm, along the axis with most of it.
+
+    It is the ratio of mean second differences: 0.25 of a smooth image, and 1 of white noise. NaN
+    without a voxel that has neighbours.
     """
-    if sample.brain_ml > LARGEST_BRAIN_ML:
-        tissue = f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the skull"
-        yield f"{tissue} {NOT_STRIPPED}"
-    elif len(sample.images) == len(MODALITIES) and _surface_brightness(sample) > BRIGHT_SURFACE:
-        yield f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
+    shares = [np.nan]
+    background = background_of(volume.array)
+    for axis, mm in enumerate(volume.geometry.spacing_mm):
+        planes = np.moveaxis(volume.array, axis, 0)
+        step = max(1, round(1 / mm))
+        middle = np.arange(2 * step, len(planes) - 2 * step, _EVERY)
+        around = [planes[middle + by * step] for by in (-2, -1, 0, 1, 2)]
+        inside = np.logical_and.reduce([one != background for one in around])
+        a, b, c, d, e = (one[inside].astype(np.float64) for one in around)
+        # differences of huge intensities are not known
+        with np.errstate(over="ignore", invalid="ignore"):
+            coarse = np.abs(2 * c - a - e).sum()
+            shares += [float(np.abs(2 * c - b - d).sum() / coarse)] if coarse > 0 else []
+    return float(np.fmax.reduce(shares))
 
 
 def likeliest_order(local: Values) -> tuple[str, ...]:
@@ -268,11 +411,6 @@ def uptake(local: Values) -> float:
     return float(high + low)
 
 
-def pair_contrasts(local: Values) -> tuple[Numbers, Numbers]:
-    """Return correlation and asymmetry of the difference (6,) of each of `MODALITY_PAIRS`."""
-    return _correlations(local)[_UPPER], _tails(local)[_UPPER]
-
-
 def local_contrast(sample: BrainSample) -> Values:
     """Return intensities (4, n) minus the mean around them, in the brain without its surface."""
     size = [max(3, round(_LOCAL_MM / mm)) for mm in sample.spacing_mm]
@@ -284,27 +422,20 @@ def local_contrast(sample: BrainSample) -> Values:
     )
 
 
-def surface_layers(sample: BrainSample) -> list[Mask]:
-    """Return the layers (x, y, z) of voxels at the surface of the brain, from the outermost inwards."""
-    inside = np.pad(sample.brain, 1)
-    layers = []
-    for _ in range(max(1, round(_SURFACE_MM / max(sample.spacing_mm)))):
-        smaller = binary_erosion(inside)
-        layers.append((inside & ~smaller)[1:-1, 1:-1, 1:-1])
-        inside = smaller
-    return layers
-
-
 def _surface_brightness(sample: BrainSample) -> float:
     """Return the brightness of the surface of the foreground in the darkest of t1n, t1c and t2f.
 
-    The brighter of two layers counts, because the outer one holds voxels of half scalp, half air.
+    The brighter of the layers counts, because the outer one holds voxels of half scalp, half air.
     """
-    return max(
-        min(float(np.median(sample.images[modality][layer])) for modality in (0, 1, 3))
-        for layer in surface_layers(sample)
-        if layer.any()
-    )
+    inside, brightest = np.pad(sample.brain, 1), -inf
+    for _ in range(max(1, round(_SURFACE_MM / max(sample.spacing_mm)))):
+        smaller = binary_erosion(inside)
+        layer = (inside & ~smaller)[1:-1, 1:-1, 1:-1]
+        if layer.any():
+            medians = np.median(sample.images[:, layer], axis=1)
+            brightest = max(brightest, float(medians[[0, 1, 3]].min()))
+        inside = smaller
+    return brightest
 
 
 def _tails(local: Values) -> Numbers:

@@ -152,11 +152,10 @@ _CURVES: dict[str, Callable[[float], float]] = {
 class Schedule:
     """Sets the learning rate over a run, by its optimizer steps or by its validation loss."""
 
-    def __init__(
-        self, optimizer: Optimizer, config: ScheduleConfig, n_steps: int | None = None
-    ) -> None:
-        """Set the rate of the first step; as long as `n_steps` is None it does not fall."""
-        self.n_steps = n_steps
+    def __init__(self, optimizer: Optimizer, config: ScheduleConfig) -> None:
+        """Set the rate of the first step."""
+        self.n_steps: int | None = None
+        """Steps of the run; as long as it is None the rate does not fall."""
         self._config = config
         self._floor = min(LOWEST_RATE / float(optimizer.param_groups[0]["lr"]), 1.0)
         self._scheduler: LambdaLR | ReduceLROnPlateau

@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor, nn
 
 from brats_seg.cases.find import find_cases
@@ -35,7 +34,6 @@ from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.state import RunState, StartedFrom, environment_of
-from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +156,6 @@ class RunFolder:
             self._write_facts(plan)
         ranks.broadcast(*stateful_modules(state.network, plan.task.criterion))
         if entries is None:
-            if ranks.is_first:
-                notes = _measured_notes(plan.data)
-                state.card = state.card.model_copy(update={"notes": notes})
             return
         state.load_state_dict(entries)
         before = entries["card"].config.training
@@ -200,18 +195,6 @@ class RunFolder:
         if begun.identity.fingerprint != plan.data.fingerprint:
             msg = f"{self.path} was trained on other cases. {_WAYS_OUT}"
             raise ResumeError(msg)
-
-
-def _measured_notes(data: FoldData) -> dict[str, JsonValue]:
-    """Return the notes that optional parts of the package make of the training cases."""
-    wing = judges("profile")
-    try:
-        return wing.notes_of_training(data.folder, data.split.train) if wing else {}
-    except MemoryError:
-        log.warning(
-            "memory ran out while the training scans were measured: the model has no profile"
-        )
-        return {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
