@@ -34,9 +34,9 @@ from brats_seg.files import remove_leftovers
 from brats_seg.inference import batch
 from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
+from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked

@@ -53,7 +53,7 @@ INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""
 ELSEWHERE_PATHS = {"/kaggle/input/NAME": "scans", "/kaggle/working/": "", "--hours 8": "--epochs 1"}
 """Words of the pages, and what stands for them in the tests."""
-ELSEWHERE = ("torchrun", "srun", "dask")
+ELSEWHERE = ("torchrun", "srun", "dask", "openssl", "export")
 """Beginnings of the lines that the tests of several processes run."""
 
 
@@ -313,6 +313,11 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
     Path("scans").symlink_to("data")
     shell(f"brats-seg train --data scans {shlex.join(TINY)}", workplace)
     (by_workers,) = [line for line in lines(PAGES[SEVERAL]) if re.search(r"--workers \d", line)]
+    certificate, export = [
+        line for line in lines(PAGES[SEVERAL]) if line.split()[0] in {"openssl", "export"}
+    ]
+    shell(certificate, workplace)
+    Path("tls.yaml").write_text("".join(blocks(PAGES[SEVERAL], "yaml")))
     port = free_port()
     scheduler, worker, predict = [
         line.replace("8786", str(port)).replace("$HEAD_NODE", "localhost")
@@ -322,9 +327,9 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
     programs = [line.split()[:2] for line in (scheduler, worker, predict)]
     assert programs == [["dask", "scheduler"], ["dask", "worker"], ["brats-seg", "predict"]]
 
-    with running(scheduler, workplace), running(worker, workplace):
+    with running(f"{export}\n{scheduler}", workplace), running(f"{export}\n{worker}", workplace):
         wait_for(port)
-        by_cluster = shell(predict, workplace)
+        by_cluster = shell(f"{export}\n{predict}", workplace)
     shutil.rmtree(workplace / "predictions")
     for shown in (by_cluster, shell(by_workers, workplace)):
         assert "6 predicted, 0 finished before, 0 failed" in shown
