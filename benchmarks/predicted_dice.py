@@ -15,8 +15,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
-from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import open_held_out, predict_held_out
+from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 from brats_seg.quality.expected_dice import (

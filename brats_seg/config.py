@@ -7,9 +7,10 @@ for Python, so that length, depth and aliases are checked before it is parsed.
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self
@@ -48,18 +49,16 @@ LONGEST_YAML = 1 << 15
 """Characters of the longest text that is parsed as YAML; all settings together have 2,000."""
 _DEEPEST_YAML = 20
 """Levels of lists and mappings in YAML; settings have three."""
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
+_SIZE = re.compile(",".join([r"\s*0*([1-9][0-9]{0,8})\s*"] * 3))
 
 
 def parse_size(value: object) -> object:
     """Parse `[64, 64, 64]`, `64,64,64` or `whole`; any other value gets one error message."""
-    parts = value.split(",") if isinstance(value, str) and value != "whole" else value
-    if value == "whole":
-        return value
-    if isinstance(parts, list | tuple) and len(parts) == 3:
-        sizes = [str(part).strip() for part in parts]
-        if all(_WHOLE_NUMBER.fullmatch(size) and int(size) > 0 for size in sizes):
-            return tuple(int(size) for size in sizes)
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    if text == "whole":
+        return text
+    if isinstance(text, str) and (sizes := _SIZE.fullmatch(text)):
+        return tuple(map(int, sizes.groups()))
     msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
     raise ValueError(msg)
 
@@ -71,19 +70,12 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, int | float) else value
 
 
-def _dotted_name(name: str) -> str:
-    if not is_dotted_name(name):
-        msg = "expected the dotted name of a class or function, such as monai.losses.FocalLoss"
-        raise ValueError(msg)
-    return name
-
-
-def _network_name(name: str) -> str:
-    try:
-        return name if name in presets.NETWORKS else _dotted_name(name)
-    except ValueError as error:
-        msg = f"expected one of {', '.join(presets.NETWORKS)}, or {error}"
-        raise ValueError(msg) from None
+def _named(name: str, known: Sequence[str] = ()) -> str:
+    if name in known or is_dotted_name(name):
+        return name
+    kinds = f"one of {', '.join(known)}, or the dotted name" if known else "the dotted name"
+    msg = f"expected {kinds} of a class or function, such as monai.losses.FocalLoss"
+    raise ValueError(msg)
 
 
 def is_dotted_name(name: str) -> bool:
@@ -101,7 +93,7 @@ def import_by_name(name: str, setting: str) -> Any:
         raise ConfigError(msg) from error
 
 
-DottedName = Annotated[str, AfterValidator(_dotted_name)]
+DottedName = Annotated[str, AfterValidator(_named)]
 
 
 class Section(BaseModel):
@@ -158,7 +150,7 @@ class PatchConfig(Section):
 class ModelConfig(Section):
     """Settings of the network."""
 
-    name: Annotated[str, AfterValidator(_network_name)] = "unet"
+    name: Annotated[str, AfterValidator(partial(_named, known=presets.NETWORKS))] = "unet"
     """`unet` and `autoencoder` are our own, `notebook` is the Kaggle notebook's, the others MONAI's.
 
     Any other network is given by its dotted name, for example `monai.networks.nets.UNet`.
@@ -387,11 +379,10 @@ def load_config(
     if preset is not None and preset not in presets.PRESETS:
         msg = f"preset {preset!r} is unknown; there are {', '.join(presets.PRESETS)}"
         raise ConfigError(msg)
-    given = parse_yaml(text, "the configuration file") or {}
+    origin = "the configuration file"
+    given = parse_yaml(text, origin) or {}
     if not isinstance(given, dict):
-        msg = (
-            f"the configuration file holds {type(given).__name__}; expected settings as key: value"
-        )
+        msg = f"{origin} holds {type(given).__name__}; expected settings as key: value"
         raise ConfigError(msg)
     of_values = (_nested(key, value) for key, value in (values or {}).items())
     for source in (*map(_assigned, assignments), *of_values):
@@ -530,8 +521,8 @@ def parse_yaml(text: str, origin: str) -> Any:
         {0: 8, 40: 16}
     """
     try:
-        if found := _wrong_yaml(text):
-            msg = f"{origin} holds {found}; expected settings as key: value"
+        if wrong := _wrong_yaml(text):
+            msg = f"{origin} holds {wrong}; expected settings as key: value"
             raise ConfigError(msg)
         return yaml.safe_load(text)
     # values such as a date of the 99th day, or a number of 5,000 digits

@@ -114,10 +114,8 @@ def control_groups(
             # group is mounted as the root
             for mount in (root, root / "unified", root / controller, root / controllers):
                 group = mount / path.strip("/")
-                yield from (
-                    group,
-                    *(above for above in group.parents if above.is_relative_to(mount)),
-                )
+                above = [folder for folder in group.parents if folder.is_relative_to(mount)]
+                yield from (group, *above)
 
 
 def _n_cpus() -> int:

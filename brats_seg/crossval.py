@@ -34,9 +34,9 @@ from brats_seg.files import remove_leftovers
 from brats_seg.inference import batch
 from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
+from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
@@ -152,8 +152,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         n_cases = sum(map(len, cases.values()))
         predicted = batch.finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
         pairing = reference_pairs(chain(*cases.values()), predictions.path)
-        n_workers = available_cpus()
-        evaluation = score_predictions(pairing, protocol, output, n_workers=n_workers, track=track)
+        evaluation = score_predictions(pairing, protocol, output, track=track)
         scores = CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries)
         exported = export_model(paths, output / "model", replace=True, scores=scores)
     results = OutOfFoldResults(
@@ -194,19 +193,14 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
 
 
 def score_predictions(
-    pairing: Pairing,
-    protocol: ScoringProtocol,
-    folder: Path,
-    *,
-    n_workers: int,
-    track: Track = untracked,
+    pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, track: Track = untracked
 ) -> Evaluation:
     """Score all pairs, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
-    evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
+    evaluation = evaluate_pairs(pairing, protocol, n_workers=available_cpus(), track=track)
     write_scores(evaluation.scores, folder / "scores.csv")
     write_summary(evaluation.summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from brats_seg.config import Config
 
 _PACKAGE = "brats_seg"
-_COMPARED = ("brats_seg", "torch", "monai")
-"""Packages whose versions are compared with those that a run was begun with."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:>=\s*([\d.]+))?")
 
 
@@ -244,10 +242,6 @@ def _progress(check: str, path: Path, again: str) -> Iterator[Finding]:
     if saved.progress.is_finished:
         yield Finding(check=check, status="ok", found=f"{found}: finished")
         return
-    for name, then in saved.environment.items():
-        now = installed_version(name)
-        if name in _COMPARED and now not in {then, ""}:
-            found += f"; begun with {name} {then}, now {now}: the last bits may differ"
     yield Finding(check=check, status="warning", found=f"{found}, unfinished", remedy=again)
 
 

@@ -60,13 +60,9 @@ class CaseProblemsError(BratsError):
 
     def __str__(self) -> str:
         whom = "it" if len(self.problems) == 1 else "them"
-        return "\n".join(
-            [
-                f"{counted(len(self.problems), 'case')} cannot be used:",
-                *(f"  {problem}" for problem in self.problems),
-                f"Correct {whom}, or exclude {whom} with --skip-bad.",
-            ]
-        )
+        head = f"{counted(len(self.problems), 'case')} cannot be used:"
+        lines = (f"  {problem}" for problem in self.problems)
+        return "\n".join([head, *lines, f"Correct {whom}, or exclude {whom} with --skip-bad."])
 
 
 class LabelError(CaseError):

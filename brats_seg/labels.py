@@ -7,7 +7,7 @@ conventions are those of BraTS 2017-2025 and of the Medical Segmentation Decathl
 
 import re
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -18,9 +18,7 @@ from brats_seg.errors import ConfigError
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
 """The order of modalities everywhere in the package."""
 
-MODALITY_SUBSETS = tuple(
-    subset for n in range(len(MODALITIES) - 1, 0, -1) for subset in combinations(MODALITIES, n)
-)
+MODALITY_SUBSETS = tuple(chain.from_iterable(combinations(MODALITIES, n) for n in (3, 2, 1)))
 """The subsets of one to three modalities, which a model may be trained to take; larger ones first."""
 
 REGIONS = ("wt", "tc", "et")

@@ -1,20 +1,22 @@
-"""Test batches in this process and on dask: failures stay with their case, files are written whole."""
+"""Test batches in one process and several: failures stay with their case, files are written whole."""
 
-import builtins
 import errno
 import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import nibabel as nib
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 
 from brats_seg.cases.case import Case
@@ -28,16 +30,15 @@ from brats_seg.inference.batch import (
     CaseWork,
     Job,
     check_apart,
-    cluster_outcomes,
     finish_batch,
     local_outcomes,
     predict_folder,
     run_case,
+    shared_outcomes,
 )
-from brats_seg.inference.model import load_model
+from brats_seg.inference.model import PredictionSettings, load_model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder, Record
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
@@ -294,66 +295,106 @@ def test_a_worker_does_a_case_as_the_batch_does_and_refuses_a_changed_model(
         run_case(cases[0], job)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("n_deaths", [1, 9])
-def test_a_killed_worker_costs_a_retry_and_a_case_that_kills_three_is_a_failure(
+def tree() -> list[psutil.Process]:
+    """Return this process and those below it."""
+    processes = [here := psutil.Process(), *here.children(recursive=True)]
+    return [one for one in processes if one.status() != psutil.STATUS_ZOMBIE]
+
+
+def listening() -> set[int]:
+    """Return the ports that this process and those below it listen at."""
+    connections = (one for process in tree() for one in process.net_connections("inet"))
+    return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def dies_at_once(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "n_deaths", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9))]
+)
+def test_processes_predict_the_same_without_a_port_and_a_death_costs_a_retry(
     brats_root: Path, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_deaths: int
 ) -> None:
-    monkeypatch.setattr(batch, "run_case", partial(dies, n_deaths=n_deaths))
+    """A case that kills three processes is a failure, as is one that cannot be read."""
     (write_case(brats_root, "BraTS2021_00099") / "BraTS2021_00099_t1.nii.gz").unlink()
-    folder, cases = OutputFolder(job.output_path), find_inputs([brats_root])
+    if n_deaths:
+        monkeypatch.setattr(batch, "run_case", partial(dies, n_deaths=n_deaths))
+    before, n_processes, opened = listening(), [len(tree())], set[int]()
+    with socket.create_server(("127.0.0.1", 0)) as control:
+        assert listening() - before == {control.getsockname()[1]}
 
-    with folder.opened():
-        done = finish_batch(cluster_outcomes(cases, job, 2), folder, len(cases))
+    def observe(_: CaseOutcome) -> None:
+        n_processes.append(len(tree()))
+        opened.update(listening() - before)
+
+    n_workers = 2 if n_deaths else 1
+    done = predict_folder(
+        [brats_root],
+        job.model_paths,
+        job.output_path,
+        job.settings,
+        workers=n_workers,
+        on_case=observe,
+    )
 
     killed = {CASES[2]: "KilledWorker"} if n_deaths > 3 else {}
     errors = {failure.case_id: failure.error for failure in done.failures}
     assert errors == killed | {"BraTS2021_00099": "CaseError"}
     assert done.n_predicted == 6 - len(killed)
-    assert (job.output_path / "deaths").read_text() == "x" * min(n_deaths, 3)
+    assert (max(n_processes) >= n_processes[0] + n_workers, opened) == (True, set())
+    if n_deaths:
+        assert (job.output_path / "deaths").read_text() == "x" * min(n_deaths, 3)
     if not killed:
         check_same_results(brats_root, job, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "address", ["scheduler", "ftp://localhost:1", "tcp://127.0.0.1:1", "silent"]
+    ("address", "found", "is_safe"),
+    [
+        ("scheduler", "encryption required", True),
+        ("ftp://localhost:1", "unknown address scheme", True),
+        ("tcp://127.0.0.1:1", "encryption required", True),
+        ("tls://127.0.0.1:1", "TLS expects", True),
+        ("tcp://127.0.0.1:1", "no answer|refused", False),
+        ("silent", "no answer", False),
+    ],
 )
-def test_an_address_without_a_scheduler_is_an_error_of_the_machine(
-    address: str, job: Job, monkeypatch: pytest.MonkeyPatch
+def test_an_address_without_a_safe_scheduler_is_an_error_of_the_machine(
+    address: str, found: str, is_safe: bool, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that accepts connections and says nothing."""
+    """Also one that accepts connections and says nothing; TLS is only waived by a setting of dask."""
+    dask = pytest.importorskip("dask")
+    # its settings have defaults once it is imported
+    pytest.importorskip("distributed")
     monkeypatch.setattr(batch, "ANSWER_S", 0.5)
     started_s = time.monotonic()
 
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        dask.config.set({"distributed.comm.require-encryption": None if is_safe else False}),
+    ):
         if address == "silent":
             address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(EnvironmentalError, match=f"no dask scheduler answers at {address} "):
-            next(cluster_outcomes([], job, address))
+        with pytest.raises(
+            EnvironmentalError, match=rf"no dask scheduler answers at {address} \(.*({found})"
+        ):
+            next(shared_outcomes([], job, address))
 
     assert time.monotonic() - started_s < 20
 
 
-def test_workers_without_dask_or_a_loop_back_are_an_error_of_the_machine(
+def test_a_cluster_without_dask_and_processes_that_cannot_start_are_errors_of_the_machine(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a container without any network."""
-
-    def unreachable(*_: object, **__: object) -> None:
-        raise OSError(101, os.strerror(101))
-
     with monkeypatch.context() as patched:
-        patched.setattr(socket, "create_connection", unreachable)
-        with pytest.raises(EnvironmentalError, match=r"127\.0\.0\.1 .*Network is unreachable"):
-            next(cluster_outcomes([], job, 2))
-    imported = builtins.__import__
-
-    def lacking(name: str, *args: object, **kwargs: object) -> object:
-        if name == "distributed":
-            raise ImportError(name)
-        return imported(name, *args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(builtins, "__import__", lacking)
-    with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
-        next(cluster_outcomes([], job, 1))
+        patched.setitem(sys.modules, "distributed", None)
+        with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
+            next(shared_outcomes([], job, "tls://127.0.0.1:1"))
+    monkeypatch.setattr(batch, "chosen_by_user", lambda _: None)
+    monkeypatch.setattr(batch, "torch", SimpleNamespace(set_num_threads=dies_at_once))
+    with pytest.raises(
+        EnvironmentalError, match=r"worker process was killed, .*Use fewer --workers"
+    ):
+        next(shared_outcomes([], job, 1))

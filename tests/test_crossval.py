@@ -23,9 +23,8 @@ from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model import load_model
+from brats_seg.inference.model import PredictionSettings, load_model
 from brats_seg.inference.results import OutputFolder
-from brats_seg.inference.settings import PredictionSettings
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
@@ -80,7 +79,7 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
 def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path)
     expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
@@ -94,7 +93,7 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path)
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3

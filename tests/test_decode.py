@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from brats_seg.inference.decode import (
+from brats_seg.inference.predict import (
     PARTS,
     Decoding,
     convention_to_write,

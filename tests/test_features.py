@@ -172,11 +172,8 @@ def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message
         extract(root, **{kind: values[kind] for kind in kinds})
 
 
-def seen_of(folder: Path, case_id: str, patient_id: str, clinical=NO_TABLE, cases=(), train="A"):
-    """Return whether a run that was trained on one case has seen another."""
-    write_split(Split(train=(train,), validation=("held",)), folder / SPLIT_NAME)
-    network = Trained(model=None, patients=trained_patients(folder, clinical, cases))
-    return network.seen(patient_ids(clinical, case_id, patient_id))
+MAPPING = "BraTS_2018_subject_ID,BraTS_2020_subject_ID\nA,BraTS20_Training_001\n"
+JOINED = Case(case_id="A", patient_id="person", release="brats2023-gli")
 
 
 @pytest.mark.parametrize(
@@ -187,31 +184,26 @@ def seen_of(folder: Path, case_id: str, patient_id: str, clinical=NO_TABLE, case
         # another time point of a patient, and another patient
         ("BraTS-GLI-00005-000", "BraTS-GLI-00005-001", "BraTS-GLI-00005", "yes"),
         ("BraTS-GLI-00005-000", "BraTS-GLI-00006-000", "BraTS-GLI-00006", "no"),
+        # ids that the index or a table joins
+        ("A", "B", "person", "yes"),
+        ("A", "BraTS20_Training_001", "another", "yes"),
+        ("A", "BraTS20_Training_002", "another", "no"),
+        (None, "A", "A", "unknown"),
     ],
 )
-def test_a_training_case_and_other_time_points_of_its_patient_are_seen(
-    tmp_path, train, case_id, patient_id, seen
+def test_a_case_is_seen_under_every_id_of_its_patient(
+    tmp_path, caplog, train, case_id, patient_id, seen
 ):
-    assert seen_of(tmp_path, case_id, patient_id, train=train) == seen
+    """A checkpoint belongs to the run that it lies in, which may lack the record of its cases."""
+    (tmp_path / "name_mapping.csv").write_text(MAPPING)
+    clinical = read_clinical_files([tmp_path / "name_mapping.csv"])
     (tmp_path / "best.pt").touch()
-    # a checkpoint belongs to the run that it lies in
-    assert trained_patients(tmp_path / "best.pt", NO_TABLE, ()) is not None
+    if train:
+        write_split(Split(train=(train,), validation=("held",)), tmp_path / SPLIT_NAME)
 
-
-def test_ids_that_the_index_or_a_table_joins_are_one_patient(tmp_path):
-    case = Case(case_id="A", patient_id="person", release="brats2023-gli")
-    mapping = tmp_path / "name_mapping.csv"
-    mapping.write_text("BraTS_2018_subject_ID,BraTS_2020_subject_ID\nA,BraTS20_Training_001\n")
-    clinical = read_clinical_files([mapping])
-
-    assert seen_of(tmp_path, "B", "person", cases=[case]) == "yes"
-    for table, seen in ((clinical, "yes"), (NO_TABLE, "no")):
-        assert seen_of(tmp_path, "BraTS20_Training_001", "another", clinical=table) == seen
-
-
-def test_a_run_without_a_split_is_unknown(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        patients = trained_patients(tmp_path, NO_TABLE, ())
+        for path in (tmp_path, tmp_path / "best.pt"):
+            network = Trained(model=None, patients=trained_patients(path, clinical, [JOINED]))
+            assert network.seen(patient_ids(clinical, case_id, patient_id)) == seen
 
-    assert Trained(model=None, patients=patients).seen(frozenset("A")) == "unknown"
-    assert f"{tmp_path} has no split.csv" in caplog.text
+    assert ("has no split.csv" in caplog.text) == (train is None)

@@ -23,9 +23,9 @@ from brats_seg.models.interface import (
     structure_of,
     tensors_of,
 )
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.optimisation import Accumulator
 from tests.training_builders import same
 
 WIDTHS = (4, 6, 8)

@@ -86,7 +86,8 @@ def test_every_optimizer_of_the_settings_moves_the_weights(name: str) -> None:
 
 def scheduled(n_steps: int | None = None, lr: float = 1.0, **config: object) -> Schedule:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
-    schedule = Schedule(optimizer, ScheduleConfig.model_validate(config), n_steps)
+    schedule = Schedule(optimizer, ScheduleConfig.model_validate(config))
+    schedule.n_steps = n_steps
     schedule.optimizer = optimizer
     return schedule
 

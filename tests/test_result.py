@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from scipy.ndimage import binary_erosion
 
-from brats_seg.inference.decode import measure
+from brats_seg.inference.predict import measure
 from brats_seg.labels import BRATS2017, LabelMap, regions_of
 from brats_seg.quality.result import JudgedPrediction, implausibilities
 from brats_seg.voxels.box import brain_mask

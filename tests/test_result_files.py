@@ -12,9 +12,9 @@ import pytest
 
 from brats_seg.errors import UsageError
 from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
 from tests.builders import Run, make_volumes, write_case

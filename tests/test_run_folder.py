@@ -63,7 +63,7 @@ def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dic
     runs = {loss: tmp_path_factory.mktemp("undisturbed") for loss in N_FORWARD}
     for batch_dice, path in runs.items():
         trainer, death = trainer_of(data, path, batch_dice), Death(N_FORWARD[batch_dice] + 1)
-        trainer.network.register_forward_pre_hook(death)
+        trainer.state.network.register_forward_pre_hook(death)
         trainer.run(track=untracked)
         assert death.n_left == 1, "there are as many forward passes as those"
     return runs
@@ -81,7 +81,7 @@ def test_death_in_any_forward_pass_changes_no_bit(
     data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int
 ) -> None:
     dying = trainer_of(data, tmp_path, batch_dice)
-    dying.network.register_forward_pre_hook(Death(n))
+    dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):
         dying.run(track=untracked)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brats_seg.errors import ConfigError
-from brats_seg.inference.settings import PredictionSettings, prediction_settings, resolve
+from brats_seg.inference.model import PredictionSettings, prediction_settings, resolve
 from brats_seg.runtime.weights import Decoding
 from brats_seg.runtime.windows import Window
 

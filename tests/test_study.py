@@ -110,11 +110,10 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     """An effect is found by days and by hazards, and the only family is selected."""
     monkeypatch.setitem(COX.grid, "penalty", (1.0,))
     study = make_study(n_cases=16, effect=0.95)
-    plans = [make_plan(), make_plan(), make_plan(seed=1), make_plan(with_cox=True)]
 
-    first, again, other, with_cox = (cross_validate(study, plan) for plan in plans)
+    first, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 1))
+    with_cox = cross_validate(study, make_plan(with_cox=True))
 
-    assert first.days.equals(again.days)
     assert not first.days.equals(other.days)
     assert first.days.equals(with_cox.days)
     assert first.log_hazards is None

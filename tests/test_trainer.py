@@ -344,7 +344,7 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             refused.add(name)
         hook.remove()
 
-    hook = trainer.network.register_forward_pre_hook(try_both)
+    hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
 
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}

@@ -26,16 +26,16 @@ from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import PreparedCase
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import prepare_scan
+from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.models.build import build_model
 from brats_seg.models.unet import UNet
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.windows import Window
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, count_voxels
+from brats_seg.training.optimisation import Accumulator
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import Pointwise, make_model, write_run
 from tests.training_builders import open_six, tiny_settings, train

@@ -11,10 +11,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import parent_process
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
-
-import numpy as np
 
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.progress import Track, untracked
@@ -23,13 +22,6 @@ from brats_seg.tables import write_table
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-
-def evenly_spread(case_ids: Sequence[str], n_most: int) -> list[str]:
-    """Return at most that many cases, evenly spread over the sorted ids."""
-    ids = sorted(case_ids)
-    indices = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
-    return [ids[index] for index in indices]
 
 
 class HasCaseId(Protocol):
@@ -115,7 +107,11 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
 
 @contextmanager
 def worker_pool(
-    n_workers: int, *, set_up: Callable[[], None] | None = None, when_killed: str
+    n_workers: int,
+    *,
+    set_up: Callable[[], None] | None = None,
+    when_killed: str,
+    context: BaseContext | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 
@@ -123,7 +119,7 @@ def worker_pool(
     which this process handles, and end if this process is killed.
     """
     try:
-        pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+        pool = ProcessPoolExecutor(n_workers, context, _begin, (set_up,))
     except OSError as error:
         msg = f"worker processes could not start ({error}): /dev/shm or `ulimit -f` is too small"
         raise EnvironmentalError(msg) from error

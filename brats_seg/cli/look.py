@@ -286,8 +286,8 @@ def reconstruct(
         brats-seg reconstruct runs/autoencoder data -o reconstructions
     """
     with importing():
+        from brats_seg.inference.model import prediction_settings
         from brats_seg.inference.reconstruct import reconstruct_cases
-        from brats_seg.inference.settings import prediction_settings
         from brats_seg.labels import MODALITIES
 
     settings = prediction_settings({"device": device, "precision": precision})

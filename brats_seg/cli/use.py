@@ -61,7 +61,7 @@ def predict(
         brats-seg predict dicom -o predictions --model model --series t1c=5
         brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
     """
-    from brats_seg.inference.settings import prediction_settings
+    from brats_seg.inference.model import prediction_settings
 
     settings = prediction_settings(
         {
@@ -80,7 +80,7 @@ def predict(
     with importing():
         from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
-        from brats_seg.inference.batch import find_scans, predict_cases
+        from brats_seg.inference.batch import find_scans, predict_folder
 
     overrides = parse_overrides(series or [])
     dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
@@ -96,7 +96,7 @@ def predict(
         print_outcome(outcome)
 
     try:
-        outcome = predict_cases(
+        outcome = predict_folder(
             cases, model, output, settings, workers=n_workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
@@ -126,7 +126,7 @@ def _parse_workers(workers: str | None) -> "Workers":
     if workers is None or "://" in workers:
         return workers
     if not workers.isdecimal() or int(workers) == 0:
-        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tcp://host:8786"
+        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tls://host:8786"
         raise UsageError(msg)
     return int(workers)
 

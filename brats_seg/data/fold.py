@@ -139,8 +139,7 @@ def prepare_data(
     The arguments and errors are those of `open_fold`.
     """
     folder = prepared_path or prepared_path_of(root)
-    n_workers = available_cpus()
-    index, is_new = _current_index(root, folder / _CASES_NAME, config, n_workers, track)
+    index, is_new = _current_index(root, folder / _CASES_NAME, config, available_cpus(), track)
     check_replaceable(index.usable, folder)
     if is_new:
         _try_to_write(index, folder / _CASES_NAME)
@@ -150,7 +149,7 @@ def prepare_data(
     folds_path = folds.fold_table_path(folder, config.folds)
     table = open_folds(cases, folds_path, config)
     failures = prepare_cases(
-        cases, folder, config.store, repair=repair, n_workers=n_workers, track=track
+        cases, folder, config.store, repair=repair, n_workers=available_cpus(), track=track
     )
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])
@@ -305,9 +304,7 @@ def _try_to_write(index: CaseIndex, path: Path) -> None:
     except EnvironmentalError as error:
         if not path.exists():
             raise
-        log.warning(
-            "the table of cases is not updated, and changed scans are read again: %s", error
-        )
+        log.warning("the table of cases is not updated; changed scans are read again: %s", error)
 
 
 def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
@@ -320,10 +317,8 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
         log.warning("left out: %s", "; ".join(case.problems))
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
-        msg = (
-            f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map, which "
-            f"training needs. Looked below it for {EXPECTED_LABELS}. Name others with --label-files "
-            "'*_NAME.nii.gz', or give the folder above."
-        )
+        what = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map"
+        way = "Name others with --label-files '*_NAME.nii.gz', or give the folder above."
+        msg = f"{what}, which training needs. Looked below it for {EXPECTED_LABELS}. {way}"
         raise LayoutError(msg)
     return usable

@@ -26,7 +26,6 @@ from torch.nn import functional
 from brats_seg.data.store import Buffers
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
-Range: TypeAlias = tuple[float, float]
 Item: TypeAlias = dict[str, Any]
 """The dictionary that transforms take and return."""
 Transform: TypeAlias = Callable[[Any], Any]
@@ -255,7 +254,7 @@ def _some_channels(image: Tensor, random: RandomState) -> list[Tensor]:
     return [channel for channel in image if random.uniform() < CHANNEL_CHANCE]
 
 
-def _around_one(bounds: Range, random: RandomState) -> float:
+def _around_one(bounds: tuple[float, float], random: RandomState) -> float:
     """Draw a factor that is below 1 as often as above, wherever the bounds are."""
     low, high = bounds
     return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -98,14 +98,10 @@ TargetOf: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
 """Function that returns the target of a network from the result of a pipeline."""
 
 
-def region_target(data: Mapping[str, Any]) -> Tensor:
-    """Return the region masks (3, X, Y, Z) in uint8."""
-    return data["label"]
-
-
-def image_target(data: Mapping[str, Any]) -> Tensor:
-    """Return the image itself."""
-    return data["image"]
+region_target: TargetOf = itemgetter("label")
+"""Returns the region masks (3, X, Y, Z) in uint8."""
+image_target: TargetOf = itemgetter("image")
+"""Returns the image itself."""
 
 
 class PatchDataset(Dataset[Sample]):
@@ -279,7 +275,7 @@ class _Receiver:
         # numpy views refer to the array at the end of their chain of bases: the memoryview ends the
         # chain at `lent`, which therefore lives as long as its views
         lent = np.frombuffer(memory.data, dtype=np.uint8)
-        weakref.finalize(lent, _release, memory).atexit = False
+        weakref.finalize(lent, memory[:1].fill, 0).atexit = False
         tensors = _views(torch.from_numpy(lent), sent.layouts)
         return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
 
@@ -296,10 +292,6 @@ def _set_up(dataset: PatchDataset) -> None:
 
 def _load(key: PatchKey) -> _SentSample:
     return _sender.send(key)
-
-
-def _release(memory: npt.NDArray[np.uint8]) -> None:
-    memory[0] = 0
 
 
 def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:

@@ -21,21 +21,7 @@ from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
-from brats_seg.data import normalisation
-from brats_seg.data.store import (
-    FOREGROUND_NAME,
-    IMAGE_NAME,
-    LABELS_NAME,
-    Manifest,
-    SourceFile,
-    StoredFile,
-    Voxels,
-    is_replaceable,
-    read_manifest,
-    sources_of,
-    verify_cases,
-    write_array,
-)
+from brats_seg.data import normalisation, store
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
     READING_NAME,
@@ -92,9 +78,9 @@ class _Job:
         manifest = self.manifest()
         return manifest is not None and _is_of(manifest, self.case)
 
-    def manifest(self) -> Manifest | None:
+    def manifest(self) -> store.Manifest | None:
         """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
-        manifest = None if self.is_damaged else read_manifest(self.path)
+        manifest = None if self.is_damaged else store.read_manifest(self.path)
         if manifest is None:
             return None
         settings = manifest.convention, manifest.spacing_mm
@@ -143,7 +129,11 @@ def prepare_cases(
         >>> prepare_cases(index_cases(root / "scans").cases, root / "prepared", StoreConfig())
         ()
     """
-    spacing_mm = spacing_for(cases, folder, config)
+    # cases that cannot be read do not count: preparing them fails and reports the reason
+    spacings = [grid[1] for case in cases if (grid := _grid(case, folder))]
+    spacing_mm = config.spacing_mm or normalisation.choose_spacing(spacings)
+    if line := normalisation.spacing_line(spacings, spacing_mm):
+        log.info(line)
     jobs = [_Job(case=case, folder=folder, spacing_mm=spacing_mm) for case in cases]
     outdated = _outdated(jobs, repair=repair, track=track)
     if not outdated:
@@ -164,26 +154,11 @@ def prepare_cases(
         outdated = [job for job in outdated if not job.is_current]
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
-            stack.enter_context(locked(folder / READING_NAME, when_taken=_in_use(folder)))
+            what = f"a run is being trained on the cases in {folder}, which would be replaced"
+            in_use = UsageError(f"{what}. Wait for it to end, or choose another --prepared folder.")
+            stack.enter_context(locked(folder / READING_NAME, when_taken=in_use))
         check_space([job.case for job in outdated], folder, spacing_mm)
         return run(_prepare, outdated, "preparing cases").failures
-
-
-def spacing_for(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Spacing:
-    """Return the spacing to prepare the cases at, and log which of them are resampled.
-
-    Cases that cannot be read do not count; preparing them fails and reports the reason.
-
-    Args:
-        cases: All cases that are prepared together.
-        folder: Folder of all prepared cases; their manifests are read faster than headers of scans.
-        config: Settings; a spacing that they have is kept.
-    """
-    spacings = [grid[1] for case in cases if (grid := _grid(case, folder))]
-    spacing_mm = config.spacing_mm or normalisation.choose_spacing(spacings)
-    if line := normalisation.spacing_line(spacings, spacing_mm):
-        log.info(line)
-    return spacing_mm
 
 
 def required_bytes(cases: Sequence[Case], folder: Path, spacing_mm: Spacing | None = None) -> int:
@@ -211,10 +186,8 @@ def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> Non
         EnvironmentalError: The disk has too little free space.
     """
     needed, free = required_bytes(cases, folder, spacing_mm), free_bytes(folder)
-    claim = (
-        f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}, where "
-        f"{size_text(free)} are free"
-    )
+    what = f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}"
+    claim = f"{what}, where {size_text(free)} are free"
     if needed > free:
         msg = f"{claim}. {_WHEN_FULL}"
         raise EnvironmentalError(msg)
@@ -232,14 +205,14 @@ def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
         UsageError: Something else has the place of a prepared case.
     """
     paths = [folder / case.case_id for case in cases]
-    replaced = [path for path in paths if path.exists() and not is_replaceable(path)]
+    replaced = [path for path in paths if path.exists() and not store.is_replaceable(path)]
     if replaced:
         more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
         msg = f"prepared cases would replace {replaced[0]}{more}: choose another folder with --prepared."
         raise UsageError(msg)
 
 
-def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
+def select_foreground(labels: LabelMap, convention: LabelConvention) -> store.Voxels:
     """Return voxels of every region as rows (n, 4): index of the region, then the voxel.
 
     Of large regions, evenly spaced voxels are kept.
@@ -258,8 +231,8 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     damaged: Collection[str] = ()
     if repair:
         # also those that are not up to date: of touched scans only the manifest is written again
-        prepared = [job.case_id for job in jobs if read_manifest(job.path) is not None]
-        errors = verify_cases(prepared, jobs[0].folder, track=track) if prepared else ()
+        prepared = [job.case_id for job in jobs if store.read_manifest(job.path) is not None]
+        errors = store.verify_cases(prepared, jobs[0].folder, track=track) if prepared else ()
         for error in errors:
             log.warning("%s", error)
         damaged = {error.case_id for error in errors}
@@ -267,17 +240,10 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     return [job for job in jobs if not job.is_current]
 
 
-def _in_use(folder: Path) -> UsageError:
-    return UsageError(
-        f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
-        "them. Wait for it to end, or choose another folder with --prepared."
-    )
-
-
-def _is_of(manifest: Manifest, case: Case) -> bool:
+def _is_of(manifest: store.Manifest, case: Case) -> bool:
     """Return whether the files of a case are as they were when it was prepared."""
     try:
-        return manifest.sources == sources_of(case)
+        return manifest.sources == store.sources_of(case)
     except OSError:
         return False
 
@@ -286,7 +252,7 @@ def _has_same_contents(job: _Job) -> bool:
     return _manifest_of_same(job, read_case_files(job.case)) is not None
 
 
-def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
+def _manifest_of_same(job: _Job, files: CaseFiles) -> store.Manifest | None:
     """Return the manifest of a case that was prepared with these settings from these contents."""
     manifest = job.manifest()
     return manifest if manifest is not None and manifest.contents == files.hashes else None
@@ -294,7 +260,7 @@ def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
 
 def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
     """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
-    manifest = read_manifest(folder / case.case_id)
+    manifest = store.read_manifest(folder / case.case_id)
     if manifest is not None and _is_of(manifest, case):
         return normalisation.grid_of(manifest.scan)
     scan = case.images[0]
@@ -308,7 +274,7 @@ def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
 def _prepare(job: _Job) -> None:
     try:
         # before reading: if a file changes in between, the next call prepares the case again
-        sources = sources_of(job.case)
+        sources = store.sources_of(job.case)
     except OSError as error:
         found = f"a file that cannot be read ({error.strerror})"
         next_step = "Check that the file is there, and index the data folder again."
@@ -322,12 +288,12 @@ def _prepare(job: _Job) -> None:
         _prepare_voxels(job, sources, files)
 
 
-def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
+def _prepare_voxels(job: _Job, sources: tuple[store.SourceFile, ...], files: CaseFiles) -> None:
     loaded = load_case(job.case, files=files)
     resampled, _ = normalisation.at_spacing(loaded, job.spacing_mm)
     brain = normalisation.extract_brain(job.case_id, resampled.volumes, resampled.label)
     with whole_folder(job.path, when_full=_WHEN_FULL) as folder:
-        manifest = Manifest(
+        manifest = store.Manifest(
             convention=loaded.convention.name if loaded.convention else "",
             sources=sources,
             contents=loaded.hashes,
@@ -343,17 +309,15 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
 
 
 def _write_files(
-    folder: Path,
-    brain: normalisation.Brain,
-    convention: LabelConvention | None,
-) -> tuple[StoredFile, ...]:
+    folder: Path, brain: normalisation.Brain, convention: LabelConvention | None
+) -> tuple[store.StoredFile, ...]:
     """Write the arrays of a case, and return names, sizes and check sums."""
-    arrays: dict[str, npt.NDArray[np.generic]] = {IMAGE_NAME: brain.image}
+    arrays: dict[str, npt.NDArray[np.generic]] = {store.IMAGE_NAME: brain.image}
     foreground = np.empty((0, 4), dtype=np.int32)
     if brain.labels is not None and convention is not None:
-        arrays[LABELS_NAME] = brain.labels
+        arrays[store.LABELS_NAME] = brain.labels
         foreground = select_foreground(brain.labels, convention)
-    arrays[FOREGROUND_NAME] = foreground
+    arrays[store.FOREGROUND_NAME] = foreground
     for name, array in arrays.items():
-        write_array(folder / name, array)
-    return tuple(StoredFile.of(folder / name) for name in arrays)
+        store.write_array(folder / name, array)
+    return tuple(store.StoredFile.of(folder / name) for name in arrays)

@@ -121,16 +121,12 @@ class Manifest:
     """The files beside `case.json`."""
 
     @property
-    def is_resampled(self) -> bool:
-        """Whether the voxels were interpolated."""
-        return self.geometry != self.scan
-
-    @property
     def key(self) -> str:
         """Hash of scans, convention and spacing; independent of file names."""
         parts = ["2", self.convention, *self.contents]
-        if self.is_resampled or self.spacing_mm != USUAL_MM:
-            parts.append(f"{self.spacing_mm} mm, resampled: {self.is_resampled}")
+        is_resampled = self.geometry != self.scan
+        if is_resampled or self.spacing_mm != USUAL_MM:
+            parts.append(f"{self.spacing_mm} mm, resampled: {is_resampled}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def to_json(self) -> str:
@@ -290,9 +286,7 @@ def _damage(folder: Path, case_id: str) -> CaseError | None:
         return error
     for written in files:
         path = folder / case_id / written.name
-        expected = (
-            f"the check sum {written.crc32:08x} of {written.n_bytes} bytes as they were written"
-        )
+        expected = f"the check sum {written.crc32:08x} of {written.n_bytes} bytes as written"
         try:
             now = StoredFile.of(path)
         except OSError as error:
@@ -415,7 +409,7 @@ class Buffers:
     """
 
     def __init__(self) -> None:
-        self._blocks: dict[int, list[_Block]] = {}
+        self._blocks: dict[int, list[tuple[memoryview, weakref.ref[npt.NDArray[np.uint8]]]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
         """Return an array of a given shape and type; its content is arbitrary."""
@@ -423,34 +417,17 @@ class Buffers:
         # sizes are powers of two, so that boxes of similar size share blocks; unused pages are free
         size = 1 << (n_bytes - 1).bit_length()
         blocks = self._blocks.setdefault(size, [])
-        block = next((block for block in blocks if block.is_free), None)
-        if block is None:
-            block = _Block(size)
-            blocks.append(block)
-        return block.lend(n_bytes).view(dtype).reshape(shape)
+        free = [index for index, (_, lent) in enumerate(blocks) if lent() is None]
+        memory = blocks.pop(free[0])[0] if free else np.empty(size, dtype=np.uint8).data
+        # a numpy view refers to the array at the end of its chain of bases. The memoryview ends the
+        # chain at this array, which therefore lives exactly as long as its views
+        array = np.frombuffer(memory, dtype=np.uint8, count=n_bytes)
+        blocks.append((memory, weakref.ref(array)))
+        return array.view(dtype).reshape(shape)
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         """Pickle without the memory: in another process the buffers start empty."""
         return type(self), ()
-
-
-class _Block:
-    """A block of memory, and a weak reference to the array that uses it."""
-
-    def __init__(self, n_bytes: int) -> None:
-        # a numpy view refers to the array at the end of its chain of bases. The memoryview ends the
-        # chain at the array that `lend` returns, which therefore lives exactly as long as its views
-        self._memory = np.empty(n_bytes, dtype=np.uint8).data
-        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
-
-    @property
-    def is_free(self) -> bool:
-        return self._lent is None or self._lent() is None
-
-    def lend(self, n_bytes: int) -> npt.NDArray[np.uint8]:
-        lent = np.frombuffer(self._memory, dtype=np.uint8, count=n_bytes)
-        self._lent = weakref.ref(lent)
-        return lent
 
 
 def open_array(path: Path) -> npt.NDArray[Any]:

@@ -377,18 +377,17 @@ def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
 
 def _transform_named(name: str) -> Transform:
     make = import_by_name(name, "training.transforms")
+    what = f"training.transforms {name!r}"
     expected = "a function or class that returns a MONAI dictionary transform without arguments"
     try:
         transform = make()
     # code of a user may raise anything
     except Exception as error:
-        msg = (
-            f"training.transforms {name!r} cannot be called: {type(error).__name__}: {error}. "
-            f"Expected {expected}"
-        )
+        reason = f"{type(error).__name__}: {error}"
+        msg = f"{what} cannot be called: {reason}. Expected {expected}"
         raise ConfigError(msg) from error
     if not callable(transform):
-        msg = f"training.transforms {name!r} returned {transform!r}. Expected {expected}"
+        msg = f"{what} returned {transform!r}. Expected {expected}"
         raise ConfigError(msg)
     return transform
 

@@ -1,35 +1,45 @@
-"""Predict many cases into one folder, in this process or by dask.
+"""Predict many cases into one folder: in this process, in several, or on a cluster of dask.
 
 The next case is read while one is predicted and the previous one is written. An error of a case ends
-that case only; an error of the machine or of the command ends the batch. With dask, cases are shared
-out one by one; when a worker dies its case goes to another. All machines must see the same files
+that case only; an error of the machine or of the command ends the batch. Workers take cases one by
+one; when one dies, its case is predicted again. All machines of a cluster must see the same files
 under the same paths.
 """
 
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import (
+    CancelledError,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    as_completed,
+)
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import chain, pairwise
+from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
+
+import torch
 
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.many import Failure, HasCaseId, attempt
-from brats_seg.cpu_threads import available_cpus, chosen_by_user
+from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
+from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
+from brats_seg.inference.model import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.inference.predict import Prediction, Predictor
-from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
@@ -40,11 +50,17 @@ log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Started = TypeVar("Started", bound=HasCaseId)
 Result = TypeVar("Result")
+Work: TypeAlias = Callable[[Case], "CaseOutcome"]
+Submit: TypeAlias = Callable[[Case], "Future[CaseOutcome]"]
 Workers: TypeAlias = int | str | None
 """Number of processes of this machine, or address of a dask cluster; None computes in this process."""
 
 MAX_KILLED_WORKERS = 3
 """Workers that may die over one case."""
+_WHEN_KILLED = (
+    f"its worker died {MAX_KILLED_WORKERS} times, most likely because memory ran out. Predict it alone, "
+    "or on a machine with more memory."
+)
 ANSWER_S = 20.0
 """Time in which a scheduler must answer; a busy one takes less than a second."""
 
@@ -81,7 +97,7 @@ def _ignore(outcome: CaseOutcome) -> None:
 
 
 def predict_folder(
-    inputs: Sequence[Path],
+    inputs: Sequence[Path] | Sequence[Case],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
@@ -96,12 +112,12 @@ def predict_folder(
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.
+        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
-        workers: Number of processes to start on this machine with dask, or address of a running dask
-            cluster; by default, cases are computed in this process.
+        workers: Number of processes to start on this machine, or address of a running dask cluster;
+            by default, cases are computed in this process.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -114,37 +130,6 @@ def predict_folder(
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     cases = find_scans(inputs, output, track=track)
-    return predict_cases(
-        cases, models, output, settings, workers=workers, on_case=on_case, track=track
-    )
-
-
-def find_scans(
-    inputs: Sequence[Path], output: Path, options: Any = None, *, track: Track = untracked
-) -> tuple[Case, ...]:
-    """Return the cases in folders and tables; DICOM files are converted into the output folder.
-
-    The options are `dicom.convert.DicomOptions`: choices about DICOM examinations.
-    """
-    convert, wing = None, dicom()
-    if wing is not None:
-        options = options or wing.DEFAULT_OPTIONS
-        scans = output / results.SCANS_NAME
-        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
-    return find_inputs(inputs, of_dicom=convert)
-
-
-def predict_cases(
-    cases: Sequence[Case],
-    models: Sequence[Path],
-    output: Path,
-    settings: PredictionSettings = DEFAULT_SETTINGS,
-    *,
-    workers: Workers = None,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
-    track: Track = untracked,
-) -> BatchOutcome:
-    """Segment cases into an output folder; see `predict_folder`."""
     folder = results.OutputFolder(output)
     check_apart(cases, folder)
     results.check_names(settings.layout, [case.case_id for case in cases])
@@ -162,9 +147,30 @@ def predict_cases(
                 output_path=output.absolute(),
                 trusted=TRUSTED.get(),
             )
-            outcomes = cluster_outcomes(cases, job, workers)
+            outcomes = shared_outcomes(cases, job, workers)
         done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
         return write_pages(done, cases, folder, track) if settings.report else done
+
+
+def find_scans(
+    inputs: Sequence[Path] | Sequence[Case],
+    output: Path,
+    options: Any = None,
+    *,
+    track: Track = untracked,
+) -> tuple[Case, ...]:
+    """Return the cases that are given, or those in folders and tables.
+
+    DICOM files are converted into the output folder, by options of `dicom.convert.DicomOptions`.
+    """
+    convert, wing = None, dicom()
+    if wing is not None:
+        options = options or wing.DEFAULT_OPTIONS
+        scans = output / results.SCANS_NAME
+        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
+    cases = tuple(one for one in inputs if isinstance(one, Case))
+    paths = [one for one in inputs if isinstance(one, Path)]
+    return cases or find_inputs(paths, of_dicom=convert)
 
 
 def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
@@ -245,11 +251,9 @@ def write_pages(
 class ReadCase:
     """A case that has been read, and its prediction as soon as there is one."""
 
-    case: Case
     scan: Scan
-    inputs: tuple[str, ...]
-    """SHA-256 of the files."""
-    key: str
+    provenance: Mapping[str, Any]
+    """Entries of the record that are known before the prediction."""
     seconds: float
     """Time of reading."""
     source: Any
@@ -259,7 +263,7 @@ class ReadCase:
     @property
     def case_id(self) -> str:
         """Id of the case."""
-        return self.case.case_id
+        return self.scan.case_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -286,10 +290,16 @@ class CaseWork:
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
+        provenance = {
+            "key": key,
+            "inputs": files.hashes,
+            "files": case.read_as,
+            "model": model.fingerprint,
+            "settings": model.settings,
+            "version": version("brats_seg"),
+        }
         seconds = time.monotonic() - started_s
-        return ReadCase(
-            case=case, scan=scan, inputs=files.hashes, key=key, seconds=seconds, source=source
-        )
+        return ReadCase(scan=scan, provenance=provenance, seconds=seconds, source=source)
 
     def predict(self, read: ReadCase) -> ReadCase:
         """Segment a case."""
@@ -308,19 +318,15 @@ class CaseWork:
             remark = wing.write_segmentation(path, prediction.label_map, *grid, read.source)
             written = () if remark else (names.segmentation,)
         written += self.output.write_case(read.scan, prediction, model.settings)
-        provenance = {
-            "key": read.key,
-            "inputs": read.inputs,
-            "files": read.case.read_as,
-            "model": model.fingerprint,
-            "settings": model.settings,
+        entries = {
+            **dict(summary),
+            **read.provenance,
             "outputs": written,
-            "version": version("brats_seg"),
-            "warnings": (*summary.warnings, *([remark] if remark else [])),
+            "warnings": summary.warnings + (remark,) * bool(remark),
             "seconds": round(read.seconds + summary.seconds, 3),
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
         }
-        return CaseOutcome(record=results.Record.model_validate({**dict(summary), **provenance}))
+        return CaseOutcome(record=results.Record.model_validate(entries))
 
 
 def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
@@ -373,20 +379,24 @@ class Job:
     """Names of code that the person has typed, see `presets.trusting`."""
 
 
-def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
-    """Predict cases by dask, in the order in which they are finished.
+def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
+    """Predict cases by several processes, in the order in which they are finished.
 
     Raises:
-        EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
-            processes cannot be started.
+        EnvironmentalError: The processes cannot be started; or `distributed` is not installed, or the
+            scheduler does not answer by TLS.
     """
-    output, distributed = results.OutputFolder(job.output_path), _distributed()
-    with _client(workers) as client:
-        case_of = {client.submit(run_case, case, job, pure=False): case for case in cases}
-        for future in distributed.as_completed(list(case_of)):
-            # the future is dropped, so that the cluster can free its result
-            case, error = case_of.pop(future), future.exception()
-            outcome = future.result() if error is None else _lost(case.case_id, error)
+    output = results.OutputFolder(job.output_path)
+    work = partial(run_case, job=job)
+    with (
+        _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work)
+    ) as submit:
+        case_of = {submit(case): case for case in cases}
+        for future in as_completed(list(case_of)):
+            # cancelled by dask when the scheduler has ended
+            error = CancelledError() if future.cancelled() else future.exception()
+            case_id = case_of[future].case_id
+            outcome = _lost(case_id, error) if error else future.result()
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
@@ -413,82 +423,98 @@ def _lost(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
-    message = f"case {case_id}: {error}"
-    if type(error).__name__ == "KilledWorker":
-        message = (
-            f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
-            "ran out. Predict it alone, or on a machine with more memory."
-        )
-    failure = Failure(case_id=case_id, error=type(error).__name__, message=message)
+    name, message = type(error).__name__, f"{error}"
+    if name in {"KilledWorker", "BrokenProcessPool"}:
+        name, message = "KilledWorker", _WHEN_KILLED
+    failure = Failure(case_id=case_id, error=name, message=f"case {case_id}: {message}")
     return CaseOutcome(record=failure)
 
 
 @contextmanager
-def _client(workers: int | str) -> Iterator[Any]:
-    import dask
+def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
+    """Start processes of this machine, and yield the function that hands them cases.
 
-    distributed = _distributed()
-    if isinstance(workers, str):
-        check_scheduler(workers)
-        with distributed.Client(workers) as client:
-            if not client.scheduler_info()["workers"]:
-                log.info("the scheduler at %s has no workers yet: waiting for them", workers)
-            yield client
-        return
-    options: dict[str, Any] = {
-        # the scheduler gives a case up after more deaths than this
-        "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
-        # a case that waits at a worker would be blamed for its death
-        "distributed.scheduler.worker-saturation": 1.0,
-    }
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        # dask sets both to 1, and torch takes the lower
-        n_threads = chosen_by_user(name) or str(max(1, available_cpus() // workers))
-        options[f"distributed.nanny.pre-spawn-environ.{name}"] = n_threads
-    with dask.config.set(options), ExitStack() as opened:
-        try:
-            # without a loop-back interface, as in a container, the processes would wait without end
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                socket.create_connection(server.getsockname(), timeout=ANSWER_S).close()
-            cluster = distributed.LocalCluster(
-                n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
-            )
-        except (OSError, RuntimeError, TimeoutError) as error:
-            msg = f"the {workers} processes of --workers cannot start at 127.0.0.1 ({error}): use fewer, or none."
-            raise EnvironmentalError(msg) from error
-        yield opened.enter_context(distributed.Client(opened.enter_context(cluster)))
-
-
-def check_scheduler(address: str) -> None:
-    """Raise `EnvironmentalError` unless a dask scheduler answers at an address.
-
-    `distributed.Client` waits without end for an address that accepts connections and is silent.
+    They are reached through pipes, no port is opened. Each has one case at a time, so that no other
+    is blamed for its death; the case is tried again in a new process.
     """
-    distributed = _distributed()
+    is_chosen = any(map(chosen_by_user, NUMBERS))
+    n_threads = max(1, available_cpus() // n_workers)
+    pool = partial(
+        worker_pool,
+        1,
+        context=get_context("spawn"),
+        set_up=None if is_chosen else partial(torch.set_num_threads, n_threads),
+        when_killed="Use fewer --workers, or none.",
+    )
+    idle = SimpleQueue[ProcessPoolExecutor]()
+
+    def start(_: int = 0) -> ProcessPoolExecutor:
+        process = pools.enter_context(pool())
+        # raises if it cannot start, which is not the fault of a case
+        process.submit(os.getpid).result()
+        return process
+
+    def predict(case: Case) -> CaseOutcome:
+        process = idle.get()
+        try:
+            for _ in range(MAX_KILLED_WORKERS):
+                try:
+                    return process.submit(work, case).result()
+                except BrokenProcessPool:
+                    process = start()
+            raise BrokenProcessPool
+        finally:
+            idle.put(process)
+
+    with ExitStack() as pools, ThreadPoolExecutor(n_workers) as threads:
+        try:
+            for process in threads.map(start, range(n_workers)):
+                idle.put(process)
+            yield lambda case: threads.submit(predict, case)
+        finally:
+            # finishes the cases in progress
+            threads.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _cluster(address: str, work: Work) -> Iterator[Submit]:
+    """Connect to a dask scheduler by TLS, and yield the function that hands its workers cases.
+
+    Without TLS, whoever reaches the scheduler can run code here and on its workers: that takes dask's
+    own setting `require-encryption: false`.
+    """
+    try:
+        import dask
+        import distributed
+    except ImportError as error:
+        msg = "--workers with an address needs dask: run `pip install brats_seg[cluster]`"
+        raise EnvironmentalError(msg) from error
+    is_waived = dask.config.get("distributed.comm.require-encryption") is False
+    security = distributed.Security(require_encryption=not is_waived)
 
     async def identify() -> str:
-        arguments = distributed.Security().get_connection_args("client")
+        arguments = security.get_connection_args("client")
         async with (
             asyncio.timeout(ANSWER_S),
             distributed.rpc(address, connection_args=arguments) as server,
         ):
             return f"a dask {(await server.identity())['type']}"
 
+    # the client waits without end for an address that accepts connections and is silent
     try:
         # in a thread of its own, because a notebook has an event loop already
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(asyncio.run, identify()).result()
-    except (OSError, ValueError, TimeoutError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
     if answer != "a dask Scheduler":
-        msg = f"no dask scheduler answers at {address} ({answer}); expected tcp://HOST:8786"
+        msg = (
+            f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786 and the "
+            "certificates of docs/several-devices.md"
+        )
         raise EnvironmentalError(msg)
-
-
-def _distributed() -> Any:
-    try:
-        import distributed
-    except ImportError as error:
-        msg = "--workers needs dask: run `pip install brats_seg[cluster]`, or leave it out."
-        raise EnvironmentalError(msg) from error
-    return distributed
+    with distributed.Client(address, security=security) as client:
+        if not client.scheduler_info()["workers"]:
+            log.info("the scheduler at %s has no workers yet: waiting for them", address)
+        executor = client.get_executor(pure=False)
+        yield lambda case: executor.submit(work, case)

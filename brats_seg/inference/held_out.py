@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.many import evenly_spread
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
@@ -25,11 +24,10 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.files import remove_leftovers, whole_file
-from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.method import Field, input_of_crop
-from brats_seg.inference.model import Model, assemble
+from brats_seg.inference.model import Model, PredictionSettings, assemble
+from brats_seg.inference.predict import decode_regions
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime import weights
@@ -167,7 +165,10 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     settings = PredictionSettings(overlap=trained.config.validation.overlap)
     model = assemble([trained], device, settings)
     subsets = (MODALITIES, *trained.identity.subsets)
-    cases = evenly_spread(held_out.data.split.validation, MOST_CASES)
+    ids = sorted(held_out.data.split.validation)
+    indices = np.linspace(0, len(ids) - 1, min(len(ids), MOST_CASES)).round().astype(int)
+    # evenly spread over the ids
+    cases = [ids[index] for index in indices]
     work = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
     rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in work])
     scores = tuple(

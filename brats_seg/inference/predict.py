@@ -1,4 +1,8 @@
-"""Predict a scan: a label map on the grid of its files, and what speaks against it."""
+"""Predict a scan: a label map on the grid of its files, and what speaks against it.
+
+Probabilities are thresholded, regions nested, and components below a volume removed. Probabilities
+and masks are `(3, x, y, z)` in the order of `REGIONS`.
+"""
 
 import logging
 import time
@@ -11,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from brats_seg import labels
 from brats_seg.cases.case import (
     Case,
     CaseFiles,
@@ -20,23 +25,44 @@ from brats_seg.cases.case import (
     missing_problem,
 )
 from brats_seg.cases.find import single_input
-from brats_seg.cases.layouts import MEN_RT, modality_named
+from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve
 from brats_seg.config import Section
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores, absent_from
-from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.model import Model, load_model, wrap_network
+from brats_seg.inference.model import (
+    DEFAULT_SETTINGS,
+    Model,
+    PredictionSettings,
+    load_model,
+    wrap_network,
+)
 from brats_seg.inference.probabilities import PredictionFallback, apply_model, entropy
-from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity
 from brats_seg.voxels.box import Triple
+from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.voxels.shapes import nested_regions, number_components
 from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)
+
+TISSUES = ("ed", "ncr")
+"""Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
+PARTS = (*labels.REGIONS, *TISSUES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartVolume:
+    """One region or tissue of a case."""
+
+    name: str
+    """One of `PARTS`."""
+    ml: float
+    n_components: int
+    """Connected components; voxels that share a corner are connected."""
 
 
 class Summary(Section):
@@ -239,16 +265,16 @@ def predict_scan(model: Model, scan: Scan) -> Prediction:
     convention, reason = convention_to_write(
         settings.labels, scan.release, model.identity.conventions
     )
-    labels = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
-    volumes = measure(labels, convention, scan.voxel_mm3)
+    label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
+    volumes = measure(label_map, convention, scan.voxel_mm3)
     expected_loss = model.expected_loss(scan.modalities)
     judged, checks = NO_JUDGEMENT, judges("result")
     if checks is not None:
         judged = checks.judge_result(
-            scan, probabilities, labels, convention, volumes=volumes, notes=model.notes
+            scan, probabilities, label_map, convention, volumes=volumes, notes=model.notes
         )
     return Prediction(
-        label_map=scan.on_scan_grid(labels),
+        label_map=scan.on_scan_grid(label_map),
         convention=convention,
         probabilities=np.stack([scan.on_scan_grid(values) for values in probabilities])
         if settings.probabilities
@@ -288,3 +314,81 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     )
     source = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
     return (f"{source}; {measured if loss else unknown}",)
+
+
+def decode(
+    probabilities: npt.NDArray[np.float32],
+    decoding: Decoding,
+    convention: LabelConvention,
+    voxel_mm3: float,
+) -> LabelMap:
+    """Return the label map (x, y, z) of probabilities (3, x, y, z).
+
+    Example:
+        >>> from brats_seg.labels import BRATS2023
+        >>> probabilities = np.float32([[[[0.9]]], [[[0.8]]], [[[0.1]]]])  # WT and TC, not ET
+        >>> int(decode(probabilities, Decoding(), BRATS2023, voxel_mm3=1.0)[0, 0, 0])
+        1
+    """
+    return labels.label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
+
+
+def decode_regions(
+    probabilities: npt.NDArray[np.float32], decoding: Decoding, voxel_mm3: float
+) -> labels.RegionMasks:
+    """Return nested region masks: ET in TC in WT.
+
+    A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
+    that is removed from a region is removed from those inside it, and stays in those around it.
+    """
+    return nested_regions(
+        probabilities,
+        decoding.thresholds,
+        smallest=[mm3 / voxel_mm3 for mm3 in decoding.smallest_mm3],
+        smallest_et=decoding.smallest_et_mm3 / voxel_mm3,
+    )
+
+
+def convention_to_write(
+    asked_for: str | None, release: str, trained_on: Sequence[str]
+) -> tuple[LabelConvention, str]:
+    """Return the label convention to write a case in, and the reason if it is not that of its release.
+
+    Args:
+        asked_for: Name of the convention that the user asked for.
+        release: Release of the case; where it allows several conventions, that of the training cases
+            is written, if they had only one.
+        trained_on: Names of the conventions of the training cases.
+    """
+    of_release, is_ambiguous = resolve(release, ())
+    if not is_ambiguous:
+        if asked_for in {None, of_release.name}:
+            return of_release, ""
+        known = f"the release of the scans has {of_release.name}"
+    elif release in {UNKNOWN, NNUNET}:
+        known = "the names of the scans show no release"
+    else:
+        known = f"the release {release} exists in several conventions"
+    if asked_for is not None:
+        return labels.convention_named(asked_for), f"asked for; {known}"
+    if len(trained_on) == 1:
+        reason = f"{known}, and the model was trained on this convention"
+        return labels.convention_named(trained_on[0]), reason
+    names = ", ".join(trained_on) or "labels of no known convention"
+    return labels.BRATS2023, f"{known}, and the model was trained on {names}"
+
+
+def measure(
+    label_map: LabelMap, convention: LabelConvention, voxel_mm3: float
+) -> tuple[PartVolume, ...]:
+    """Measure every region and tissue of a label map (x, y, z)."""
+    wt, tc, et = labels.regions_of(label_map, convention)
+    masks = (wt, tc, et, wt & ~tc, tc & ~et)
+    return tuple(
+        PartVolume(
+            name=name,
+            ml=round(np.count_nonzero(mask) * voxel_mm3 / MM3_PER_ML, 6),
+            n_components=int(number_components(mask).max(initial=0)),
+        )
+        for name, mask in zip(PARTS, masks, strict=True)
+    )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
@@ -29,10 +30,9 @@ from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.scores import absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
-from brats_seg.inference.decode import PARTS
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.predict import Prediction, Summary
-from brats_seg.inference.settings import PredictionSettings, ResultLayout
+from brats_seg.inference.model import PredictionSettings, ResultLayout
+from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned
@@ -60,25 +60,8 @@ _NOT_BIDS = (
     *("**/*_desc-entropy_*", "**/*.dcm"),
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""
-_LABEL_TABLES = (
-    (
-        "labels-{convention}.txt",
-        f"{'#' * 48}\n# ITK-SnAP Label Description File\n# File format:\n"
-        f"# IDX   -R-  -G-  -B-  -A--  VIS MSH  LABEL\n{'#' * 48}\n"
-        '    0     0    0    0        0  0  0    "Clear Label"\n',
-        '{value:5d} {red:5d} {green:4d} {blue:4d}        1  1  1    "{tissue}"\n',
-    ),
-    (
-        "labels-{convention}.ctbl",
-        "# Color table file of brats_seg for {convention}\n0 background 0 0 0 0\n",
-        "{value} {tissue} {red} {green} {blue} 255\n",
-    ),
-)
-"""Name, head and row of the tables of label values for ITK-SNAP and 3D Slicer."""
-_BIDS_LABEL_TABLE = (
-    "desc-{letters}_dseg.tsv",
-    "index\tname\tcolor\n",
-    "{value}\t{tissue}\t#{red:02x}{green:02x}{blue:02x}\n",
+_TEMPLATES = Environment(
+    loader=PackageLoader("brats_seg.inference"), trim_blocks=True, keep_trailing_newline=True
 )
 
 
@@ -321,7 +304,8 @@ def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str,
     # matplotlib takes long to import
     from brats_seg.figures.cases import tissue_colours
 
-    texts, tables = {}, list(_LABEL_TABLES)
+    # for ITK-SNAP and 3D Slicer
+    texts, tables = {}, {f"labels-{convention.name}{end}": end for end in (".txt", ".ctbl")}
     if layout == "bids":
         description = {
             "Name": "Tumour segmentations by brats_seg (research use only)",
@@ -331,15 +315,15 @@ def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str,
         }
         texts["dataset_description.json"] = json.dumps(description, indent=2) + "\n"
         texts[".bidsignore"] = "".join(f"{name}\n" for name in _NOT_BIDS)
-        tables.append(_BIDS_LABEL_TABLE)
+        tables[f"desc-{_letters(convention.name)}_dseg.tsv"] = ".tsv"
     colours = tissue_colours(convention)
-    for name, head, row in tables:
-        text = head.format(convention=convention.name)
-        for value, tissue in convention.meanings:
-            red, green, blue = bytes.fromhex(colours[value].removeprefix("#"))
-            text += row.format(value=value, tissue=tissue, red=red, green=green, blue=blue)
-        names = {"convention": convention.name, "letters": _letters(convention.name)}
-        texts[name.format(**names)] = text
+    rows = [
+        (value, tissue, *bytes.fromhex(colours[value].removeprefix("#")))
+        for value, tissue in convention.meanings
+    ]
+    for name, end in tables.items():
+        template = _TEMPLATES.get_template(f"labels{end}")
+        texts[name] = template.render(rows=rows, convention=convention.name)
     return texts
 
 

@@ -29,7 +29,6 @@ from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import SubsetScores, pooled
 from brats_seg.files import whole_file
-from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import (
     HeldOut,
     HeldOutCase,
@@ -38,6 +37,7 @@ from brats_seg.inference.held_out import (
     open_held_out,
     predict_held_out,
 )
+from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device

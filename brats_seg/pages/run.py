@@ -18,8 +18,8 @@ from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
-from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
+from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages.html import DEFAULT_OPTIONS, Fact, PageOptions, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked

@@ -27,8 +27,8 @@ from brats_seg.voxels.shapes import number_components, surface_mm2
 from brats_seg.wings import Judgement, Notes, PredictedDice
 
 if TYPE_CHECKING:
-    from brats_seg.inference.decode import PartVolume
     from brats_seg.inference.method import Scan
+    from brats_seg.inference.predict import PartVolume
 
 SHARE = "share of the brain"
 ENHANCING = "share of the tumour that is enhancing"

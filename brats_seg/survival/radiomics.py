@@ -15,8 +15,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from brats_seg.cases.nifti import Volume
-from brats_seg.inference.decode import measure
 from brats_seg.inference.method import Scan
+from brats_seg.inference.predict import measure
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.voxels.box import Box, Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing

@@ -181,9 +181,8 @@ class BatchGradient:
         the ranks' gradients is the gradient of that loss.
         """
         rows: list[Tensor] = []
-        make = (
-            self._one_pass if losses.reduction_of(self.criterion) == "patches" else self._two_passes
-        )
+        is_mean = losses.reduction_of(self.criterion) == "patches"
+        make = self._one_pass if is_mean else self._two_passes
         loss = make(micro_batches, lambda *pair: rows.append(measure(*pair)), scale)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 

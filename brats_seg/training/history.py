@@ -164,9 +164,8 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
             send()
         except Exception as error:  # noqa: BLE001 - a tracker that fails must not end a training
             reason = f"{type(error).__name__}: {error}"
-            log.warning(
-                "%s failed and gets no more values (%s); history.csv has them all", name, reason
-            )
+            what = "%s failed and gets no more values (%s); history.csv has them all"
+            log.warning(what, name, reason)
             senders.pop(name, None)
 
     def send_row(row: figures.Row) -> None:

@@ -390,14 +390,8 @@ def error_columns(sums: RunningSums) -> dict[str, float]:
     image without any contrast has an error of 1. A case whose patches held no brain has none.
     """
     cases = [counts for _, counts in sorted(sums.counts.items()) if counts[1][0] > 0]
-    means = (
-        np.mean([rmse_of(one) for one in cases], axis=0) if cases else [np.nan] * len(MODALITIES)
-    )
+    squares, n_voxels = np.moveaxis(np.reshape(cases, (-1, 2, len(MODALITIES))), 1, 0)
+    errors = np.sqrt(squares / n_voxels)
+    means = errors.mean(0) if cases else np.full(len(MODALITIES), np.nan)
     parts = {f"rmse_{name}": float(mean) for name, mean in zip(MODALITIES, means, strict=True)}
     return {"loss": sums.loss, "rmse": float(np.mean(means)), **parts}
-
-
-def rmse_of(counts: list[list[float]]) -> list[float]:
-    """Return the root of the mean square of each modality, from the rows of `add_squares`."""
-    squares, n_voxels = np.asarray(counts, np.float64)
-    return np.sqrt(squares / n_voxels).tolist()

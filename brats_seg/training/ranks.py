@@ -41,7 +41,9 @@ class Ranks:
         """Return the sum over ranks."""
         if self.n_ranks == 1:
             return tensor
-        total = tensor.to(_exchange_device(), copy=True)
+        # NCCL takes no CPU tensors
+        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+        total = tensor.to(device, copy=True)
         distributed.all_reduce(total)
         return total
 
@@ -63,10 +65,8 @@ class Ranks:
             return
         has_gradient = [p.grad is not None for p in parameters]
         flags = torch.tensor(has_gradient, device=parameters[0].device, dtype=parameters[0].dtype)
-        flat = [
-            p.grad.flatten() if p.grad is not None else p.new_zeros(p.numel()) for p in parameters
-        ]
-        bucket = torch.cat([flags, *flat])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        bucket = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
         distributed.all_reduce(bucket)
         used, *sums = bucket.split([len(parameters), *(p.numel() for p in parameters)])
         for parameter, is_used, total in zip(parameters, used.tolist(), sums, strict=True):
@@ -115,9 +115,3 @@ def joined_ranks() -> Iterator[Ranks]:
     finally:
         log.setLevel(level)
         distributed.destroy_process_group()
-
-
-def _exchange_device() -> torch.device:
-    """Return the device that small values are exchanged on: NCCL takes no CPU tensors."""
-    on_gpu = distributed.get_backend() == "nccl"
-    return torch.device("cuda" if on_gpu else "cpu")

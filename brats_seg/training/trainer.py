@@ -32,11 +32,10 @@ from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, run_plan
-from brats_seg.training.accumulation import HalfUpdatedError, make_step
 from brats_seg.training.losses import Criterion, RunningSums, whole_loss
+from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
-from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 
@@ -162,11 +161,6 @@ class Trainer:
         self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
         self._record: history.SendRow | None = None
 
-    @property
-    def network(self) -> nn.Module:
-        """Network that is trained."""
-        return self.state.network
-
     def run(
         self, *, fresh: bool = False, stop: StopRequest | None = None, track: Track = tracked
     ) -> Outcome:
@@ -233,7 +227,7 @@ class Trainer:
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
         shares = [self.ranks.share(batch) for batch in keys]
         read = run_plan.read_batches(self.plan, shares)
-        self.network.train()
+        self.state.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
             for batch in track(read, what=what, total=len(keys)):
@@ -363,7 +357,7 @@ class Trainer:
 
 
 def validate(
-    network: nn.Module, plan: RunPlan, samples: Iterable[Sample], predict: Predict
+    network: nn.Module, plan: run_plan.RunPlan, samples: Iterable[Sample], predict: Predict
 ) -> RunningSums:
     """Return the sums of the losses and measurements of patches or whole cases."""
     sums, device = RunningSums(), plan.device.torch_device
@@ -379,18 +373,16 @@ def validate(
     return sums
 
 
-def case_predictor(plan: RunPlan) -> Predict:
+def case_predictor(plan: run_plan.RunPlan) -> Predict:
     """Return a function that computes the logits of a whole case, in the windows of prediction.
 
     A network that was trained on whole brain crops gets the crop in one window. If memory runs out,
     the windows become training patches, which have fitted in training.
     """
-    modes = ["the windows of prediction"]
+    modes, device = ["the windows of prediction"], plan.device.torch_device
     if plan.config.patch.size != "whole":
         modes.append(f"windows of {size_words(plan.patch)}")
-    fallback = memory.Fallback(
-        modes, plan.device.torch_device, EnvironmentalError, what="validation: "
-    )
+    fallback = memory.Fallback(modes, device, EnvironmentalError, what="validation: ")
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
@@ -401,12 +393,12 @@ def case_predictor(plan: RunPlan) -> Predict:
     return lambda network, image: fallback.run(lambda _: predict(network, image))
 
 
-def _patch_logits(plan: RunPlan, network: nn.Module, image: Tensor) -> Tensor:
+def _patch_logits(plan: run_plan.RunPlan, network: nn.Module, image: Tensor) -> Tensor:
     with plan.device.autocast():
         return as_output(network(image[None].to(plan.device.torch_device).float())).logits[0][0]
 
 
-def _case_logits(plan: RunPlan, window: Size, network: nn.Module, image: Tensor) -> Tensor:
+def _case_logits(plan: run_plan.RunPlan, window: Size, network: nn.Module, image: Tensor) -> Tensor:
     overlap, device = plan.config.validation.overlap, plan.device
     with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
 
