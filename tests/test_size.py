@@ -35,12 +35,12 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2834,
+    "training": 2827,
     "inference": 2083,
     "cases": 2168,
     "top level": 1580,
     "evaluation": 1121,
-    "figures": 965,
+    "figures": 964,
     "dicom": 867,
     "survival": 905,
 }
