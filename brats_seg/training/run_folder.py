@@ -266,10 +266,6 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         way = "Choose the network that they are of (an autoencoder fits a unet of widths 16,32,64,128)"
         msg = f"{what}. {way}, or leave out --start-from."
         raise UsageError(msg)
-    broken = [name for name, weight in loaded.items() if not weight.isfinite().all()]
-    if broken:
-        msg = f"{source.path} has weights that are not finite numbers: {some_of(broken)}. {_CHOOSE}"
-        raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
     what = "started from %s: %d of %d layers loaded"
