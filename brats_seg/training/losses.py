@@ -344,9 +344,12 @@ def task_of(config: Config) -> Task:
 def count_voxels(output: Output, target: Tensor) -> Tensor:
     """Count voxels per patch: `(N, 4, R)`, true and false positives, false and true negatives.
 
-    A voxel is predicted where its probability is above one half, that is, its logit above zero.
+    A voxel is predicted where its probability is above one half, that is, its logit above zero, or
+    where an inner region is: as label maps are written.
     """
     predicted = as_output(output).logits[0] > 0
+    for inner in range(predicted.shape[1] - 1, 0, -1):
+        predicted[:, inner - 1].logical_or_(predicted[:, inner])
     reference = target > 0
     voxels = (2, 3, 4)
     both = (predicted & reference).sum(voxels)
