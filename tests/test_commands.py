@@ -85,7 +85,7 @@ FLOW = (
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
     Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
-    Step("figure bars scores.csv -o bars.png", "wrote bars.png", ("bars.png",)),
+    Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
     Step(
         "export runs/fold0 -o model --license CC0",

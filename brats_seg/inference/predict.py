@@ -41,7 +41,7 @@ from brats_seg.inference.probabilities import PredictionFallback, apply_model, e
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity, Seen
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import nested_regions, number_components
@@ -73,6 +73,8 @@ class Summary(Section):
     """Modalities that the case was predicted from."""
     expected_loss: SubsetScores | None = None
     """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
+    in_training: Seen = "unknown"
+    """Whether a network was trained on the patient, by the ids of its training cases."""
     convention: str
     """Label convention of the label map."""
     convention_reason: str = ""
@@ -286,6 +288,7 @@ def predict_scan(model: Model, scan: Scan) -> Prediction:
             case_id=scan.case_id,
             modalities=scan.modalities,
             expected_loss=expected_loss,
+            in_training=model.seen(scan.case_id),
             convention=convention.name,
             convention_reason=reason,
             volumes=volumes,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, ClassVar, TypeAlias, cast
+from typing import IO, Annotated, Any, BinaryIO, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
 from brats_seg.errors import ResumeError, UsageError, some_of
@@ -59,6 +61,8 @@ Threshold = Annotated[float, Field(gt=0, lt=1)]
 Edge = Annotated[float, Field(ge=VOXEL_EDGES_MM[0], le=VOXEL_EDGES_MM[1])]
 """Edge of a voxel in mm."""
 Spacing: TypeAlias = tuple[Edge, Edge, Edge]
+Seen: TypeAlias = Literal["no", "unknown", "yes"]
+"""Whether a network was trained on a patient."""
 
 RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
 """Advice where a checkpoint of a run cannot be read."""
@@ -143,6 +147,33 @@ class ModelCard(Section):
     """Values of the optional parts of the package, each of which reads its own."""
 
 
+class TrainingCases(Section):
+    """The cases that networks, and the weights that they started from, were trained on.
+
+    Example:
+        >>> cases = TrainingCases(ids=("BraTS-GLI-00005-000",), is_complete=True)
+        >>> cases.seen("BraTS-GLI-00005-001"), cases.seen("BraTS-GLI-00006-000")
+        ('yes', 'no')
+    """
+
+    ids: tuple[str, ...] = ()
+    is_complete: bool = False
+    """Whether there are no others; False where a run, or the weights before it, have no record of them."""
+
+    def seen(self, *ids: str) -> Seen:
+        """Return whether one of the cases is of the patient with these ids."""
+        # the tables of the releases disagree about upper and lower case
+        patients, same = (
+            {parse_case_id(one)[1].lower() for one in each} for each in (self.ids, ids)
+        )
+        if patients & same:
+            return "yes"
+        return "no" if self.is_complete else "unknown"
+
+
+NO_RECORD = TrainingCases()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedModel:
     """Weights of a network, and its card."""
@@ -150,6 +181,7 @@ class TrainedModel:
     weights: dict[str, Tensor]
     """State dict of the network."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
 
     @property
     def identity(self) -> ModelIdentity:
@@ -184,6 +216,8 @@ class ExportedNetwork(Section):
     sha256: str
     """Check sum of that file."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
+    """Named only if the model card names them: a hash of an id is found by trying all ids."""
 
 
 class ModelDescription(Section):
@@ -201,6 +235,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
     Raises:
         UsageError: The path holds no model, or a damaged one.
+        FoldError: The split of a run is damaged.
     """
     try:
         if (path / MODEL_NAME).exists():
@@ -223,11 +258,20 @@ def load_trained(path: Path) -> TrainedModel:
     try:
         weights = checked_weights(content["model"])
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
+        cases = _training_cases(content.get("started_from"), path.parent / SPLIT_NAME)
     except _INVALID as error:
         raise _unreadable(path, error) from None
     card: ModelCard = content["card"]
     check_stored(path, card.config.model.name, card.config.model.arguments)
-    return TrainedModel(weights=weights, card=card)
+    return TrainedModel(weights=weights, card=card, cases=cases)
+
+
+def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> TrainingCases:
+    """Return the training cases of the split of a run, and those of the weights that it started from."""
+    before = started_from or {"learnt_from": (), "is_complete": True}
+    train = read_split(split).train if split.exists() else ()
+    ids = tuple(sorted({*train, *before["learnt_from"]}))
+    return TrainingCases(ids=ids, is_complete=bool(train) and before.get("is_complete", False))
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -244,7 +288,8 @@ def read_exported(folder: Path) -> ExportedModel:
         _check_sum(path, member.sha256)
         model = member.card.config.model
         check_stored(folder / MODEL_NAME, model.name, model.arguments)
-        networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
+        loaded = _load_weights(path)
+        networks.append(TrainedModel(weights=loaded, card=member.card, cases=member.cases))
     found, expected = fingerprint_of(networks), description.fingerprint
     if found != expected:
         msg = (
@@ -280,10 +325,9 @@ def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
 
 def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
-    own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
     defaults |= Decoding().model_dump()
-    own = {name: value for name, value in own.items() if value != defaults[name]}
+    own = {name: one for name, one in entries_of(trained).items() if one != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
@@ -504,9 +548,7 @@ def _check_values(content: Any) -> None:
             below = value
         n_values += len(below)
         if depth > _DEEPEST or n_values > _MOST_VALUES:
-            msg = (
-                "its values are nested too deeply" if depth > _DEEPEST else "it has too many values"
-            )
+            msg = "it is nested too deeply" if depth > _DEEPEST else "it has too many values"
             raise ValueError(msg)
         pending += [(one, depth + 1) for one in below]
 
