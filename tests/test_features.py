@@ -133,7 +133,7 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
     before = scan.image.copy()
     identity = replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w"))
     run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
-    model = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder.model
+    model = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
     def with_network(network: nn.Module):
         return replace(model, members=(replace(model.members[0], network=network),))

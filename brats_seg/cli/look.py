@@ -35,7 +35,8 @@ def evaluate(
 
     Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
     the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
-    predicted cases are printed as well. Exit code 1: predictions are missing, or cases failed.
+    predicted cases are printed as well. Patients that the model was trained on are marked, and the mean
+    without them comes first. Exit code 1: predictions are missing, or cases failed.
 
     Examples:
         brats-seg evaluate data predictions --protocol lesionwise2023
