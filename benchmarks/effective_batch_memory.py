@@ -21,9 +21,9 @@ from brats_seg.data.loader import Sample
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE, read_numbers
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.losses import build_criterion, count_voxels
+from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_plan import Batch
 
 EFFECTIVE_BATCHES = (2, 32)

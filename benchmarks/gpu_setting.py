@@ -14,7 +14,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample
 from brats_seg.runtime.device import Device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.training import accumulation
+from brats_seg.training import optimisation
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.losses import count_voxels, task_of
 from brats_seg.training.ranks import Ranks
@@ -26,9 +26,9 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLOCK = time.perf_counter
 
 
-def make_step(state: RunState, batch: Batch) -> accumulation.StepResult:
+def make_step(state: RunState, batch: Batch) -> optimisation.StepResult:
     """Make one optimizer step of a run."""
-    return accumulation.make_step(state.accumulator, state.fallback, batch, count_voxels)
+    return optimisation.make_step(state.accumulator, state.fallback, batch, count_voxels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,7 +47,6 @@ from brats_seg.pages.html import PageOptions as PageOptions
 from brats_seg.pages.write import write_report as write_report
 from brats_seg.survival.features import features_of_folder as features_of_folder
 from brats_seg.survival.results import study_survival as study_survival
-from brats_seg.training.accumulation import Accumulator as Accumulator
 from brats_seg.training.certificate import (
     certify_run as certify_run,
     certify_settings as certify_settings,
@@ -61,7 +60,7 @@ from brats_seg.training.losses import (
     whole_loss as whole_loss,
 )
 from brats_seg.training.memory_plan import plan_memory as plan_memory
-from brats_seg.training.optimisation import Muon as Muon
+from brats_seg.training.optimisation import Accumulator as Accumulator, Muon as Muon
 from brats_seg.training.trainer import Trainer as Trainer, train_fold as train_fold
 
 __version__: str

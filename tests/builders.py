@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
 from io import StringIO
@@ -56,6 +56,21 @@ def run_make(*arguments: str) -> list[str]:
     """Run make, also when make itself runs the tests, and return what it shows."""
     command, environment = ["make", *arguments], plain_environment()
     return subprocess.check_output(command, cwd=ROOT, env=environment, text=True).splitlines()
+
+
+def start(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return what it printed."""
+    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
+    return subprocess.run(command, cwd=folder, env=environment, check=False, **options)
+
+
+def shell(lines: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Run lines in a shell in which each must succeed, and return what they print."""
+    done = start(["bash", "-e", "-c", lines], folder, environment)
+    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 ROOT = Path(__file__).parent.parent

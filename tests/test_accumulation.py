@@ -24,9 +24,9 @@ from brats_seg.models.interface import (
     set_activation_checkpointing,
 )
 from brats_seg.runtime.device import Device
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels, whole_loss
+from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.ranks import Ranks
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]

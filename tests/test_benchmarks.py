@@ -1,14 +1,15 @@
 """Test that every benchmark is listed, and that their results become one page."""
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-FOLDER = Path(__file__).parent.parent / "benchmarks"
+from tests.builders import ROOT, start
+
+FOLDER = ROOT / "benchmarks"
 MODULES = {
     "all",
     "comparison",
@@ -81,9 +82,7 @@ def test_a_goal_that_is_missed_and_a_benchmark_that_fails_are_named(
 def test_every_part_of_the_benchmark_of_gpus_runs_on_the_cpu(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     program = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--tiny"]
-    done = subprocess.run(
-        [*program, "--json", str(found)], capture_output=True, text=True, check=False
-    )
+    done = start([*program, "--json", found], tmp_path)
     assert done.returncode == 0, done.stderr
     # fewer where the CPU computes no half precision natively
     assert len(found.read_text().splitlines()) in {13, 17}

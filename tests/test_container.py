@@ -2,16 +2,14 @@
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.builders import variables_of_installation
+from tests.builders import ROOT, shell, variables_of_installation
 
-ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
 PAGE = (ROOT / "docs" / "running.md").read_text()
@@ -74,19 +72,10 @@ def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
         "brats-seg train --epochs 1",
     ]
 
-    done = subprocess.run(
-        ["bash", "-e", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env=variables_of_installation(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    shown = shell("\n".join(script), tmp_path, variables_of_installation(tmp_path))
 
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert '"can_work": true' in done.stdout
-    assert "finished after 1 epoch" in done.stdout
+    assert '"can_work": true' in shown
+    assert "finished after 1 epoch" in shown
     assert (tmp_path / "image/work/runs/fold0/best.pt").is_file()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ from brats_seg.errors import Finding
 from brats_seg.files import locked
 from brats_seg.runtime import machine
 from brats_seg.runtime.weights import write_checkpoint
-from tests.builders import ROOT, Run, touch
+from tests.builders import ROOT, Run, start, touch
 
 NUMPY = version("numpy")
 TRAINED = ("--preset", "demo", "--epochs", "2", "--patch", "16,16,16", "--set", "model.widths=4,8")
@@ -153,7 +152,7 @@ def test_where_packages_are_missing_the_program_says_so(
     command = [sys.executable, "-S", "-m", "brats_seg", *arguments]
     environment = {"PYTHONPATH": str(tmp_path)}
 
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = start(command, tmp_path, environment)
 
     assert done.returncode == 3, done.stderr
     shown = done.stderr

@@ -252,7 +252,7 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
     index = index_cases(tmp_path / "data")
 
     [case] = index.cases
-    assert case.remarks == ("modalities may be mixed up: t1n looks like t2f, t2f looks like t1n",)
+    assert case.remarks[0] == "modalities may be mixed up: t1n looks like t2f, t2f looks like t1n"
     write_index(index, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", tmp_path / "data")
     assert index_cases(tmp_path / "data", previous=previous) == index
@@ -392,19 +392,20 @@ def test_a_named_convention_goes_before_all_others() -> None:
 def test_a_guess_and_an_empty_label_map_are_told() -> None:
     values = (0, 1, 2, 3)
     cases = explained(
-        listed("smith", values),
-        listed("jones"),
-        listed("BraTS-PED-00000-000", values),
-        listed("BraTS-MEN-00000-000", values),
+        *(listed(name, values) for name in ("smith", "jones")),
+        *(listed(f"BraTS-PED-0000{number}-000", values) for number in range(2)),
+        *(listed(f"BraTS-MEN-0000{number}-000", values) for number in range(2)),
+        listed("BraTS-SSA-00000-000", values),
         listed("BRATS_001", values, "Task01/imagesTr", convention="msd"),
         listed("BraTS2021_00000", (0,)),
     )
 
     guess = "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it"
     remarks = [remark.split(":")[0] for case in cases for remark in case.remarks or ("",)]
-    assert remarks == [guess, "", guess, "", "", "the label map holds no tumour"]
-    assert cases[4].convention == "msd"
-    assert (cases[5].usable, cases[5].facts.tumour_ml) == (True, 0)
+    alone = "the scan does not show whether the numbering is brats2023 or msd or brats2024-ped"
+    assert remarks == [*[guess] * 4, "", "", alone, "", "the label map holds no tumour"]
+    assert cases[7].convention == "msd"
+    assert (cases[8].usable, cases[8].facts.tumour_ml) == (True, 0)
 
 
 def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:

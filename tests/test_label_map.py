@@ -128,8 +128,9 @@ def test_the_numbering_that_fits_is_named() -> None:
 @pytest.mark.parametrize(
     ("labels", "convention"),
     [
-        (shown(), BRATS2023),
         (shown(outermost=2, enhancing=3), BRATS2023),
+        (shown(outermost=2), BRATS2023),
+        (shown(enhancing=4, values=(0, 1, 2, 4)), BRATS2017),
         # without oedema, another label may be outermost
         (shown(outermost=2, values=(0, 2, 3)), BRATS2024_PED),
         (shown(enhancing=3, values=(0, 2, 3, 4)), BRATS2024),
@@ -137,6 +138,26 @@ def test_the_numbering_that_fits_is_named() -> None:
 )
 def test_what_a_convention_explains_is_no_contradiction(labels, convention) -> None:
     assert judge_group([labels], convention) == (NO_JUDGEMENT,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "convention", "others"),
+    [
+        (shown(), BRATS2023, "msd or brats2024-ped"),
+        (shown(enhancing=3), BRATS2023, "msd"),
+        (shown(values=(0, 1, 2, 4)), BRATS2017, "brats2024-ped"),
+    ],
+)
+def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
+    labels: ShownLabels, convention: LabelConvention, others: str
+) -> None:
+    (judgement,) = judge_group([labels], convention)
+    (named,) = judge_group([labels], convention, is_named=True)
+
+    assert f"numbering is {convention.name} or {others}: " in judgement.warnings[0]
+    assert named == NO_JUDGEMENT
+    # several of one origin are judged together
+    assert judge_group([labels, labels], convention) == (NO_JUDGEMENT, NO_JUDGEMENT)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from brats_seg.data.loader import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
-from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_plan import held_out_patches, plan_run, read_batches
 from tests.builders import make_label_map, make_volumes, write_nifti
 

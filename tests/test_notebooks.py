@@ -20,7 +20,7 @@ from zipfile import ZipFile
 import pytest
 
 from brats_seg.cases.phantom import write_phantom_cases
-from tests.builders import ROOT, run_make, touch
+from tests.builders import ROOT, run_make, start, touch
 
 NOTEBOOKS = ROOT / "notebooks"
 NAMES = ("brats_segmentation", "gradient_accumulation")
@@ -173,20 +173,15 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
     recipe = re.sub(r"^PACKAGE=.*", f"PACKAGE={wheel}", recipe, flags=re.MULTILINE)
     program = f"{cell_that_installs(tmp_path)}\nimport brats_seg; print(brats_seg.__file__)"
 
+    environment = {
+        "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_INDEX": "1",
+    }
+
     def run(*command: str, folder: str, links: Path) -> subprocess.CompletedProcess[str]:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        return subprocess.run(
-            command,
-            cwd=tmp_path / folder,
-            env={
-                "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
-                "PIP_CONFIG_FILE": os.devnull,
-                "PIP_NO_INDEX": "1",
-                "PIP_FIND_LINKS": str(links),
-            },
-            capture_output=True,
-            text=True,
-        )
+        return start(command, tmp_path / folder, {**environment, "PIP_FIND_LINKS": str(links)})
 
     collected = run("bash", "-c", recipe, folder="mounts", links=wheel.parent)
     needed = next(tmp_path.glob("mounts/wheels/needed-*.whl"))

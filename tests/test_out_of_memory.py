@@ -15,7 +15,8 @@ from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
-from brats_seg.training.accumulation import (
+from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels
+from brats_seg.training.optimisation import (
     Accumulator,
     HalfUpdatedError,
     MemoryMode,
@@ -25,7 +26,6 @@ from brats_seg.training.accumulation import (
     resume_mode,
     step_fallback,
 )
-from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels
 from brats_seg.training.run_plan import Batch
 from tests.builders import ROOT, write_case
 from tests.training_builders import same

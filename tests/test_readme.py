@@ -27,6 +27,7 @@ from tests.builders import (
     make_label_map,
     make_volumes,
     run_make,
+    shell,
     variables_of_installation,
     write_nifti,
 )
@@ -223,7 +224,7 @@ def test_make_help_lists_every_target() -> None:
 @pytest.mark.slow
 def test_the_first_command_trains_the_demo_well(tmp_path: Path) -> None:
     """What `make train FOLD=0` calls, with nothing under data/: twelve phantoms, Dice above 0.7."""
-    shown = shell("brats-seg train --fold 0", tmp_path)
+    shown = type_line("brats-seg train --fold 0", tmp_path)
     assert "training on 12 phantom cases" in shown
     (best,) = re.findall(r"best val_dice ([\d.]+)", shown)
     assert float(best) > 0.7
@@ -274,21 +275,9 @@ def variables(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
 
 
-def shell(
-    lines: str, folder: Path, environment: dict[str, str] | None = None, **others: str
-) -> str:
-    """Run lines in a shell in which each must succeed, and return what they print."""
-    done = subprocess.run(
-        ["bash", "-e", "-c", lines],
-        cwd=folder,
-        env=(environment or variables(folder)) | others,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
-    assert done.returncode == 0, f"{lines}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+def type_line(line: str, folder: Path, **others: str) -> str:
+    """Run a line of a page as if typed, and return what it prints."""
+    return shell(line, folder, variables(folder) | others)
 
 
 @pytest.mark.slow
@@ -299,10 +288,10 @@ def test_the_commands_for_several_gpus_train(workplace: Path) -> None:
     here = two_machines.replace("--nnodes 2 --nproc-per-node 4", "--nnodes 1 --nproc-per-node 2")
     here = here.replace(":29500", f":{free_port()}")
     tiny = shlex.join(TINY)
-    stopped = shell(f"{one_machine} {tiny} --session-hours 0", workplace)
+    stopped = type_line(f"{one_machine} {tiny} --session-hours 0", workplace)
     alone = re.sub("torchrun .* train", "brats-seg train", one_machine)
-    by_one = shell(f"{alone} {tiny}", workplace)
-    by_two = shell(f"{here} {tiny}", workplace, HEAD_NODE="localhost")
+    by_one = type_line(f"{alone} {tiny}", workplace)
+    by_two = type_line(f"{here} {tiny}", workplace, HEAD_NODE="localhost")
     assert "finished after" not in stopped
     assert all("finished after 1 epoch" in shown for shown in (by_one, by_two))
 
@@ -311,12 +300,12 @@ def test_the_commands_for_several_gpus_train(workplace: Path) -> None:
 def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
     pytest.importorskip("distributed")
     Path("scans").symlink_to("data")
-    shell(f"brats-seg train --data scans {shlex.join(TINY)}", workplace)
+    type_line(f"brats-seg train --data scans {shlex.join(TINY)}", workplace)
     (by_workers,) = [line for line in lines(PAGES[SEVERAL]) if re.search(r"--workers \d", line)]
     certificate, export = [
         line for line in lines(PAGES[SEVERAL]) if line.split()[0] in {"openssl", "export"}
     ]
-    shell(certificate, workplace)
+    type_line(certificate, workplace)
     Path("tls.yaml").write_text("".join(blocks(PAGES[SEVERAL], "yaml")))
     port = free_port()
     scheduler, worker, predict = [
@@ -329,9 +318,9 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
 
     with running(f"{export}\n{scheduler}", workplace), running(f"{export}\n{worker}", workplace):
         wait_for(port)
-        by_cluster = shell(f"{export}\n{predict}", workplace)
+        by_cluster = type_line(f"{export}\n{predict}", workplace)
     shutil.rmtree(workplace / "predictions")
-    for shown in (by_cluster, shell(by_workers, workplace)):
+    for shown in (by_cluster, type_line(by_workers, workplace)):
         assert "6 predicted, 0 finished before, 0 failed" in shown
 
 
@@ -360,8 +349,8 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
         "python -c 'import brats_seg; print(brats_seg.__file__)'",
     ]
 
-    environment = variables_of_installation(tmp_path)
-    shown = shell("\n".join([*typed, *demo]), tmp_path, environment, REPO=ROOT.as_uri())
+    environment = variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()}
+    shown = shell("\n".join([*typed, *demo]), tmp_path, environment)
 
     assert "finished after 1 epoch" in shown
     (diagnosis,) = tmp_path.rglob("doctor.json")

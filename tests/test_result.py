@@ -99,7 +99,7 @@ def test_a_network_that_cannot_decide_is_flagged() -> None:
 
     (said,) = implausibilities(replace(prediction, probabilities=doubtful))
 
-    assert said.startswith("the network is undecided in more voxels than it found")
+    assert said.startswith("the network is undecided in very many voxels")
 
 
 @pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.5, False)])
@@ -113,7 +113,7 @@ def test_enhancing_tumour_that_does_not_enhance_is_flagged(
     said = list(implausibilities(replace(prediction, uptake=uptake)))
 
     assert len(said) == is_flagged
-    assert all("is hardly brighter in t1c than what is around it" in one for one in said)
+    assert all("is hardly brighter in t1c than its surroundings" in one for one in said)
 
 
 def test_a_low_predicted_dice_is_flagged_and_that_of_an_unusual_scan_is_doubted() -> None:

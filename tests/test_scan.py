@@ -91,13 +91,13 @@ def noisy(image: Images) -> Images:
 DAMAGES: dict[str, Change] = {
     "modalities may be mixed up: t1n looks like t2f, t2f": lambda images: images[[3, 1, 2, 0]],
     "t1c shows no contrast agent": lambda images: without_agent(images, 1.2, 60),
-    "the scalp does not seem to be stripped": lambda images: with_shell(images, 5),
-    "the skull does not seem to be stripped": lambda images: zoom(images, (1, 4, 4, 4), order=0),
+    "the scalp does not seem stripped": lambda images: with_shell(images, 5),
+    "the skull does not seem stripped": lambda images: zoom(images, (1, 4, 4, 4), order=0),
     "t2f may be shifted": lambda images: np.stack([*images[:3], np.roll(images[3], 8, 1)]),
     "t1n and t1c and t2w and t2f may be blurred": in_brain(lambda one: gaussian_filter(one, 2)),
     "t1c may be blurred": in_brain(lambda one: gaussian_filter(one, 2), 1),
     "t2w may be noisy": in_brain(noisy, 2),
-    "another program may have changed the intensities": in_brain(ranked),
+    "the intensities may have been changed": in_brain(ranked),
 }
 """Damage of a phantom, by the beginning of the remark on it."""
 SHAPES: dict[str, Change] = {

@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2829,
+    "training": 2822,
     "inference": 2083,
     "cases": 2168,
     "top level": 1580,

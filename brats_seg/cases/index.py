@@ -254,7 +254,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             convention=convention.name,
             facts=replace(case.facts, tumour_ml=n_voxels * case.facts.voxel_mm3 / MM3_PER_ML),
             problems=(*case.problems, *map(str, problems)),
-            remarks=(*remarks, *guesses, *warnings, *empty),
+            remarks=(*remarks, *(warnings or guesses), *empty),
         )
 
 

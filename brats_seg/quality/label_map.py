@@ -19,7 +19,15 @@ from scipy.stats import mannwhitneyu
 
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.errors import CaseError, LabelError
-from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap, convention_named
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    CONVENTIONS,
+    MODALITIES,
+    LabelConvention,
+    LabelMap,
+    convention_named,
+)
 from brats_seg.quality.scan import (
     MIXED_UP,
     BrainSample,
@@ -63,6 +71,8 @@ _N_COMPARED = 3000
 _MOST_LABELS = 16
 _NO_BRAIN = _MOST_LABELS - 1
 _T1N, _T1C, _T2W, _T2F, _UPTAKE = range(5)
+_COPIED = ("msd", "brats2024-ped")
+"""Conventions of label maps that also occur under the names of other releases."""
 _MIRRORED = ("left to right", "front to back", "upside down")
 
 
@@ -150,7 +160,7 @@ def judge_group(
     """Return for each label map of one release whether the convention explains its tissues.
 
     A label map that shows nothing clear itself is refused where most others show another numbering
-    in which its values have other regions.
+    in which its values have other regions. It has a warning if it is alone, and may be a copy in one.
 
     Args:
         group: Label maps that are read in one convention; one alone is judged by itself.
@@ -167,6 +177,8 @@ def judge_group(
         True
     """
     rival = "" if is_named else _rival(group, convention)
+    if len(group) == 1 and not is_named and (warning := _unclear(group[0], convention)):
+        return (Judgement(warnings=(warning,)),)
     return tuple(_judged(labels, convention, rival, is_named, next_step) for labels in group)
 
 
@@ -253,12 +265,21 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
     if not against:
         return ""
     rival, n_against = against.most_common(1)[0]
-    n_for = sum(
-        not _contradiction(labels, convention)
-        and bool(_contradiction(labels, convention_named(rival)))
-        for labels in group
-    )
+    n_for = sum({rival, convention.name} - {*_fitting(labels)} == {rival} for labels in group)
     return rival if n_against > n_for else ""
+
+
+def _unclear(labels: ShownLabels, convention: LabelConvention) -> str:
+    """Return a warning if the tissues allow the convention, and others in which it may be a copy."""
+    fitting = _fitting(labels)
+    others = [one for one in _COPIED if one in fitting]
+    others = [one for one in others if _has_other_regions(one, convention, labels.values)]
+    if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not others:
+        return ""
+    return (
+        f"the scan does not show whether the numbering is {convention.name} or {' or '.join(others)}: "
+        "look what each label is, and name the convention with --labels"
+    )
 
 
 def _has_other_regions(rival: str, convention: LabelConvention, values: Set[int]) -> bool:

@@ -52,22 +52,12 @@ LIMITS = (
     Limit(APART, -inf, 0.15, "the tumour lies in several places: look at each of them"),
     # at most 0.05 in the real cases
     Limit(
-        RIM, -inf, 0.25, "the tumour lies at the border of the brain: look for remains of the skull"
+        RIM, -inf, 0.25, "the tumour lies at the border of the brain: is it a rest of the skull?"
     ),
     # 0.48 or more in 19 of the 20 patients who have any, and 0.21 in one with a weak contrast
     # agent; of 36 predictions of weak networks, ten were below, with a Dice of ET of at most 0.14
-    Limit(
-        UPTAKE,
-        0.4,
-        inf,
-        "the enhancing tumour is hardly brighter in t1c than what is around it: is it?",
-    ),
-    Limit(
-        UNDECIDED,
-        -inf,
-        1,
-        "the network is undecided in more voxels than it found: look at the borders",
-    ),
+    Limit(UPTAKE, 0.4, inf, "the enhancing tumour is hardly brighter in t1c than its surroundings"),
+    Limit(UNDECIDED, -inf, 1, "the network is undecided in very many voxels: look at the borders"),
 )
 """Usual ranges of the measures of a predicted tumour."""
 

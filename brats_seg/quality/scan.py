@@ -74,26 +74,17 @@ DISPLACEMENT = "mm to where the edges fit best"
 DETAIL = "detail of 1 mm as a share of that of 2 mm"
 SKULL = (
     # adults have 1000 to 1800 ml, a head with its skull twice as much
-    Limit(
-        FOREGROUND_ML, -inf, 2200, "the skull does not seem to be stripped: look around the brain"
-    ),
+    Limit(FOREGROUND_ML, -inf, 2200, "the skull does not seem stripped: look around the brain"),
     # without scalp the surface is fluid and cortex, which are dark in T1 and FLAIR
-    Limit(SURFACE, -inf, 0, "the scalp does not seem to be stripped: look around the brain"),
+    Limit(SURFACE, -inf, 0, "the scalp does not seem stripped: look around the brain"),
 )
 LIMITS = (
     Limit(TURN, -inf, 10, "the scan does not seem to be registered to an atlas: it is turned"),
-    Limit(LENGTH, 131, 165, "the brain has an unusual size: check the voxel size of the files"),
-    Limit(
-        PROPORTION, 1.02, 1.44, "the brain has an unusual shape: check the voxel size of the files"
-    ),
+    Limit(LENGTH, 131, 165, "the brain has an unusual size: check the voxel size"),
+    Limit(PROPORTION, 1.02, 1.44, "the brain has an unusual shape: check the voxel size"),
     Limit(END, -inf, 0.25, "a part of the brain seems to be cut off: look at its ends"),
     Limit(ASYMMETRY, -inf, 0, "the scan may be stored {of}: check its orientation in a viewer"),
-    Limit(
-        DARKEST,
-        -7,
-        -2.1,
-        "another program may have changed the intensities: use those of the scanner",
-    ),
+    Limit(DARKEST, -7, -2.1, "the intensities may have been changed: use those of the scanner"),
     Limit(
         DISPLACEMENT, -inf, 3, "{of} may be shifted against the other modalities: compare the edges"
     ),
@@ -274,7 +265,7 @@ def remarks(limits: Sequence[Limit], measures: Mapping[str, Mapping[str, float]]
 
 
 def skull_remarks(sample: BrainSample) -> Iterator[str]:
-    """Yield a line if the skull or the scalp does not seem to be stripped.
+    """Yield a line if the skull or the scalp does not seem stripped.
 
     The scalp is looked for where all four modalities are there.
     """
@@ -285,7 +276,7 @@ def skull_remarks(sample: BrainSample) -> Iterator[str]:
 
 
 def has_skull(volumes: Sequence[Volume]) -> bool:
-    """Return whether the skull or the scalp does not seem to be stripped from volumes of one grid."""
+    """Return whether the skull or the scalp does not seem stripped from volumes of one grid."""
     sample = sample_brain(volumes)
     return sample is not None and any(skull_remarks(sample))
 

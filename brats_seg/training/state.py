@@ -26,9 +26,8 @@ from brats_seg.models.unet import NotebookUNet, UNet
 from brats_seg.runtime.device import Device, has_own_thread
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
-from brats_seg.training import accumulation
+from brats_seg.training import optimisation
 from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
-from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
 
@@ -91,10 +90,10 @@ class RunState:
 
     plan: RunPlan
     network: nn.Module
-    accumulator: accumulation.Accumulator
-    fallback: Fallback[accumulation.MemoryMode]
+    accumulator: optimisation.Accumulator
+    fallback: Fallback[optimisation.MemoryMode]
     """How batches are cut into micro-batches; the next mode is used when memory runs out."""
-    schedule: Schedule
+    schedule: optimisation.Schedule
     ema: AveragedModel | None
     """Moving average of the weights, if the settings ask for one."""
     card: ModelCard
@@ -107,7 +106,7 @@ class RunState:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
-    def after_batch(self, result: accumulation.StepResult) -> None:
+    def after_batch(self, result: optimisation.StepResult) -> None:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
@@ -147,7 +146,7 @@ class RunState:
         """Return the entries of the checkpoint from which the run is resumed."""
         return {
             **self._entries(asdict(self.progress)),
-            "mode": accumulation.mode_entries(self.fallback.mode),
+            "mode": optimisation.mode_entries(self.fallback.mode),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
 
@@ -161,7 +160,7 @@ class RunState:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
-            accumulation.resume_mode(self.fallback, entries["mode"])
+            optimisation.resume_mode(self.fallback, entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
             what = f"the entry {name} does not fit ({reason})"
@@ -240,11 +239,11 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     if isinstance(criterion, nn.Module):
         criterion.to(device.torch_device)
     parameters = [*network.parameters(), *parameters_of(criterion)]
-    optimizer = build_optimizer(parameters, config.optimizer)
+    optimizer = optimisation.build_optimizer(parameters, config.optimizer)
     # these change nothing when they compute, and draw no random numbers
     is_plain = type(network) in (UNet, NotebookUNet) and type(criterion) is DiceBce
     has_thread = ranks.n_ranks == 1 and has_own_thread(device.torch_device, plan.patch)
-    accumulator = accumulation.Accumulator(
+    accumulator = optimisation.Accumulator(
         network,
         criterion,
         optimizer,
@@ -260,8 +259,8 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         plan=plan,
         network=network,
         accumulator=accumulator,
-        fallback=accumulation.step_fallback(accumulator, config.training.micro_batch),
-        schedule=Schedule(optimizer, config.schedule),
+        fallback=optimisation.step_fallback(accumulator, config.training.micro_batch),
+        schedule=optimisation.Schedule(optimizer, config.schedule),
         ema=ema,
         card=ModelCard(identity=plan.identity, config=config),
     )

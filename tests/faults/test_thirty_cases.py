@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import write_case
+from tests.builders import start, write_case
 from tests.inference_builders import write_run
 
 GOOD_IDS = [f"BraTS2021_{number:05d}" for number in range(20)]
@@ -25,7 +25,7 @@ def thirty(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_case(root / "scans", case_id, seed=number, shape=(40, 40, 32), labelled=False)
     break_in_ten_ways(root / "scans")
     write_run(root / "run")
-    done = subprocess.run(command(root, "undisturbed"), capture_output=True, text=True, check=False)
+    done = start(command(root, "undisturbed"), root)
     assert done.returncode == 1, done.stderr
     return root
 
