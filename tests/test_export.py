@@ -108,7 +108,7 @@ def test_a_flipped_byte_of_the_weights_is_found(exported: Path, position: int) -
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("0.6", "0.7", r"model\.json is not what was exported: found fingerprint"),
+        ("0.6", "0.7", r"model\.json is not what was exported: it has another fingerprint"),
         ('"members"', '"member"', r"model\.json cannot be read as a model"),
         ("{", "[", r"model\.json cannot be read as a model"),
         ("{", "[" * 100_000, r"model\.json cannot be read as a model"),

@@ -19,6 +19,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     TrainedModel,
     load_trained,
+    read_plain,
     read_trained,
     require_task,
     store_card,
@@ -193,7 +194,7 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
             "more values than the file holds",
         ),
         ({"ema": {"weight": 7}}, "is no tensor"),
-        ({"history": nested(9, 9)}, "it has too many values"),
+        ({"history": nested(9, 9)}, "its values are too many"),
         ({"history": nested(40, 1)}, "nested too deeply"),
     ],
 )
@@ -216,6 +217,15 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
 
     with pytest.raises(ResumeError, match="its entries are compressed or overlap"):
         load_trained(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_of_torchscript_is_named_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.trace(torch.nn.ReLU(), torch.zeros(1)).save(path)
+
+    with pytest.raises(ResumeError, match="it is a program of TorchScript, not weights"):
+        read_plain(path, "")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])

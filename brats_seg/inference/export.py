@@ -28,6 +28,7 @@ from safetensors.torch import save
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import UNKNOWN, release_of
 from brats_seg.config import Section
+from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
@@ -210,7 +211,7 @@ def check_replaceable(folder: Path) -> None:
 def _write(exported: weights.ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
     if not any(one.case_ids for one in facts.networks):
-        networks = tuple(replace(network, cases=weights.NO_RECORD) for network in networks)
+        networks = tuple(replace(network, cases=NO_RECORD) for network in networks)
     labels = {
         convention.name: {
             "meanings": {str(value): meaning for value, meaning in convention.meanings},

@@ -13,6 +13,7 @@ from pydantic import ValidationError, field_validator
 from torch import nn
 
 from brats_seg.config import OVERLAP, Config, Section, Size, explained, parse_size
+from brats_seg.data.fold import Seen, TrainingCases
 from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
 from brats_seg.inference.method import Method, standard_method
@@ -183,7 +184,7 @@ class Model:
     """Scores of held-out cases with these subsets, where they were measured."""
     notes: tuple[Notes, ...] = ()
     """Notes in the card of each member; none for networks of other programs."""
-    training_cases: tuple[weights.TrainingCases, ...] = ()
+    training_cases: tuple[TrainingCases, ...] = ()
     """Training cases of each member; none for networks of other programs."""
 
     @property
@@ -201,7 +202,7 @@ class Model:
         """Thresholds and smallest volumes."""
         return self.members[0].decoding
 
-    def seen(self, *ids: str) -> weights.Seen:
+    def seen(self, *ids: str) -> Seen:
         """Return whether any network was trained on the patient with these ids."""
         # the answers are in alphabetical order
         return max((cases.seen(*ids) for cases in self.training_cases), default="unknown")
@@ -268,7 +269,7 @@ def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:
     """
     for path in paths:
         if _foreign_reader(path) is not None:
-            msg = f"{path} is of another program: only `predict` takes it, alone; expected runs of ours"
+            msg = f"{path} is of another program: only `predict` takes it, and alone; expected runs"
             raise UsageError(msg)
     read = [(path, network) for path in paths for network in weights.read_trained(path)]
     for path, network in read:

@@ -27,6 +27,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve
 from brats_seg.config import Section
+from brats_seg.data.fold import Seen
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores, absent_from
 from brats_seg.inference.method import Field, Scan
@@ -41,7 +42,7 @@ from brats_seg.inference.probabilities import PredictionFallback, apply_model, e
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.weights import Decoding, ModelIdentity, Seen
+from brats_seg.runtime.weights import Decoding, ModelIdentity
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import nested_regions, number_components
@@ -311,10 +312,7 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     if not (missing := absent_from(modalities)):
         return ()
     measured = f"expect a lower Dice than with all four modalities: it was {loss}"
-    unknown = (
-        "the loss of Dice to expect is not known: `brats-seg tune` measures it on the held-out cases "
-        "of the runs"
-    )
+    unknown = "the loss of Dice to expect is not known: `brats-seg tune` measures it"
     source = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
     return (f"{source}; {measured if loss else unknown}",)
 

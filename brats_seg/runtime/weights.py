@@ -15,19 +15,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, ClassVar, Literal, TypeAlias, cast
+from typing import IO, Annotated, Any, BinaryIO, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
+from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
@@ -51,6 +52,7 @@ _MOST_NETWORKS = 64
 _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
+_READ_BY = "Read it with the version of brats_seg that wrote it."
 
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
@@ -61,8 +63,6 @@ Threshold = Annotated[float, Field(gt=0, lt=1)]
 Edge = Annotated[float, Field(ge=VOXEL_EDGES_MM[0], le=VOXEL_EDGES_MM[1])]
 """Edge of a voxel in mm."""
 Spacing: TypeAlias = tuple[Edge, Edge, Edge]
-Seen: TypeAlias = Literal["no", "unknown", "yes"]
-"""Whether a network was trained on a patient."""
 
 RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
 """Advice where a checkpoint of a run cannot be read."""
@@ -70,7 +70,7 @@ _MOST_VALUES = 1_000_000
 """Values of a checkpoint besides the tensors, counted as often as they are referred to."""
 _DEEPEST = 32
 """Levels of lists and dictionaries in a checkpoint; ours have six."""
-_CPU = torch.device("cpu")
+_CPU, _LONGEST_REASON = torch.device("cpu"), 300
 _NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
@@ -145,33 +145,6 @@ class ModelCard(Section):
     """Scores without some modalities; none before they are measured, or without modality dropout."""
     notes: dict[str, JsonValue] = Field(default_factory=dict)
     """Values of the optional parts of the package, each of which reads its own."""
-
-
-class TrainingCases(Section):
-    """The cases that networks, and the weights that they started from, were trained on.
-
-    Example:
-        >>> cases = TrainingCases(ids=("BraTS-GLI-00005-000",), is_complete=True)
-        >>> cases.seen("BraTS-GLI-00005-001"), cases.seen("BraTS-GLI-00006-000")
-        ('yes', 'no')
-    """
-
-    ids: tuple[str, ...] = ()
-    is_complete: bool = False
-    """Whether there are no others; False where a run, or the weights before it, have no record of them."""
-
-    def seen(self, *ids: str) -> Seen:
-        """Return whether one of the cases is of the patient with these ids."""
-        # the tables of the releases disagree about upper and lower case
-        patients, same = (
-            {parse_case_id(one)[1].lower() for one in each} for each in (self.ids, ids)
-        )
-        if patients & same:
-            return "yes"
-        return "no" if self.is_complete else "unknown"
-
-
-NO_RECORD = TrainingCases()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -282,22 +255,18 @@ def read_exported(folder: Path) -> ExportedModel:
     """
     description = _read_description(folder / MODEL_NAME)
     networks = []
-    for member in description.members:
+    for part in description.members:
         # the name alone: a model from elsewhere must not read files outside its folder
-        path = folder / Path(member.weights).name
-        _check_sum(path, member.sha256)
-        model = member.card.config.model
+        path = folder / Path(part.weights).name
+        _check_sum(path, part.sha256)
+        model = part.card.config.model
         check_stored(folder / MODEL_NAME, model.name, model.arguments)
-        loaded = _load_weights(path)
-        networks.append(TrainedModel(weights=loaded, card=member.card, cases=member.cases))
-    found, expected = fingerprint_of(networks), description.fingerprint
-    if found != expected:
-        msg = (
-            f"{folder / MODEL_NAME} is not what was exported: found fingerprint {found}, expected "
-            f"{expected}. {_COPY_AGAIN}"
-        )
+        networks.append(TrainedModel(weights=_load_weights(path), card=part.card, cases=part.cases))
+    # the message does not tell a forger which fingerprint to write
+    if fingerprint_of(networks) != description.fingerprint:
+        msg = f"{folder / MODEL_NAME} is not what was exported: it has another fingerprint. {_COPY_AGAIN}"
         raise UsageError(msg)
-    return ExportedModel(networks=tuple(networks), fingerprint=expected)
+    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
 
 
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
@@ -375,10 +344,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
-        msg = (
-            f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. "
-            "Read it with the version of brats_seg that wrote it."
-        )
+        msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. {_READ_BY}"
         raise ResumeError(msg)
     try:
         return {**content, "card": ModelCard.model_validate(content["card"])}
@@ -403,12 +369,13 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     if path.suffix == ".safetensors":
         return _load_weights(path)
     content = read_plain(path, "Copy it again, or save the state_dict() of its network.")
-    if isinstance(content, dict) and "schema_version" in content:
-        return None
-    # the entry that torch's own examples, MONAI and Lightning store the weights in
-    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        if "schema_version" in content:
+            return None
+        # the entries that torch's own examples, Lightning and MONAI store the weights in
+        content = content.get("state_dict", content.get("model", content))
     try:
-        return checked_weights(state)
+        return checked_weights(content)
     except _INVALID as error:
         msg = f"{path} holds no weights: {reason_of(error)}; expected a checkpoint or a state dict."
         raise UsageError(msg) from None
@@ -423,10 +390,7 @@ def _read_description(path: Path) -> ModelDescription:
     except (OSError, *_INVALID) as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
-    msg = (
-        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
-        "version of brats_seg that wrote it."
-    )
+    msg = f"{path}: found format version {found}; expected {FORMAT_VERSION}. {_READ_BY}"
     raise UsageError(msg)
 
 
@@ -444,8 +408,8 @@ def _check_sum(path: Path, expected: str) -> None:
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
         check_regular(path)
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        return checked_weights(load_file(path))
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
 
@@ -498,7 +462,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 
     Raises:
         TypeError: It is no dictionary of tensors.
-        ValueError: A tensor repeats the values of the file.
+        ValueError: A tensor repeats the values of the file, or holds NaN or infinity.
     """
     if not isinstance(state, dict):
         msg = f"found {type(state).__name__} in place of the weights"
@@ -512,7 +476,36 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
         if value.nbytes > value.untyped_storage().nbytes():
             msg = f"the weight {name} has more values than the file holds"
             raise ValueError(msg)
+        if not value.isfinite().all():
+            msg = f"the weight {name} is not finite"
+            raise ValueError(msg)
     return state
+
+
+def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
+    """Build a network that a file describes, with weights of a file, of which it needs no more.
+
+    Raises:
+        TypeError: As `checked_weights`.
+        ValueError: As `checked_weights`, or the network needs more weights.
+        RuntimeError: It needs others.
+    """
+    weights = checked_weights(state)
+    n_left = sum(value.numel() for value in weights.values())
+
+    def count(_module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal n_left
+        n_left -= max(1, parameter.numel())
+        if n_left < 0:
+            msg = f"the network that is described has more weights than the file, such as {name}"
+            raise ValueError(msg)
+
+    with register_module_parameter_registration_hook(count):
+        network = make().eval()
+    # half precision is a way to store weights, and not to compute with them
+    values = {key: w.float() if w.is_floating_point() else w for key, w in weights.items()}
+    network.load_state_dict(values, assign=True)
+    return network
 
 
 def reason_of(error: Exception) -> str:
@@ -526,7 +519,7 @@ def reason_of(error: Exception) -> str:
         return f"it has no entry {error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{error}".partition("\n")[0] or "it ends too soon"
+    return " ".join(f"{error}".split())[:_LONGEST_REASON] or "it ends too soon"
 
 
 def sha256_of(path: Path) -> str:
@@ -548,7 +541,7 @@ def _check_values(content: Any) -> None:
             below = value
         n_values += len(below)
         if depth > _DEEPEST or n_values > _MOST_VALUES:
-            msg = "it is nested too deeply" if depth > _DEEPEST else "it has too many values"
+            msg = "its values are too many, or nested too deeply"
             raise ValueError(msg)
         pending += [(one, depth + 1) for one in below]
 
@@ -560,6 +553,9 @@ def _check_entries(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
+        if any(Path(entry.filename).name == "constants.pkl" for entry in entries):
+            msg = "it is a program of TorchScript, not weights"
+            raise zipfile.BadZipFile(msg)
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
             msg = "its entries are compressed or overlap"
             raise zipfile.BadZipFile(msg)

@@ -22,7 +22,7 @@ from brats_seg.cases.many import MappedCases, map_cases, write_failures
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import open_index, prepared_path_of
+from brats_seg.data.fold import Seen, TrainingCases, open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at, write_json
 from brats_seg.inference.method import Scan, prepare_scan
@@ -32,7 +32,6 @@ from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import Seen, TrainingCases
 from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
 from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, SEEN, write_features
 from brats_seg.voxels.grids import Spacing

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, StartConfig, differing_settings
-from brats_seg.data.fold import FoldData
+from brats_seg.data.fold import NO_RECORD, FoldData, TrainingCases
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, ResumeError, UsageError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
@@ -205,7 +205,7 @@ class Source:
     fingerprint: str
     trained: weights.TrainedModel | None = None
     """The trained network; None for a file that holds weights alone."""
-    cases: weights.TrainingCases = weights.NO_RECORD
+    cases: TrainingCases = NO_RECORD
 
     @property
     def name(self) -> str:
@@ -263,10 +263,6 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
         way = "Choose the network that they are of (an autoencoder fits a unet of widths 16,32,64,128)"
         msg = f"{what}. {way}, or leave out --start-from."
-        raise UsageError(msg)
-    broken = [name for name, weight in loaded.items() if not weight.isfinite().all()]
-    if broken:
-        msg = f"{source.path} has weights that are not finite numbers: {some_of(broken)}. {_CHOOSE}"
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
