@@ -158,8 +158,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
         return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
-    needed = shared_memory_needed(config, on_gpu=torch.cuda.is_available())
-    return machine_findings(needed)
+    return machine_findings(shared_memory_needed(config, on_gpu=torch.cuda.is_available()))
 
 
 def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:

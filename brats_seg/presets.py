@@ -33,7 +33,7 @@ LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
 KINDS = (
     *("sample", "montage", "preview", "uncertainty", "surface"),
-    *("scores", "bars", "distributions", "history"),
+    *("scores", "distributions", "history"),
 )
 """Kinds of figures that the command `figure` draws."""
 SHORT = {
@@ -112,6 +112,8 @@ _KNOWN = {
 }
 _ADDRESS = re.compile(r"^(pretrained|url|checkpoint)|(url|path|file|dir)$")
 """Names of arguments that say where something is read from."""
+_MOST, _LARGEST = 256, 8192
+"""Values of a list, and the largest number, in the arguments of a network or loss."""
 TRUSTED: ContextVar[tuple[str, ...]] = ContextVar("trusted", default=())
 """Names of code that a person has typed; they are stored nowhere."""
 
@@ -147,7 +149,7 @@ def is_plain(value: object, levels: int = 10) -> bool:
         has_address = any(_ADDRESS.search(str(name)) for name in value)
         return not has_address and is_plain([*value.values()], levels)
     if isinstance(value, list | tuple):
-        return levels > 0 and all(is_plain(one, levels - 1) for one in value)
+        return levels > 0 and len(value) <= _MOST and all(is_plain(v, levels - 1) for v in value)
     if isinstance(value, str):
         return bool(re.fullmatch(r"[\w-]*", value))
-    return value is None or isinstance(value, int | float)
+    return value is None or (isinstance(value, int | float) and abs(value) <= _LARGEST)

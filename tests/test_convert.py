@@ -29,7 +29,7 @@ from brats_seg.dicom.convert import (
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import Affine
-from tests.builders import Run, check_json, make_volumes
+from tests.builders import Run, call, check_json, make_volumes, write_case
 from tests.check_builders import geometry
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
 
@@ -236,6 +236,30 @@ def test_a_head_of_large_voxels_is_resampled_and_stripped(tools: Path) -> None:
     brain = np.abs(head().array - 650) < 250
     for volume in done:
         assert np.mean((volume.array > 0) != brain) < 0.02
+
+
+@pytest.mark.parametrize("option", ["--preprocess", "--identifiers", "--series=t1c=5"])
+def test_an_option_for_dicom_is_refused_where_nifti_files_are_given(
+    tmp_path: Path, option: str
+) -> None:
+    """Also where DICOM examinations are given beside them, before anything is converted."""
+    write_examination(tmp_path / "dicom")
+    case = write_case(tmp_path / "scans")
+    endings = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
+    single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in endings.items()]
+
+    for inputs in (["scans"], ["dicom", "scans"], single):
+        ended = call(tmp_path, "predict", *inputs, "-o", "out", "--model", "run", option)
+        assert ended.code == 2
+        assert f"{option[:8]}" in ended.err
+        assert f"found NIfTI files of {case.name}" in ended.err
+        assert "brats-seg convert" in ended.err
+    assert not (tmp_path / "out").exists()
+    # DICOM files alone are taken: the model is missing, or the programs of preprocessing
+    ended = call(tmp_path, "predict", "dicom", "-o", "out", "--model", "run", option)
+    assert ended.code in (2, 3)
+    assert "NIfTI" not in ended.err
+    assert call(tmp_path, "convert", "scans", "-o", "out", option).code in (2, 3)
 
 
 @pytest.mark.slow

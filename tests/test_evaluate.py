@@ -136,6 +136,22 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     assert found.missing == ()
 
 
+def test_one_prediction_with_both_3_and_4_is_named_and_the_others_are_scored(
+    tmp_path: Path,
+) -> None:
+    for number in range(3):
+        label_map = make_label_map(convention=BRATS2017, seed=number)
+        write_nifti(tmp_path / "reference" / f"BraTS-GLI-0000{number}-000.nii.gz", label_map)
+        if number == 2:
+            label_map[tuple(np.argwhere(label_map == 4)[0])] = 3
+        write_nifti(tmp_path / "prediction" / f"BraTS-GLI-0000{number}-000.nii.gz", label_map)
+
+    found = evaluated(tmp_path / "reference", tmp_path / "prediction")
+
+    assert [failure.case_id for failure in found.failures] == ["BraTS-GLI-00002-000"]
+    assert list(dices(found).values()) == [1.0, 1.0]
+
+
 def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(tmp_path: Path) -> None:
     """Its name is one of 2023, and without the shape 4 would be enhancing tumour."""
     reference = np.zeros((182, 218, 182), np.uint8)

@@ -214,6 +214,8 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
         ({"patient7": {0}}, [BRATS2023]),
         # one map with 3 and 4 tells what 4 is in the others
         ({"a": {0, 1, 2, 4}, "b": {0, 3, 4}, "c": {0, 3}}, [BRATS2024] * 3),
+        # unless most have 4 alone: then that one is wrong, and not the others
+        ({"a": {1, 2, 4}, "b": {1, 2, 4}, "c": {0, 3, 4}}, [BRATS2017, BRATS2017, BRATS2024]),
         # maps of two conventions in one folder are each read in their own
         ({"a": {0, 1, 2, 4}, "b": {0, 1, 2, 3}}, [BRATS2017, BRATS2023]),
         # 4 in another release tells nothing about paediatric maps

@@ -66,7 +66,46 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
     assert set(np.unique(result.label_map)) <= {0, 1, 2, 4}
 
 
+CLEANING = {
+    "KeepLargestConnectedComponentd": {"connectivity": 1},
+    "RemoveSmallObjectsd": {"min_size": 40},
+    "FillHolesd": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # MONAI's own
+@pytest.mark.parametrize("name", CLEANING)
+def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) -> None:
+    steps = [
+        part("Activationsd", keys="pred", sigmoid=True),
+        part("AsDiscreted", keys="pred", threshold=0.46),
+    ]
+    cleaning = part(f"monai.transforms.{name}", keys=["pred"], **CLEANING[name])
+    read = load_case(find_inputs([case])[0])
+    probabilities = []
+    for index, postprocessing in enumerate(
+        (steps, [*steps, cleaning, part("SaveImaged", keys="pred")])
+    ):
+        sections = {"postprocessing": {"transforms": postprocessing}}
+        model = write_bundle(tmp_path / f"model{index}", **sections)
+        predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
+        probabilities.append(predictor.predict_scan(predictor.prepare(read)).probabilities)
+    before, after = probabilities
+    mask = torch.from_numpy(before[[1, 0, 2]] >= 0.46)  # the channels of the bundle: TC, WT, ET
+
+    cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]
+
+    expected = cleaned.bool()[[1, 0, 2]].numpy()
+    np.testing.assert_array_equal(after >= 0.46, expected)
+    np.testing.assert_array_equal(
+        after[(before >= 0.46) == expected], before[(before >= 0.46) == expected]
+    )
+    assert (expected != (before >= 0.46)).any()
+
+
+LOAD = part("LoadImaged", keys="image")
 REGIONS = ("tumor core", "whole tumor", "enhancing tumor")
+WINDOWS = part("SlidingWindowInferer", roi_size=[16, 16, 8])
 NETWORK = part("SegResNet", in_channels=4, out_channels=3, init_filters=8)
 
 
@@ -85,7 +124,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         (metadata_of("CT"), "metadata.json: the model takes the channels CT; expected T1"),
         (
             metadata_of("T1c", "T1", "T2", "FLAIR", regions=("bg", "liver")),
-            "the bundle returns bg, liver; expected the regions whole",
+            "the bundle returns bg, liver; expected the regions of BraTS",
         ),
         ({"metadata": {"version": "1"}}, "cannot be used: it has no entry 'network_data_format'"),
         (
@@ -99,21 +138,41 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ),
         ({"network_def": {**NETWORK, "act": "@act"}, "act": ["@act"]}, "code or another object"),
         ({"network_def": "@network"}, "inference.json cannot be used"),
-        ({"network_def": {**NETWORK, "init_filters": 16}}, "the weights are not those of the"),
+        ({"network_def": {**NETWORK, "init_filters": 16}}, "has more weights than the file"),
         ({"network_def": {**NETWORK, "sizes": 3}}, "inference.json cannot .*unexpected keyword"),
         (
-            {"preprocessing": {"transforms": [part("scripts.Mine")]}},
+            {"preprocessing": {"transforms": [LOAD, part("scripts.Mine")]}},
             "its transform is scripts.Mine; .* Run this bundle with `python -m monai.bundle run`",
         ),
         (
-            {"preprocessing": part("ScaleIntensityd", keys=["label"])},
+            {"preprocessing": {"transforms": [LOAD, part("ScaleIntensityd", keys=["label"])]}},
             r"ScaleIntensityd is applied to \['label'\]; expected 'image'",
         ),
         ({"inferer": part("SimpleInferer")}, "its inferer is SimpleInferer"),
         ({"inferer": part("SlidingWindowInferer", roi_size=[96, 96])}, "be used: roi_size.2"),
         (
-            {"postprocessing": {"transforms": [part("Activationsd", softmax=True)]}},
-            "its outputs are no sigmoids",
+            {"postprocessing": part("Activationsd", keys="pred", softmax=True)},
+            "sigmoid: Field required.*, softmax: expected False",
+        ),
+        (
+            {"postprocessing": part("AsDiscreted", keys="pred", argmax=True)},
+            "argmax: expected False .got True",
+        ),
+        (
+            {"postprocessing": part("VoteEnsembled", keys="pred")},
+            "its transform is VoteEnsembled; expected one of Activationsd",
+        ),
+        (
+            {
+                "postprocessing": {
+                    "transforms": [part("FillHolesd", keys="pred"), part("AsDiscreted")]
+                }
+            },
+            "its postprocessing has another order than Activationsd, Invertd",
+        ),
+        (
+            {"inferer": {**WINDOWS, "padding_mode": "reflect"}},
+            "padding_mode: expected .constant. .got .reflect",
         ),
         ("models/model.pt", "model.pt .*: No such file"),
         ("configs/inference.json", "inference.json .*: No such file"),

@@ -149,7 +149,7 @@ NAN = {"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}
         (lambda path: torch.save({}, path), "nothing fits"),
         # a bias that fits starts nothing
         (lambda path: torch.save({"bias": torch.zeros(3)}, path), "nothing fits"),
-        (lambda path: torch.save(NAN, path), "weights that are not finite numbers: weight"),
+        (lambda path: torch.save(NAN, path), "the weight weight is not finite"),
     ],
 )
 def test_files_that_are_no_weights_are_refused(

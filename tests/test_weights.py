@@ -3,10 +3,12 @@
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from brats_seg.cases.folds import Split, write_split
 from brats_seg.config import Config, load_config
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.presets import TaskName
@@ -17,11 +19,12 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     TrainedModel,
     load_trained,
+    read_plain,
     read_trained,
     require_task,
     store_card,
 )
-from tests.inference_builders import save_run
+from tests.inference_builders import save_run, write_run
 
 CARD = ModelCard(
     identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
@@ -113,6 +116,34 @@ def changed(tmp_path: Path, **entries: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("train", "started_from", "case_id", "seen"),
+    [
+        (("A", "B"), None, "a", "yes"),
+        (("A", "B"), None, "C", "no"),
+        # another time point of a patient, and the same patient in another year
+        (("BraTS-GLI-00005-000",), None, "BraTS-GLI-00005-001", "yes"),
+        (("Brats17_TCIA_201_1",), None, "Brats18_TCIA01_201_1", "yes"),
+        (("BraTS-GLI-00005-000",), None, "BraTS-GLI-00006-000", "no"),
+        ((), None, "A", "unknown"),
+        # weights that it started from
+        (("A",), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
+        (("A",), {"learnt_from": ("B",), "is_complete": True}, "C", "no"),
+        (("A",), {"learnt_from": (), "is_complete": False}, "A", "yes"),
+        (("A",), {"learnt_from": (), "is_complete": False}, "C", "unknown"),
+        ((), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
+    ],
+)
+def test_a_network_knows_the_patients_that_it_was_trained_on(
+    tmp_path: Path, train: tuple[str, ...], started_from: Any, case_id: str, seen: str
+) -> None:
+    write_run(tmp_path, started_from=started_from)
+    if train:
+        write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
+
+    assert load_trained(tmp_path / "best.pt").cases.seen(case_id) == seen
+
+
 def nested(n_levels: int, n_values: int) -> list:
     """Return lists of references to one list: few bytes, and any number of values."""
     value: list = ["x"] * n_values
@@ -163,7 +194,7 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
             "more values than the file holds",
         ),
         ({"ema": {"weight": 7}}, "is no tensor"),
-        ({"history": nested(9, 9)}, "it has too many values"),
+        ({"history": nested(9, 9)}, "its values are too many"),
         ({"history": nested(40, 1)}, "nested too deeply"),
     ],
 )
@@ -186,6 +217,15 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
 
     with pytest.raises(ResumeError, match="its entries are compressed or overlap"):
         load_trained(path)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_of_torchscript_is_named_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.jit.trace(torch.nn.ReLU(), torch.zeros(1)).save(path)
+
+    with pytest.raises(ResumeError, match="it is a program of TorchScript, not weights"):
+        read_plain(path, "")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])

@@ -311,8 +311,7 @@ def resolve(
 
 def release_at(release: str, shape: Triple | None) -> str:
     """Return the release of a case by its name, corrected by the shape of its volumes."""
-    is_of_2024 = release == GLI_2023 and shape == _GLI_2024_SHAPE
-    return GLI_2024 if is_of_2024 else release
+    return GLI_2024 if release == GLI_2023 and shape == _GLI_2024_SHAPE else release
 
 
 def resolve_all(
@@ -322,14 +321,16 @@ def resolve_all(
 
     Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
     label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
-    distinguishes four tissues; all other label maps of the folder are then resolved together as
-    well. Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing
-    tumour and another has 4 is read correctly.
+    distinguishes four tissues, unless most label maps hold 4 alone; all other label maps of the folder
+    are then resolved together as well. Otherwise each is resolved alone, so that a folder in which one
+    case has 3 for enhancing tumour and another has 4 is read correctly.
     """
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, (_, values) in label_maps.items():
         of_release[release_of(case_id)] |= values
-    has_four_tissues = any({3, 4} <= values for _, values in label_maps.values())
+    every = [values for _, values in label_maps.values()]
+    is_usual = sum(3 in values for values in every) >= sum(4 in v and 3 not in v for v in every)
+    has_four_tissues = is_usual and any({3, 4} <= values for values in every)
     of_folder = set[int]().union(*of_release.values())
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
@@ -345,8 +346,7 @@ def check_values(
     values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
 ) -> None:
     """Raise `LabelError` if a case has a value that its convention does not contain."""
-    unknown = sorted(set(values) - convention.values)
-    if unknown:
+    if unknown := sorted(set(values) - convention.values):
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
         next_step = "Correct the label map, or name another convention with --labels."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brats_seg.cli.options import command_again, emit, importing, print_failures, print_table
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.presets import FileFormat
 from brats_seg.progress import tracked
 
@@ -87,6 +87,8 @@ def predict(
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(inputs or [], files, case)
     n_workers = _parse_workers(workers)
+    for_dicom = {"--series": series, "--identifiers": identifiers, "--preprocess": preprocess}
+    _check_options([name for name, value in for_dicom.items() if value], inputs or [], single)
     cases = single or find_scans(inputs or [], output, dicom, track=tracked)
     done: list[CaseOutcome] = []
 
@@ -142,6 +144,21 @@ def _case_of_files(
         msg = "give either INPUTS, or one case by --t1n, --t1c, --t2w and --t2f, which --case names"
         raise UsageError(msg)
     return (single_input(case_id, given),) if given else ()
+
+
+def _check_options(names: Sequence[str], paths: Sequence[Path], cases: "Sequence[Case]") -> None:
+    """Raise `UsageError` if options for DICOM examinations are given with NIfTI files."""
+    from brats_seg.cases.find import find_inputs
+    from brats_seg.cases.layouts import holds_dicom
+
+    others = [path for path in paths if names and not (path.is_dir() and holds_dicom(path))]
+    ids = [case.case_id for case in (find_inputs(others) if others else cases)]
+    if names and ids:
+        msg = (
+            f"{' and '.join(names)} applies to DICOM examinations; found NIfTI files of {some_of(ids)}. Leave "
+            "it out for these, or give the DICOM files, to this command or to `brats-seg convert`."
+        )
+        raise UsageError(msg)
 
 
 def print_outcome(outcome: "CaseOutcome") -> None:

@@ -5,24 +5,27 @@ This module has what the readers share. The rest of the package reaches it by wa
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import yaml
-from torch import Tensor, nn
+import numpy as np
+import torch
 
-from brats_seg.cases.case import LoadedCase
+from brats_seg.cases.case import Case, LoadedCase
 from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.config import LONGEST_YAML, VoxelEdge, parse_yaml
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
-from brats_seg.inference.method import Field, Scan
+from brats_seg.inference.method import Field, Method, Scan
 from brats_seg.inference.model import Member
-from brats_seg.labels import MODALITIES
+from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.runtime.weights import ExportedModel, read_plain, reason_of, sha256_of
 from brats_seg.voxels.box import Box
 
+Spacing: TypeAlias = tuple[VoxelEdge, VoxelEdge, VoxelEdge]
 _LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
 _COPY_AGAIN = "Copy the folder of the model again."
@@ -51,21 +54,23 @@ def read_content(path: Path) -> Any:
     """Return the content of a file of JSON or YAML, or of a checkpoint, without running code."""
     if path.suffix not in {".json", ".yaml", ".yml"}:
         return read_plain(path, _COPY_AGAIN)
-    text = read_bounded(path, _LONGEST_TEXT).decode()
-    return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    if path.suffix == ".json":
+        return json.loads(read_bounded(path, _LONGEST_TEXT))
+    return parse_yaml(read_bounded(path, LONGEST_YAML).decode(), f"{path}")
 
 
-def channels_of(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the modality of each input channel, given the names of the channels in a file."""
+def channels_of(channels: Mapping[int, str], path: Path) -> tuple[int, ...]:
+    """Return the index in `MODALITIES` of each input channel, given the names of the channels in a file."""
+    names = [name for _, name in sorted(channels.items())]
     # MONAI's bundles call T1 with contrast agent T1c, nnU-Net's datasets T1ce or T1Gd
-    modalities = [modality_named(name) for name in names]
-    if sorted(map(str, modalities)) != sorted(MODALITIES):
+    modalities = [f"{modality_named(name)}" for name in names]
+    if sorted(modalities) != sorted(MODALITIES):
         msg = (
             f"{path}: the model takes the channels {', '.join(names) or 'none'}; expected T1, T1 "
             "with contrast agent, T2 and FLAIR, each once. Models of other images cannot be used."
         )
         raise UsageError(msg)
-    return tuple(map(str, modalities))
+    return tuple(map(MODALITIES.index, modalities))
 
 
 def hash_of_files(paths: Iterable[Path]) -> str:
@@ -85,24 +90,28 @@ def scan_of(loaded: LoadedCase, image: Field, box: Box) -> Scan:
     )
 
 
+def try_method(method: Method, n_out: int) -> None:
+    """Raise `ValueError` unless a small scan becomes the input of a network, and its output a result."""
+    grid = Geometry.at(np.eye(4), (16, 16, 16))
+    voxels = np.pad(np.random.default_rng(0).uniform(100, 900, (12, 12, 12)), 2)
+    volumes = (Volume(array=voxels, geometry=grid, file="trial"),) * len(MODALITIES)
+    case = Case.named("trial", {})
+    loaded = LoadedCase(case=case, volumes=volumes, geometry=grid, label=None, convention=None)
+    given = method.to_network(scan := method.prepare(loaded))
+    result = given.back(torch.zeros(n_out, *given.image.shape[1:]))
+    is_finite = np.isfinite(given.image).all() and np.isfinite(result).all()
+    if not is_finite or result.shape != (len(REGIONS), *scan.image.shape[1:]):
+        msg = f"it turns a scan into an image of {given.image.shape}, and this into {result.shape}"
+        raise ValueError(msg)
+
+
 @contextmanager
 def usable(path: Path, next_step: str = _COPY_AGAIN) -> Iterator[None]:
     """Turn errors of reading and building the content of a file into `UsageError`."""
     try:
         yield
-    except (
-        *(OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ImportError),
-        *(ArithmeticError, AssertionError, yaml.YAMLError),
-    ) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - torch, MONAI and YAML raise errors of many kinds
         msg = f"{path} cannot be used: {reason_of(error)}. {next_step}"
-        raise UsageError(msg) from None
-
-
-def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
-    """Load the weights of a file into a network, which may be on the device `meta`."""
-    try:
-        network.load_state_dict(weights, assign=next(network.parameters()).is_meta)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[2].strip().partition("\n")[0] or error
-        msg = f"{path}: the weights are not those of the network that is described: {reason}"
         raise UsageError(msg) from None

@@ -46,8 +46,10 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
         config = template["common"] | values[0] | template["monai"]
         _add_networks(config, networks)
     write_json(folder / "configs" / "inference.json", config)
+    convention = _convention(exported)
+    meanings = {f"{n}": text for n, text in sorted(convention.meanings) if n in convention.painted}
     metadata = template["metadata"] | _facts(exported, is_monai=is_monai)
-    metadata["network_data_format"]["outputs"]["pred"]["label_map"] = _label_map(exported)
+    metadata["network_data_format"]["outputs"]["pred"]["label_map"] = meanings
     write_json(folder / "configs" / "metadata.json", metadata)
     for index, network in enumerate(networks if is_monai else ()):
         with whole_file(folder / "models" / _weights_name(index)) as temporary:
@@ -112,7 +114,7 @@ def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,
-        "patch": member.patch,
+        "patch": member.identity.patch,
         "multiple": member.multiple,
         "spacing_mm": first.identity.spacing_mm,
         **first.fitted.decoding.model_dump(),
@@ -128,12 +130,9 @@ def _add_networks(config: dict[str, Any], networks: Sequence["DynUNet"]) -> None
         arguments = _arguments(one.in_channels, one.out_channels, one.filters, one.strides)
         config[f"{name}_def"] = {"_target_": "DynUNet", **arguments}
         config[name] = f"$@{name}_def.to(@device)"
-        loader = {
-            "_target_": "CheckpointLoader",
-            "load_path": f"$@bundle_root + '/models/{_weights_name(index)}'",
-            "load_dict": {"model": f"@{name}"},
-        }
-        config["handlers"].append(loader)
+        path = f"$@bundle_root + '/models/{_weights_name(index)}'"
+        load = {"load_path": path, "load_dict": {"model": f"@{name}"}}
+        config["handlers"].append({"_target_": "CheckpointLoader", **load})
     if len(networks) == 1:
         config["evaluator"]["network"] = "@network0"
         return
@@ -155,13 +154,6 @@ def _convention(exported: ExportedModel) -> LabelConvention:
     """Return the label convention that the bundle writes: that of training, if there was only one."""
     taught = {name for network in exported.networks for name in network.identity.conventions}
     return convention_named(*taught) if len(taught) == 1 else BRATS2023
-
-
-def _label_map(exported: ExportedModel) -> dict[str, str]:
-    """Return the meaning of each value of a label map."""
-    convention = _convention(exported)
-    meanings = dict(convention.meanings)
-    return {str(value): meanings[value] for value in sorted(convention.painted)}
 
 
 def _facts(exported: ExportedModel, *, is_monai: bool) -> dict[str, Any]:

@@ -9,35 +9,43 @@ windows are built from short lists of MONAI's names and plain values; a bundle t
 """
 
 import json
+import logging
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from importlib.util import find_spec
+from math import ceil, gcd
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
+from brats_seg.config import Size, VoxelEdge
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
-from brats_seg.labels import MODALITIES, REGIONS, tissue_named
+from brats_seg.labels import REGIONS, tissue_named
+from brats_seg.models.build import OWN_MULTIPLE
 from brats_seg.models.convolution import use_slabs
+from brats_seg.models.interface import check_window
 from brats_seg.presets import MONAI_NETWORKS, is_plain
-from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights
+from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
 
-_METADATA, _WEIGHTS = Path("configs/metadata.json"), Path("models/model.pt")
-_CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "yaml", "yml"))
+log = logging.getLogger(__name__)
+
+_METADATA = Path("configs/metadata.json")
 _USE_MONAI = "Run this bundle with `python -m monai.bundle run`."
-_IMAGE = "image"
+_IMAGE, _PREDICTION = "image", "pred"
 
 _INFERERS = ("SlidingWindowInferer", "SlidingWindowInfererAdapt")
 _LOADING = (
@@ -50,44 +58,60 @@ _TRANSFORMS = (
     *("ScaleIntensityRangePercentilesd", "Orientationd", "Spacingd", "CropForegroundd"),
 )
 """Transforms of MONAI that are applied with the arguments of the bundle."""
+_CLEANING = ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd", "FillHolesd")
+"""Transforms of MONAI that are applied to the thresholded regions."""
+_STAGES = {"Activationsd": 0, "Invertd": 1, "AsDiscreted": 2, "Lambdad": 4}
+_STAGES |= dict.fromkeys(_CLEANING, 3)
+"""Stage of each transform of a postprocessing: stages are applied in this order."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
 _CODE = re.compile(r'"[$%@]|"_target_"')
 """Code, a reference or an object somewhere in a value that is written as JSON."""
-
-
-class _Format(BaseModel):
-    """Format of an input or output of the network."""
-
-    channel_def: dict[int, str]
-    spatial_shape: tuple[int | str, int | str, int | str] = (1, 1, 1)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for _, name in sorted(self.channel_def.items())]
-
-    @property
-    def multiple(self) -> Triple:
-        """Numbers that the size of an input is a multiple of, such as 8 for `8*n`."""
-        sizes = [re.fullmatch(r"\s*(\d+)\s*\*\s*n\s*", str(size)) for size in self.spatial_shape]
-        x, y, z = (max(1, int(size[1])) if size else 1 for size in sizes)
-        return x, y, z
+_Part: TypeAlias = Mapping[str, Any]
+_Voxels: TypeAlias = Annotated[int, Field(ge=0, le=64)]
+_CHANNELS = TypeAdapter(dict[int, str])
+"""Names of the channels of an input or output of a network."""
 
 
 class _Windows(BaseModel):
     """Arguments of a `SlidingWindowInferer`."""
 
-    roi_size: tuple[PositiveInt, PositiveInt, PositiveInt]
-    overlap: float = Field(0.25, ge=0, lt=1)
+    roi_size: Size
+    overlap: float = Field(0.25, ge=0, le=0.9)
     mode: Literal["constant", "gaussian"] = "constant"
-    sigma_scale: float = Field(0.125, gt=0)
+    padding_mode: Literal["constant"] = "constant"
+    cval: Literal[0] = 0
+    with_coord: Literal[False] = False
+    sigma_scale: float = Field(0.125, ge=0.01, le=10)
 
     def weights(self, length: int) -> Tensor:
         """Return the weight of each voxel of a window along an axis."""
         if self.mode == "constant":
             return torch.ones(length)
         return gaussian(length, (length - 1) / 2, self.sigma_scale)
+
+
+class _Sizes(BaseModel):
+    """Arguments of transforms that the size of a volume depends on."""
+
+    pixdim: interop.Spacing | VoxelEdge | None = None
+    min_pixdim: interop.Spacing | VoxelEdge | None = None
+    max_pixdim: interop.Spacing | VoxelEdge | None = None
+    margin: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 0
+    k_divisible: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 1
+
+
+class _Thresholding(BaseModel):
+    """Arguments of `Activationsd` and `AsDiscreted` together."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keys: str
+    sigmoid: Literal[True]
+    softmax: Literal[False] = False
+    argmax: Literal[False] = False
+    threshold: weights.Threshold = 0.5
 
 
 def is_bundle(path: Path) -> bool:
@@ -101,48 +125,48 @@ def read_bundle(path: Path) -> Member:
     `UsageError` is raised if a file is missing or damaged, or the bundle is not one of the four modalities
     and the three regions of BraTS, or it needs other parts than those listed here.
     """
-    metadata, weights = path / _METADATA, path / _WEIGHTS
-    configurations = [path / name for name in _CONFIGURATIONS]
+    metadata, checkpoint = path / _METADATA, path / "models/model.pt"
+    configurations = [path / f"configs/inference.{kind}" for kind in ("json", "yaml", "yml")]
     file = next(filter(Path.is_file, configurations), configurations[0])
     with interop.usable(metadata, _USE_MONAI):
         formats = interop.read_content(metadata)["network_data_format"]
-        image = _Format.model_validate(formats["inputs"]["image"])
-        regions = _regions(_Format.model_validate(formats["outputs"]["pred"]).names)
-    modalities = interop.channels_of(image.names, metadata)
+        channels = _CHANNELS.validate_python(formats["inputs"]["image"]["channel_def"])
+        outputs = _outputs(_CHANNELS.validate_python(formats["outputs"]["pred"]["channel_def"]))
+    inputs = interop.channels_of(channels, metadata)
+    state = weights.read_weights(checkpoint)
     with interop.usable(file, _USE_MONAI):
         config = interop.read_content(file)
-        windows = _windows(config)
-        network = _network(config)
-        transforms = _transforms(config)
-        decoding = _decoding(config)
-    with interop.usable(weights):
-        # the entries that MONAI's handlers and bundles store a network in
-        content = interop.read_content(weights)
-        state = checked_weights(content.get("model", content.get("state_dict", content)))
-    interop.load_weights(network, state, weights)
-    fingerprint = interop.hash_of_files([metadata, file, weights])
-    channels = tuple(map(MODALITIES.index, modalities))
+        _known_name("inferer", config["inferer"], _INFERERS)
+        windows = _Windows.model_validate(_arguments(config, config["inferer"]))
+        steps = _preprocessing(config)
+        threshold, cleaning = _postprocessing(config)
+        network = _network(config, state, windows.roi_size)
+        pipeline = _Pipeline(
+            channels=inputs, outputs=outputs, steps=steps, cleaning=cleaning, threshold=threshold
+        )
+        method = Method(
+            prepare=_whole_scan,
+            to_network=pipeline.to_network,
+            rule=WindowRule(starts=_starts, weights=windows.weights),
+            mean_of="logits",
+        )
+        interop.try_method(method, len(REGIONS))
+    # of the window, as of the patch of any network by name
+    x, y, z = (gcd(n, OWN_MULTIPLE) for n in windows.roi_size)
     return Member(
         network=network,
         name=type(network).__name__,
-        identity=ModelIdentity(
+        identity=weights.ModelIdentity(
             conventions=(),
             patch=windows.roi_size,
-            fingerprint=fingerprint,
-            modalities=modalities,
-            regions=regions,
-            normalisation=", ".join(type(transform).__name__ for transform in transforms),
+            fingerprint=interop.hash_of_files([metadata, file, checkpoint]),
+            normalisation=", ".join(type(transform).__name__ for transform in steps),
         ),
-        multiple=image.multiple,
-        decoding=decoding,
-        method=Method(
-            prepare=_whole_scan,
-            to_network=partial(_to_network, channels=channels, transforms=transforms),
-            rule=WindowRule(starts=_starts, weights=windows.weights),
-            mean_of="logits",
-        ),
+        multiple=(x, y, z),
+        decoding=weights.Decoding(thresholds=(threshold, threshold, threshold)),
+        method=method,
         window=Window(size=windows.roi_size, overlap=windows.overlap),
-        regions=tuple(map(regions.index, REGIONS)),
+        regions=outputs,
     )
 
 
@@ -152,34 +176,53 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     return interop.scan_of(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
 
 
-def _to_network(scan: Scan, channels: tuple[int, ...], transforms: tuple[Any, ...]) -> NetworkInput:
-    """Apply transforms to the volumes of a scan, in the axes of its files.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pipeline:
+    """What a bundle does to a scan before its network, and to the probabilities after it."""
 
-    `channels` are the indices in `MODALITIES` of the channels that the network takes.
-    """
-    # importing MONAI's transforms takes seconds
-    from monai.data import MetaTensor
-    from monai.transforms import Compose
-    from monai.transforms.inverse import InvertibleTransform
+    channels: tuple[int, ...]
+    """Index in `MODALITIES` of each input channel."""
+    outputs: tuple[int, ...]
+    """Output channel of WT, TC and ET."""
+    steps: tuple[Any, ...]
+    """Transforms of the volumes."""
+    cleaning: tuple[Any, ...]
+    """Transforms of the thresholded regions."""
+    threshold: float
 
-    turn = turn_of(scan.geometry.affine)
-    stored = np.stack([turned_back(scan.image[channel], turn) for channel in channels])
-    affine = torch.from_numpy(scan.geometry.affine)
-    pipeline = Compose(transforms)
-    image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
+    def to_network(self, scan: Scan) -> NetworkInput:
+        """Apply the transforms to the volumes of a scan, in the axes of its files."""
+        # importing MONAI's transforms takes seconds
+        from monai.data import MetaTensor
+        from monai.transforms import Compose
+        from monai.transforms.inverse import InvertibleTransform
 
-    def back(logits: Tensor) -> Image:
-        probabilities = MetaTensor(logits.cpu().sigmoid())
-        probabilities.affine, probabilities.applied_operations = (
-            image.affine,
-            image.applied_operations,
-        )
-        # MONAI warns where there is nothing to undo
-        if any(isinstance(transform, InvertibleTransform) for transform in transforms):
-            probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
-        return np.stack([turned(region, turn) for region in probabilities.numpy()])
+        turn = turn_of(scan.geometry.affine)
+        stored = np.stack([turned_back(scan.image[channel], turn) for channel in self.channels])
+        affine = torch.from_numpy(scan.geometry.affine)
+        pipeline = Compose(self.steps)
+        image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
 
-    return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+        def back(logits: Tensor) -> Image:
+            probabilities = MetaTensor(logits.cpu().sigmoid())
+            probabilities.affine = image.affine
+            probabilities.applied_operations = image.applied_operations
+            # MONAI warns where there is nothing to undo
+            if any(isinstance(transform, InvertibleTransform) for transform in self.steps):
+                probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
+            regions = self._cleaned(probabilities).numpy()
+            return np.stack([turned(region, turn) for region in regions])
+
+        return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+
+    def _cleaned(self, probabilities: Tensor) -> Tensor:
+        """Return probabilities that are 0 where a voxel is removed from a region, and 1 where one is added."""
+        before = probabilities >= self.threshold
+        after = before[np.argsort(self.outputs).tolist()].float()
+        for transform in self.cleaning:
+            after = transform({_PREDICTION: after})[_PREDICTION]
+        after = after[list(self.outputs)].bool()
+        return probabilities.masked_fill(before & ~after, 0).masked_fill(after & ~before, 1)
 
 
 def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
@@ -189,79 +232,94 @@ def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     return tuple(min(index * step, size - length) for index in range(n_steps + 1))
 
 
-def _regions(names: list[str]) -> tuple[str, ...]:
-    """Return the region of each output channel, given their names."""
+def _outputs(channels: Mapping[int, str]) -> tuple[int, ...]:
+    """Return the output channel of WT, TC and ET, given the names of the channels."""
+    names = [name for _, name in sorted(channels.items())]
     regions = tuple(map(tissue_named, names))
     if sorted(regions) != sorted(REGIONS):
-        expected = "the regions whole tumour, tumour core and enhancing tumour"
-        msg = f"the bundle returns {', '.join(names) or 'nothing'}; expected {expected}"
+        msg = f"the bundle returns {', '.join(names) or 'nothing'}; expected the regions of BraTS"
         raise ValueError(msg)
-    return regions
+    return tuple(map(regions.index, REGIONS))
 
 
-def _windows(config: Mapping[str, Any]) -> _Windows:
-    _known_name("inferer", config["inferer"], _INFERERS)
-    return _Windows.model_validate(_arguments(config, config["inferer"]))
-
-
-def _network(config: Mapping[str, Any]) -> nn.Module:
+def _network(config: _Part, state: Any, window: Triple) -> nn.Module:
     import monai.networks.nets as nets
 
     name = _known_name("network", config["network_def"], MONAI_NETWORKS)
     arguments = _arguments(config, config["network_def"])
     if not is_plain(arguments):
-        msg = f"its network has arguments that are no numbers and words: {arguments}"
+        msg = f"its network has arguments that are no plain numbers and words: {reprlib.repr(arguments)}"
         raise ValueError(msg)
-    network: nn.Module = getattr(nets, name)(**arguments)
+    network = weights.build_with(partial(getattr(nets, name), **arguments), state)
     use_slabs(network)
+    check_window(network, window, len(REGIONS))
     return network
 
 
-def _transforms(config: Mapping[str, Any]) -> tuple[Any, ...]:
+def _preprocessing(config: _Part) -> tuple[Any, ...]:
     """Build the transforms of the preprocessing that change voxels."""
+    steps = _steps(config, "preprocessing", _LOADING + _TRANSFORMS)
+    _known_name("first transform", steps[0][1], ("LoadImaged",))
+    return tuple(_built(config, *step, _IMAGE) for step in steps if step[0] in _TRANSFORMS)
+
+
+def _postprocessing(config: _Part) -> tuple[float, tuple[Any, ...]]:
+    """Return the threshold of the postprocessing, and its transforms of the thresholded regions."""
+    steps = _steps(config, "postprocessing", (*_STAGES, *_LOADING, "SaveImaged"))
+    names = [name for name, _ in steps if name in _STAGES]
+    if names != sorted(names, key=_STAGES.__getitem__):
+        msg = f"its postprocessing has another order than {', '.join(_STAGES)}"
+        raise ValueError(msg)
+    arguments: dict[str, Any] = {}
+    for name, part in steps:
+        if name in ("Activationsd", "AsDiscreted"):
+            arguments |= _of_key(config, part, _PREDICTION)
+    threshold = _Thresholding.model_validate(arguments).threshold
+    cleaning = [step for step in steps if step[0] in _CLEANING]
+    if cleaning and find_spec("skimage") is None:
+        msg = f"its {cleaning[0][0]} needs scikit-image: pip install 'brats_seg[bundle]'"
+        raise ValueError(msg)
+    if "Lambdad" in names:
+        log.info("code that the bundle ends with is not run: it is taken to write the label map")
+    return threshold, tuple(_built(config, *step, _PREDICTION) for step in cleaning)
+
+
+def _steps(config: _Part, section: str, known: Sequence[str]) -> list[tuple[str, _Part]]:
+    """Return the names and the descriptions of the transforms of a section that are not disabled."""
+    steps = []
+    for part in _referred(config, config[section].get("transforms", [config[section]])):
+        is_disabled = _plain(config, part.get("_disabled_", False))
+        if not isinstance(is_disabled, bool):
+            msg = f"its {section} has _disabled_ {is_disabled!r}; expected true or false"
+            raise ValueError(msg)
+        if not is_disabled:
+            steps.append((_known_name("transform", part, known), part))
+    return steps
+
+
+def _built(config: _Part, name: str, part: _Part, key: str) -> Any:
+    """Return a transform of MONAI that is applied to a key."""
     import monai.transforms
 
-    built = []
-    for part in _listed(config, "preprocessing"):
-        name = _known_name("transform", part, _LOADING + _TRANSFORMS)
-        if name in _TRANSFORMS:
-            built.append(getattr(monai.transforms, name)(**_of_image(config, part)))
-    return tuple(built)
+    arguments = _of_key(config, part, key)
+    _Sizes.model_validate(arguments)
+    return getattr(monai.transforms, name)(**arguments)
 
 
-def _decoding(config: Mapping[str, Any]) -> Decoding:
-    """Return the threshold of the postprocessing, whose other transforms are those of every result."""
-    threshold = 0.5
-    for part in _listed(config, "postprocessing"):
-        name = str(part["_target_"]).rpartition(".")[2]
-        if name == "Activationsd" and not _plain(config, part.get("sigmoid")):
-            msg = "its outputs are no sigmoids"
-            raise ValueError(msg)
-        if name == "AsDiscreted":
-            threshold = float(_plain(config, part.get("threshold", threshold)))
-    return Decoding(thresholds=(threshold, threshold, threshold))
-
-
-def _listed(config: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
-    """Return the descriptions of the transforms of a section that are not disabled."""
-    parts = _referred(config, config[section].get("transforms", [config[section]]))
-    return [part for part in parts if not _plain(config, part.get("_disabled_"))]
-
-
-def _of_image(config: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a transform that is applied to the image, perhaps among other keys."""
+def _of_key(config: _Part, part: _Part, key: str) -> dict[str, Any]:
+    """Return the arguments of a transform that is applied to a key, perhaps among others."""
     arguments, keys = _arguments(config, part), _plain(config, part["keys"])
     keys = [keys] if isinstance(keys, str) else keys
-    if _IMAGE not in keys or arguments.get("source_key", _IMAGE) != _IMAGE:
-        msg = f"{part['_target_']} is applied to {keys}; expected {_IMAGE!r}"
+    if key not in keys or arguments.get("source_key", key) != key:
+        msg = f"{part['_target_']} is applied to {keys}; expected {key!r}"
         raise ValueError(msg)
     for name in _PER_KEY:
         if isinstance(arguments.get(name), list):
-            arguments[name] = arguments[name][keys.index(_IMAGE)]
-    return {"keys": _IMAGE, **arguments}
+            arguments[name] = arguments[name][keys.index(key)]
+    return {"keys": key, **arguments}
 
 
-def _known_name(what: str, part: Mapping[str, Any], known: Sequence[str]) -> str:
+def _known_name(what: str, part: _Part, known: Sequence[str]) -> str:
     """Return the name of MONAI that a part is built from; raise `ValueError` if it is not listed."""
     name = str(part["_target_"]).rpartition(".")[2]
     if name not in known:
@@ -270,22 +328,22 @@ def _known_name(what: str, part: Mapping[str, Any], known: Sequence[str]) -> str
     return name
 
 
-def _arguments(config: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def _arguments(config: _Part, part: _Part) -> dict[str, Any]:
     """Return the arguments of an object as plain values."""
-    names = [name for name in part if name not in _NOT_ARGUMENTS]
-    return {name: _plain(config, part[name]) for name in names}
+    return {key: _plain(config, part[key]) for key in part if key not in _NOT_ARGUMENTS}
 
 
-def _plain(config: Mapping[str, Any], value: Any) -> Any:
+def _plain(config: _Part, value: Any) -> Any:
     """Return a value, or the one that it refers to; raise `ValueError` if code is needed for it."""
     value = _referred(config, value)
-    if match := _CODE.search(json.dumps(value)):
-        msg = f"it needs code or another object for {json.dumps(value)[match.start() :][:60]}"
+    text = json.dumps(value, allow_nan=False)
+    if match := _CODE.search(text):
+        msg = f"it needs code or another object for {text[match.start() :][:60]}"
         raise ValueError(msg)
     return value
 
 
-def _referred(config: Mapping[str, Any], value: Any) -> Any:
+def _referred(config: _Part, value: Any) -> Any:
     """Return the value that a text such as `@device` refers to; any other value is returned."""
     is_reference = isinstance(value, str) and value.startswith("@")
     return config[value[1:]] if is_reference else value

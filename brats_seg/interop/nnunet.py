@@ -11,26 +11,27 @@ and resamples; its arrays are `(C, z, y, x)` in the axes of the file, permuted a
 import re
 from dataclasses import dataclass
 from functools import partial
-from math import floor
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from pydantic import AliasPath, BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field, PositiveInt
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
-from torch import Tensor
+from torch import Tensor, nn
 
 from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
+from brats_seg.config import Size
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
 from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
-from brats_seg.runtime.weights import ModelIdentity, checked_weights
+from brats_seg.models.interface import check_window
+from brats_seg.runtime.weights import ModelIdentity, build_with
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
@@ -42,6 +43,7 @@ _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _FOLD = re.compile(r"fold_(\d+|all)")
 _Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _Normalisation: TypeAlias = Literal["ZScoreNormalization"]
+_Labels: TypeAlias = tuple[frozenset[int], ...]
 _OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
@@ -57,14 +59,14 @@ class _Dataset(BaseModel):
     """Entries of `dataset.json` that prediction depends on."""
 
     channel_names: dict[int, str]
-    labels: dict[str, int | list[int]]
+    labels: dict[str, int | Annotated[list[PositiveInt], Field(min_length=1)]]
 
 
 class _Configuration(BaseModel):
     """Entries of a configuration of `plans.json`, such as `3d_fullres`."""
 
-    patch_size: Triple
-    spacing: Spacing
+    patch_size: Size
+    spacing: interop.Spacing
     normalization_schemes: tuple[_Normalisation, _Normalisation, _Normalisation, _Normalisation]
     use_mask_for_norm: tuple[bool, bool, bool, bool]
     resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
@@ -80,40 +82,13 @@ class _Checkpoint(BaseModel):
     network_weights: dict[str, Any]
     configuration: str = Field(validation_alias=AliasPath("init_args", "configuration"))
     """Name in the plans, such as `3d_fullres`."""
-    inference_allowed_mirroring_axes: tuple[Literal[0, 1, 2], ...] | None = None
+    inference_allowed_mirroring_axes: frozenset[Literal[0, 1, 2]] | None = None
 
 
 class _Plans(BaseModel):
     transpose_forward: Triple
-    image_reader_writer: str
+    image_reader_writer: Literal["SimpleITKIO", "NibabelIO", "NibabelIOWithReorient"]
     configurations: dict[str, dict[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Heads:
-    """Outputs of a network: regions, or labels of which the most probable one counts."""
-
-    values: tuple[frozenset[int], ...]
-    """Values in label maps that each output stands for."""
-    regions: tuple[frozenset[int], ...]
-    """Values of WT, TC and ET."""
-
-    @property
-    def conventions(self) -> tuple[str, ...]:
-        """Name of the label convention with these regions; none for one of its own."""
-        same = (one for one in CONVENTIONS if tuple(map(frozenset, one.regions)) == self.regions)
-        return tuple(convention.name for convention in same)[:1]
-
-    def region_logits(self, logits: Image) -> Image:
-        """Return logits (3, ...) of WT, TC and ET, given the output (L, ...) of a network.
-
-        Of labels, the logit of a region is the largest one of its labels, less the largest one of the
-        others: it is above 0 exactly where the most probable label belongs to the region.
-        """
-        if frozenset({0}) not in self.values:
-            return logits[[self.values.index(region) for region in self.regions]]
-        inside = [np.array([value <= region for value in self.values]) for region in self.regions]
-        return np.stack([logits[one].max(axis=0) - logits[~one].max(axis=0) for one in inside])
 
 
 def is_nnunet(path: Path) -> bool:
@@ -131,47 +106,47 @@ def read_nnunet(path: Path) -> Member:
     root = _root_of(path) or path
     dataset_path, plans_path = root / DATASET_NAME, root / PLANS_NAME
     dataset, plans = _read(dataset_path, _Dataset), _read(plans_path, _Plans)
-    names = [name for _, name in sorted(dataset.channel_names.items())]
-    channels = interop.channels_of(names, dataset_path)
-    heads = _heads_of(dataset, dataset_path)
+    channels = interop.channels_of(dataset.channel_names, dataset_path)
+    heads, regions = _heads_of(dataset, dataset_path)
     files = _checkpoints(path, root)
     folds = [_read(file, _Checkpoint) for file in files]
     configuration = _configuration(plans, folds[0].configuration, plans_path)
-    architecture = configuration.architecture
     pairs = zip(folds, files, strict=True)
-    networks = [_network(architecture, len(heads.values), *pair) for pair in pairs]
+    networks = [_network(configuration, len(heads), *pair) for pair in pairs]
+    of_regions = {tuple(map(frozenset, one.regions)): (one.name,) for one in reversed(CONVENTIONS)}
     grid = _Grid(
-        channels=tuple(map(MODALITIES.index, channels)),
+        channels=channels,
         is_masked=configuration.use_mask_for_norm,
         axes=plans.transpose_forward,
         spacing_mm=configuration.spacing,
         is_turned=plans.image_reader_writer == "NibabelIOWithReorient",
         heads=heads,
+        regions=regions,
     )
-    fingerprint = interop.hash_of_files([dataset_path, plans_path, *files])
+    method = Method(
+        prepare=grid.prepare,
+        to_network=grid.to_network,
+        rule=RULE,
+        mirror_axes=tuple(sorted(folds[0].inference_allowed_mirroring_axes or ())),
+        mean_of="logits",
+    )
+    with interop.usable(plans_path, _UNUSABLE):
+        interop.try_method(method, len(heads))
     return Member(
         network=MeanNetwork(networks),
-        name=architecture.network_class_name.rpartition(".")[2],
+        name=configuration.architecture.network_class_name.rpartition(".")[2],
         identity=ModelIdentity(
-            conventions=heads.conventions,
+            conventions=of_regions.get(regions, ()),
             patch=configuration.patch_size,
-            fingerprint=fingerprint,
-            modalities=channels,
-            regions=REGIONS,
+            fingerprint=interop.hash_of_files([dataset_path, plans_path, *files]),
             normalisation=", ".join(configuration.normalization_schemes),
             spacing_mm=configuration.spacing,
         ),
-        multiple=architecture.multiple,
-        method=Method(
-            prepare=grid.prepare,
-            to_network=grid.to_network,
-            rule=RULE,
-            mirror_axes=folds[0].inference_allowed_mirroring_axes or (),
-            mean_of="logits",
-        ),
+        multiple=configuration.architecture.multiple,
+        method=method,
         window=Window(size=configuration.patch_size, overlap=_OVERLAP),
         # the method takes all outputs, of regions or of labels
-        regions=tuple(range(len(heads.values))),
+        regions=tuple(range(len(heads))),
     )
 
 
@@ -189,8 +164,8 @@ def _read(path: Path, kind: type[Values]) -> Values:
         return kind.model_validate(interop.read_content(path))
 
 
-def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
-    """Return the outputs of a network, given the labels or regions of its data set."""
+def _heads_of(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
+    """Return the values of each output of a network, regions or labels, and those of WT, TC and ET."""
     sets = {
         name: frozenset([value] if isinstance(value, int) else value)
         for name, value in dataset.labels.items()
@@ -202,13 +177,17 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
         heads = tuple(tissues.values())
         regions = tuple(sorted(heads, key=len, reverse=True))
         if len(heads) == len(REGIONS) and regions[0] > regions[1] > regions[2]:
-            return _Heads(values=heads, regions=regions)
+            return heads, regions
     else:
         named = {tissue_named(name): values for name, values in tissues.items()}
-        if named.keys() == {"ed", "ncr", "et"} and len(tissues) == len(named):
+        is_whole = frozenset({0}).union(*tissues.values()) == {0, 1, 2, 3}
+        if named.keys() == {"ed", "ncr", "et"} and len(tissues) == len(named) and is_whole:
             tc = named["ncr"] | named["et"]
-            values = tuple(frozenset({value}) for value in sorted({0}.union(*tissues.values())))
-            return _Heads(values=values, regions=(tc | named["ed"], tc, named["et"]))
+            return tuple(frozenset({value}) for value in range(4)), (
+                tc | named["ed"],
+                tc,
+                named["et"],
+            )
     msg = (
         f"{path}: the model has the labels {', '.join(sets)}; expected oedema, necrosis and enhancing "
         "tumour, or whole tumour, tumour core and enhancing tumour. Others cannot be used."
@@ -218,47 +197,42 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
 
 def _checkpoints(path: Path, root: Path) -> list[Path]:
     """Return the checkpoints that a path stands for: final ones if all folds have them, else best."""
-    if path.is_file():
-        return [path]
     folds = [path]
     if path == root:
         every = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
         # `all` was trained on the cases of all folds
         folds = [one for one in every if one.name != "fold_all"] or every
     for name in _CHECKPOINTS:
-        if folds and all((fold / name).is_file() for fold in folds):
-            return [fold / name for fold in folds]
+        files = [path] if path.is_file() else [fold / name for fold in folds]
+        if files and all(map(Path.is_file, files)):
+            return files
     without = [fold.name for fold in folds if not (fold / _CHECKPOINTS[0]).is_file()]
-    found = f"no {_CHECKPOINTS[0]} in {', '.join(without) or 'a folder fold_0, fold_1, ...'}"
-    expected = f"{' or '.join(_CHECKPOINTS)} in each fold"
-    next_step = "Copy the missing files, or give one fold as --model."
-    msg = f"{root}: found {found}; expected {expected}. {next_step}"
+    msg = (
+        f"{root}: found no {_CHECKPOINTS[0]} in {', '.join(without) or 'a folder fold_0, fold_1, ...'}; "
+        "expected it in each fold. Copy the missing files, or give one fold as --model."
+    )
     raise UsageError(msg)
 
 
 def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
     """Return a configuration of the plans, completed by the one that it inherits from."""
-    content: dict[str, Any] = {}
-    inherited: str | None = name
+    content: dict[str, Any] = {"inherits_from": name}
     with interop.usable(path, _UNUSABLE):
-        for _ in plans.configurations:
-            if inherited is not None:
-                parent = plans.configurations[inherited]
-                content, inherited = {**parent, **content}, parent.get("inherits_from")
+        while (name := content.pop("inherits_from", None)) is not None:
+            # each is taken once: a configuration does not inherit from itself
+            content = plans.configurations.pop(name) | content
         return _Configuration.model_validate(content)
 
 
-def _network(
-    architecture: Architecture, n_out: int, fold: _Checkpoint, path: Path
-) -> NnunetNetwork:
+def _network(plan: _Configuration, n_out: int, fold: _Checkpoint, path: Path) -> nn.Module:
     """Build the network of a fold with its weights."""
-    # the weights are those of the file: no memory is needed for others, of any size
-    with interop.usable(path, _UNUSABLE), torch.device("meta"):
-        weights = checked_weights(fold.network_weights)
-        network = NnunetNetwork(architecture, len(MODALITIES), n_out)
     # of weights that nnU-Net stores under two names, one is enough
     copies = re.compile(r"decoder\.encoder\.|.*\.all_modules\.")
-    interop.load_weights(network, {n: w for n, w in weights.items() if not copies.match(n)}, path)
+    make = partial(NnunetNetwork, plan.architecture, len(MODALITIES), n_out)
+    with interop.usable(path, _UNUSABLE), torch.device("meta"):
+        state = fold.network_weights.items()
+        network = build_with(make, {name: one for name, one in state if not copies.match(name)})
+        check_window(network, plan.patch_size, n_out)
     return network
 
 
@@ -276,7 +250,10 @@ class _Grid:
     """Voxel size along the axes of the input."""
     is_turned: bool
     """Whether scans are turned to right, anterior, superior first; else they stay as stored."""
-    heads: _Heads
+    heads: _Labels
+    """Values in label maps that each output of the network stands for."""
+    regions: _Labels
+    """Values of WT, TC and ET."""
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Crop a case to the voxels that are not 0, and normalise its modalities.
@@ -315,8 +292,19 @@ class _Grid:
         """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
         spacings = self.spacing_mm, self._spacing(scan)
         logits = _resized(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
-        stored = expit(self.heads.region_logits(logits)).transpose(np.argsort(self._order()))
+        stored = expit(self._region_logits(logits)).transpose(np.argsort(self._order()))
         return np.stack([turned(one, self._turn(scan)) for one in stored])
+
+    def _region_logits(self, logits: Image) -> Image:
+        """Return logits (3, ...) of WT, TC and ET, given the output (L, ...) of a network.
+
+        Of labels, the logit of a region is the largest one of its labels, less the largest one of the
+        others: it is above 0 exactly where the most probable label belongs to the region.
+        """
+        if frozenset({0}) not in self.heads:
+            return logits[[self.heads.index(region) for region in self.regions]]
+        inside = [np.array([value <= region for value in self.heads]) for region in self.regions]
+        return np.stack([logits[one].max(axis=0) - logits[~one].max(axis=0) for one in inside])
 
     def _turn(self, scan: Scan) -> Turn:
         """Return the transform from the axes in which nnU-Net reads a file to those of BraTS."""
@@ -345,11 +333,10 @@ def _resized(
     flat = tuple(np.delete(shape, axis))
     # the nearest slice, as nnU-Net takes along the long axis
     n_slices = image.shape[1 + axis]
-    nearest = [floor(n_slices / shape[axis] * (index + 0.5)) for index in range(shape[axis])]
+    nearest = np.floor(n_slices / shape[axis] * (np.arange(shape[axis]) + 0.5)).astype(int)
     slices = np.moveaxis(image, 1 + axis, 1)
     resized = np.stack([[_zoomed(one, flat, order) for one in channel] for channel in slices])
-    nearest = np.clip(nearest, 0, n_slices - 1)
-    return np.ascontiguousarray(np.moveaxis(resized[:, nearest], 1, 1 + axis))
+    return np.ascontiguousarray(np.moveaxis(resized[:, nearest.clip(0, n_slices - 1)], 1, 1 + axis))
 
 
 def _long_axis(spacings: tuple[Spacing, Spacing]) -> int | None:
@@ -363,8 +350,7 @@ def _long_axis(spacings: tuple[Spacing, Spacing]) -> int | None:
 
 def _zoomed(image: Image, shape: tuple[int, ...], order: int) -> Image:
     values = image.astype(np.float64)
-    resized = zoom(
-        values, np.divide(shape, image.shape), order=order, mode="nearest", grid_mode=True
-    )
+    factors = np.divide(shape, image.shape)
+    resized = zoom(values, factors, order=order, mode="nearest", grid_mode=True)
     # splines overshoot
     return resized.clip(values.min(), values.max()).astype(np.float32)

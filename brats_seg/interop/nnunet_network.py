@@ -12,11 +12,20 @@ import torch
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from brats_seg.config import Width
 from brats_seg.models.convolution import Convolution
 from brats_seg.voxels.box import Triple
 
 Pair: TypeAlias = tuple[int, int]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=100)]
 _ONE: Triple = (1, 1, 1)
+
+
+class LayerArguments(BaseModel):
+    """Arguments of the norm and of the activation."""
+
+    eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    negative_slope: Annotated[float, Field(ge=0, lt=1)] = 0.01
 
 
 class Stages(BaseModel):
@@ -25,29 +34,29 @@ class Stages(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     n_stages: int = Field(ge=2, le=12)
-    features_per_stage: tuple[int, ...]
-    kernel_sizes: tuple[Triple, ...]
-    strides: tuple[Triple, ...]
+    features_per_stage: tuple[Width, ...]
+    kernel_sizes: tuple[tuple[Count, Count, Count], ...]
+    strides: tuple[tuple[Count, Count, Count], ...]
     """Stride into each stage."""
-    n_encoder: tuple[int, ...] = Field(
+    n_encoder: tuple[Count, ...] = Field(
         validation_alias=AliasChoices("n_conv_per_stage", "n_blocks_per_stage")
     )
     """Convolutions, or residual blocks, of each stage of the encoder."""
-    n_conv_per_stage_decoder: tuple[int, ...]
+    n_conv_per_stage_decoder: tuple[Count, ...]
     """Convolutions of each stage of the decoder, lowest first: one entry less."""
     conv_op: Annotated[str, Field(pattern=r"\bConv3d$")] = "Conv3d"
     conv_bias: bool = True
     norm_op: Annotated[str, Field(pattern=r"\bInstanceNorm3d$")] = "InstanceNorm3d"
-    norm_op_kwargs: dict[str, float] = {}
+    norm_op_kwargs: LayerArguments = LayerArguments()
     dropout_op: None = None
     dropout_op_kwargs: None = None
     nonlin: Annotated[str, Field(pattern=r"\bLeakyReLU$")] = "LeakyReLU"
-    nonlin_kwargs: dict[str, float] = {}
+    nonlin_kwargs: LayerArguments = LayerArguments()
     deep_supervision: bool = False
 
     def activation(self) -> nn.LeakyReLU:
         """Return the activation after a layer."""
-        return nn.LeakyReLU(self.nonlin_kwargs.get("negative_slope", 0.01), inplace=True)
+        return nn.LeakyReLU(self.nonlin_kwargs.negative_slope, inplace=True)
 
 
 class Architecture(BaseModel):
@@ -106,32 +115,25 @@ def _encoder(stages: Stages, n_in: int, *, is_residual: bool) -> nn.ModuleDict:
         stem = _stage("convs", (n_in, widths[0]), 1, stages.kernel_sizes[0], _ONE, stages)
         n_in = widths[0]
     kind = "blocks" if is_residual else "convs"
-    pairs = zip((n_in, *widths[:-1]), widths, strict=True)
+    pairs = zip((n_in, *widths)[: stages.n_stages], widths, strict=True)
     rows = zip(pairs, stages.n_encoder, stages.kernel_sizes, stages.strides, strict=True)
-    layers = [_stage(kind, *row, stages) for row in rows]
-    if not is_residual:
-        layers = [nn.Sequential(layer) for layer in layers]
+    made = (_stage(kind, *row, stages) for row in rows)
+    layers = [layer if is_residual else nn.Sequential(layer) for layer in made]
     return nn.ModuleDict({"stem": stem, "stages": nn.ModuleList(layers)})
 
 
 def _decoder(stages: Stages, n_out: int) -> nn.ModuleDict:
     # the lowest stage first, as in nnU-Net
     lowest, *widths = reversed(stages.features_per_stage)
-    strides, kernels = stages.strides[:0:-1], stages.kernel_sizes[-2::-1]
-    upsampling = zip((lowest, *widths[:-1]), widths, strides, strict=True)
-    rows = zip(widths, stages.n_conv_per_stage_decoder, kernels, strict=True)
-    lists: dict[str, list[nn.Module]] = {
-        "transpconvs": [
-            nn.ConvTranspose3d(below, width, stride, stride, bias=stages.conv_bias)
-            for below, width, stride in upsampling
-        ],
-        "stages": [
-            _stage("convs", (2 * width, width), n, kernel, _ONE, stages)
-            for width, n, kernel in rows
-        ],
-        "seg_layers": [nn.Conv3d(width, n_out, 1) for width in widths],
-    }
-    return nn.ModuleDict({name: nn.ModuleList(layers) for name, layers in lists.items()})
+    below, kernels = (lowest, *widths[:-1]), stages.kernel_sizes[-2::-1]
+    columns = below, widths, stages.strides[:0:-1], kernels, stages.n_conv_per_stage_decoder
+    layers: Any = {name: nn.ModuleList() for name in ("transpconvs", "stages", "seg_layers")}
+    for n_below, width, stride, kernel, n in zip(*columns, strict=True):
+        upsampling = nn.ConvTranspose3d(n_below, width, stride, stride, bias=stages.conv_bias)
+        layers["transpconvs"].append(upsampling)
+        layers["stages"].append(_stage("convs", (2 * width, width), n, kernel, _ONE, stages))
+        layers["seg_layers"].append(nn.Conv3d(width, n_out, 1))
+    return nn.ModuleDict(layers)
 
 
 def _stage(
@@ -149,24 +151,16 @@ def _stage(
 
 
 def _convolution(
-    channels: Pair,
-    kernel: Triple,
-    stride: Triple,
-    stages: Stages,
-    *,
-    is_activated: bool = True,
-    bias: bool = True,
+    channels: Pair, kernel: Triple, stride: Triple, stages: Stages, *, has_bias: bool = True
 ) -> nn.Sequential:
-    """Return convolution, instance norm, and LeakyReLU unless the block adds something first."""
+    """Return convolution, instance norm and LeakyReLU; a block that adds something first takes `[:2]`."""
     x, y, z = ((n - 1) // 2 for n in kernel)
-    bias = bias and stages.conv_bias
-    eps = stages.norm_op_kwargs.get("eps", 1e-5)
-    layers: list[tuple[str, nn.Module]] = [
-        ("conv", Convolution(*channels, kernel, stride, padding=(x, y, z), bias=bias)),
-        ("norm", nn.InstanceNorm3d(channels[1], eps=eps, affine=True)),
-    ]
-    if is_activated:
-        layers.append(("nonlin", stages.activation()))
+    bias = has_bias and stages.conv_bias
+    layers: dict[str, nn.Module] = {
+        "conv": Convolution(*channels, kernel, stride, padding=(x, y, z), bias=bias),
+        "norm": nn.InstanceNorm3d(channels[1], eps=stages.norm_op_kwargs.eps, affine=True),
+        "nonlin": stages.activation(),
+    }
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -177,13 +171,13 @@ class _ResidualBlock(nn.Module):
         super().__init__()
         n_in, n_out = channels
         self.conv1 = _convolution(channels, kernel, stride, stages)
-        self.conv2 = _convolution((n_out, n_out), kernel, _ONE, stages, is_activated=False)
+        self.conv2 = _convolution((n_out, n_out), kernel, _ONE, stages)[:2]
         self.nonlin2 = stages.activation()
         skip: list[nn.Module] = []
         if stride != _ONE:
             skip.append(nn.AvgPool3d(stride, stride))
         if n_in != n_out:
-            skip.append(_convolution(channels, _ONE, _ONE, stages, is_activated=False, bias=False))
+            skip.append(_convolution(channels, _ONE, _ONE, stages, has_bias=False)[:2])
         self.skip = nn.Sequential(*skip)
 
     def forward(self, features: Tensor) -> Tensor:

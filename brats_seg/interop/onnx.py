@@ -18,7 +18,7 @@ from brats_seg.files import whole_file
 from brats_seg.inference.model import Member, assemble
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.weights import ExportedModel
+from brats_seg.runtime.weights import ExportedModel, reason_of
 
 ONNX_TOLERANCE = 1e-4
 """Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
@@ -68,8 +68,7 @@ def _write_network(member: Member, path: Path) -> None:
                 dynamic_axes={"image": axes, "logits": axes},
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        msg = f"model.name {member.name!r} cannot be written as ONNX: {reason}. {_OTHERWISE}"
+        msg = f"model.name {member.name!r} cannot be written as ONNX: {reason_of(error)}. {_OTHERWISE}"
         raise UsageError(msg) from None
 
 
@@ -81,14 +80,12 @@ def _compare(member: Member, path: Path, onnxruntime: ModuleType) -> None:
         (logits,) = session.run(None, {"image": image.numpy()})
         with torch.inference_mode():
             expected = member.network(image).numpy()
-        size = max(1.0, float(np.abs(expected).max()))
-        if (
-            logits.shape != expected.shape
-            or np.abs(logits - expected).max() > ONNX_TOLERANCE * size
-        ):
-            found = f"onnxruntime {onnxruntime.__version__} does not give the logits of torch"
-            expected = f"expected them within {ONNX_TOLERANCE:g} for {tuple(image.shape)}"
-            msg = f"{path.name}: {found}; {expected}. {_OTHERWISE}"
+        allowed = ONNX_TOLERANCE * max(1.0, float(np.abs(expected).max()))
+        if logits.shape != expected.shape or np.abs(logits - expected).max() > allowed:
+            msg = (
+                f"{path.name}: onnxruntime {onnxruntime.__version__} does not give the logits of torch; "
+                f"expected them within {allowed:g} for {tuple(image.shape)}. {_OTHERWISE}"
+            )
             raise UsageError(msg)
 
 
@@ -97,6 +94,6 @@ def _example(member: Member, scale: int) -> Tensor:
     generator = torch.Generator().manual_seed(scale)
     x, y, z = (
         m * (-(-max(_SMALLEST_AXIS, n // 4) // m) + scale + axis)
-        for axis, (n, m) in enumerate(zip(member.patch, member.multiple, strict=True))
+        for axis, (n, m) in enumerate(zip(member.identity.patch, member.multiple, strict=True))
     )
     return torch.randn(1, len(member.channels), x, y, z, generator=generator)

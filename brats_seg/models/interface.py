@@ -18,9 +18,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from brats_seg.errors import ConfigError
+from brats_seg.labels import MODALITIES
 
 LOGITS_KEYS = ("logits", "out")
 """Keys of the logits in an output that is a dictionary; torchvision's networks have `out`."""
@@ -78,6 +80,16 @@ def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]
     ]
     set_activation_checkpointing(network, ActivationCheckpointing.NONE)
     return modes
+
+
+def check_window(network: nn.Module, window: Sequence[int], n_out: int) -> None:
+    """Raise `ValueError` unless a network returns logits of a window; no memory is taken for them."""
+    image = torch.empty(1, len(MODALITIES), *window, device="meta")
+    shapes = {name: value.to("meta") for name, value in network.state_dict().items()}
+    logits = functional_call(network, shapes, image)
+    if logits.shape != (1, n_out, *window):
+        msg = f"the network turns {tuple(image.shape)} into {tuple(logits.shape)}"
+        raise ValueError(msg)
 
 
 def run_level(

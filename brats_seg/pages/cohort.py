@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from statistics import median
 from urllib.parse import quote
 
 import numpy as np
@@ -77,7 +76,10 @@ def write_cohort_page(
     means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
     records.sort(key=lambda one: (means.get(one.case_id, np.inf), -len(one.warnings)))
-    summaries = summarise_scores(scored, np.random.default_rng(0))
+    trained_on = [record.case_id for record in records if record.in_training == "yes"]
+    held_out = scored[~scored["case_id"].isin(trained_on)]
+    tables = [held_out, scored] if len(held_out) < len(scored) else [scored]
+    summaries = [summarise_scores(table, np.random.default_rng(0)) for table in tables]
     html.write_page(
         page,
         "cohort.html",
@@ -91,7 +93,7 @@ def write_cohort_page(
         remarks=remarks,
         facts=tuple(_facts(records)),
         regions=REGIONS,
-        summaries=[(s.region, s.n_cases, s.spread("dice").mean_text(s.n_cases)) for s in summaries],
+        summaries=list(filter(None, summaries)),
         charts=[(words, html.picture_uri(figure)) for words, figure in _charts(records, dice)],
     )
 
@@ -178,6 +180,3 @@ def _facts(records: Sequence[Record]) -> Iterator[html.Fact]:
     }
     for name, texts in values.items():
         yield html.Fact(name, some_of([*dict.fromkeys(texts)]))
-    yield html.Fact(
-        "Time of a case", f"{median(record.seconds for record in records):.1f} s (median)"
-    )

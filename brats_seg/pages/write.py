@@ -248,6 +248,8 @@ def _gone(files: PageFiles, record: Record) -> CaseError | None:
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
+    if record and record.in_training == "yes":
+        yield "the model was trained on this patient: expect worse results of new ones"
     yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
     then = record.inputs if record else ()
     pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)
@@ -263,14 +265,12 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
     record = files.record
     if record is not None:
         reason = f" ({record.convention_reason})" if record.convention_reason else ""
-        memory = f", at most {record.peak_memory_mb:.0f} MB" if record.peak_memory_mb else ""
         yield Fact("Model", record.model, is_code=True)
         yield Fact("Settings", record.settings.changed_text())
         if record.predicted_dice:
             yield Fact("Predicted Dice", ", ".join(map(str, record.predicted_dice)))
         yield Fact("Label convention", f"{convention_named(record.convention)}{reason}")
         yield Fact("Predicted by", f"brats_seg {record.version} on {record.device}")
-        yield Fact("Computing", f"{record.seconds:.1f} s{memory}")
     elif files.prediction is not None:
         yield Fact("Prediction", f"{files.prediction.name}, without a record of its model")
     if files.reference is not None:

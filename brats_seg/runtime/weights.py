@@ -22,10 +22,13 @@ import torch
 from pydantic import ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
+from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
@@ -49,6 +52,7 @@ _MOST_NETWORKS = 64
 _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
+_READ_BY = "Read it with the version of brats_seg that wrote it."
 
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
@@ -66,7 +70,7 @@ _MOST_VALUES = 1_000_000
 """Values of a checkpoint besides the tensors, counted as often as they are referred to."""
 _DEEPEST = 32
 """Levels of lists and dictionaries in a checkpoint; ours have six."""
-_CPU = torch.device("cpu")
+_CPU, _LONGEST_REASON = torch.device("cpu"), 300
 _NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
@@ -150,6 +154,7 @@ class TrainedModel:
     weights: dict[str, Tensor]
     """State dict of the network."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
 
     @property
     def identity(self) -> ModelIdentity:
@@ -184,6 +189,8 @@ class ExportedNetwork(Section):
     sha256: str
     """Check sum of that file."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
+    """Named only if the model card names them: a hash of an id is found by trying all ids."""
 
 
 class ModelDescription(Section):
@@ -201,6 +208,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
     Raises:
         UsageError: The path holds no model, or a damaged one.
+        FoldError: The split of a run is damaged.
     """
     try:
         if (path / MODEL_NAME).exists():
@@ -223,11 +231,20 @@ def load_trained(path: Path) -> TrainedModel:
     try:
         weights = checked_weights(content["model"])
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
+        cases = _training_cases(content.get("started_from"), path.parent / SPLIT_NAME)
     except _INVALID as error:
         raise _unreadable(path, error) from None
     card: ModelCard = content["card"]
     check_stored(path, card.config.model.name, card.config.model.arguments)
-    return TrainedModel(weights=weights, card=card)
+    return TrainedModel(weights=weights, card=card, cases=cases)
+
+
+def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> TrainingCases:
+    """Return the training cases of the split of a run, and those of the weights that it started from."""
+    before = started_from or {"learnt_from": (), "is_complete": True}
+    train = read_split(split).train if split.exists() else ()
+    ids = tuple(sorted({*train, *before["learnt_from"]}))
+    return TrainingCases(ids=ids, is_complete=bool(train) and before.get("is_complete", False))
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -238,21 +255,18 @@ def read_exported(folder: Path) -> ExportedModel:
     """
     description = _read_description(folder / MODEL_NAME)
     networks = []
-    for member in description.members:
+    for part in description.members:
         # the name alone: a model from elsewhere must not read files outside its folder
-        path = folder / Path(member.weights).name
-        _check_sum(path, member.sha256)
-        model = member.card.config.model
+        path = folder / Path(part.weights).name
+        _check_sum(path, part.sha256)
+        model = part.card.config.model
         check_stored(folder / MODEL_NAME, model.name, model.arguments)
-        networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
-    found, expected = fingerprint_of(networks), description.fingerprint
-    if found != expected:
-        msg = (
-            f"{folder / MODEL_NAME} is not what was exported: found fingerprint {found}, expected "
-            f"{expected}. {_COPY_AGAIN}"
-        )
+        networks.append(TrainedModel(weights=_load_weights(path), card=part.card, cases=part.cases))
+    # the message does not tell a forger which fingerprint to write
+    if fingerprint_of(networks) != description.fingerprint:
+        msg = f"{folder / MODEL_NAME} is not what was exported: it has another fingerprint. {_COPY_AGAIN}"
         raise UsageError(msg)
-    return ExportedModel(networks=tuple(networks), fingerprint=expected)
+    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
 
 
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
@@ -280,10 +294,9 @@ def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
 
 def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
-    own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
     defaults |= Decoding().model_dump()
-    own = {name: value for name, value in own.items() if value != defaults[name]}
+    own = {name: one for name, one in entries_of(trained).items() if one != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
@@ -331,10 +344,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
-        msg = (
-            f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. "
-            "Read it with the version of brats_seg that wrote it."
-        )
+        msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. {_READ_BY}"
         raise ResumeError(msg)
     try:
         return {**content, "card": ModelCard.model_validate(content["card"])}
@@ -359,12 +369,13 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     if path.suffix == ".safetensors":
         return _load_weights(path)
     content = read_plain(path, "Copy it again, or save the state_dict() of its network.")
-    if isinstance(content, dict) and "schema_version" in content:
-        return None
-    # the entry that torch's own examples, MONAI and Lightning store the weights in
-    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        if "schema_version" in content:
+            return None
+        # the entries that torch's own examples, Lightning and MONAI store the weights in
+        content = content.get("state_dict", content.get("model", content))
     try:
-        return checked_weights(state)
+        return checked_weights(content)
     except _INVALID as error:
         msg = f"{path} holds no weights: {reason_of(error)}; expected a checkpoint or a state dict."
         raise UsageError(msg) from None
@@ -379,10 +390,7 @@ def _read_description(path: Path) -> ModelDescription:
     except (OSError, *_INVALID) as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
-    msg = (
-        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
-        "version of brats_seg that wrote it."
-    )
+    msg = f"{path}: found format version {found}; expected {FORMAT_VERSION}. {_READ_BY}"
     raise UsageError(msg)
 
 
@@ -400,8 +408,8 @@ def _check_sum(path: Path, expected: str) -> None:
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
         check_regular(path)
-        return load_file(path)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        return checked_weights(load_file(path))
+    except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
 
@@ -454,7 +462,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 
     Raises:
         TypeError: It is no dictionary of tensors.
-        ValueError: A tensor repeats the values of the file.
+        ValueError: A tensor repeats the values of the file, or holds NaN or infinity.
     """
     if not isinstance(state, dict):
         msg = f"found {type(state).__name__} in place of the weights"
@@ -468,7 +476,36 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
         if value.nbytes > value.untyped_storage().nbytes():
             msg = f"the weight {name} has more values than the file holds"
             raise ValueError(msg)
+        if not value.isfinite().all():
+            msg = f"the weight {name} is not finite"
+            raise ValueError(msg)
     return state
+
+
+def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
+    """Build a network that a file describes, with weights of a file, of which it needs no more.
+
+    Raises:
+        TypeError: As `checked_weights`.
+        ValueError: As `checked_weights`, or the network needs more weights.
+        RuntimeError: It needs others.
+    """
+    weights = checked_weights(state)
+    n_left = sum(value.numel() for value in weights.values())
+
+    def count(_module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        nonlocal n_left
+        n_left -= max(1, parameter.numel())
+        if n_left < 0:
+            msg = f"the network that is described has more weights than the file, such as {name}"
+            raise ValueError(msg)
+
+    with register_module_parameter_registration_hook(count):
+        network = make().eval()
+    # half precision is a way to store weights, and not to compute with them
+    values = {key: w.float() if w.is_floating_point() else w for key, w in weights.items()}
+    network.load_state_dict(values, assign=True)
+    return network
 
 
 def reason_of(error: Exception) -> str:
@@ -482,7 +519,7 @@ def reason_of(error: Exception) -> str:
         return f"it has no entry {error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return f"{error}".partition("\n")[0] or "it ends too soon"
+    return " ".join(f"{error}".split())[:_LONGEST_REASON] or "it ends too soon"
 
 
 def sha256_of(path: Path) -> str:
@@ -504,9 +541,7 @@ def _check_values(content: Any) -> None:
             below = value
         n_values += len(below)
         if depth > _DEEPEST or n_values > _MOST_VALUES:
-            msg = (
-                "its values are nested too deeply" if depth > _DEEPEST else "it has too many values"
-            )
+            msg = "its values are too many, or nested too deeply"
             raise ValueError(msg)
         pending += [(one, depth + 1) for one in below]
 
@@ -518,6 +553,9 @@ def _check_entries(path: Path) -> None:
     """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
+        if any(Path(entry.filename).name == "constants.pkl" for entry in entries):
+            msg = "it is a program of TorchScript, not weights"
+            raise zipfile.BadZipFile(msg)
         if sum(entry.file_size for entry in entries) > path.stat().st_size:
             msg = "its entries are compressed or overlap"
             raise zipfile.BadZipFile(msg)
