@@ -341,9 +341,6 @@ def _log_differences(source: Source, data: FoldData) -> None:
         log.warning(what, path, ", ".join(MODALITIES), ", ".join(REGIONS))
     else:
         identity = source.trained.identity
-        if set(identity.conventions) != set(data.conventions):
-            what = "%s learnt from label maps of %s; these are of %s"
-            log.info(what, path, *map(" and ".join, (identity.conventions, data.conventions)))
         if tuple(identity.spacing_mm) != tuple(data.spacing_mm):
             what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
             log.warning(what, path, *map(spacing_text, (identity.spacing_mm, data.spacing_mm)))
