@@ -25,7 +25,6 @@ from brats_seg.figures.cases import (
     with_prediction as with_prediction,
 )
 from brats_seg.figures.charts import (
-    bar_figure as bar_figure,
     cohort_figure as cohort_figure,
     score_figure as score_figure,
 )

@@ -33,7 +33,7 @@ LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
 KINDS = (
     *("sample", "montage", "preview", "uncertainty", "surface"),
-    *("scores", "bars", "distributions", "history"),
+    *("scores", "distributions", "history"),
 )
 """Kinds of figures that the command `figure` draws."""
 SHORT = {

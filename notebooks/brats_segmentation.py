@@ -211,9 +211,6 @@ result = brats.cross_validate(
 )
 brats.score_figure(result.scores)
 
-# %%
-brats.bar_figure(result.scores)
-
 # %% [markdown]
 # ## A prediction
 #

@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import sys
@@ -36,13 +38,22 @@ from brats_seg.inference.batch import (
     run_case,
     shared_outcomes,
 )
+from brats_seg.inference.export import export_model
 from brats_seg.inference.model import PredictionSettings, load_model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import SHAPE, make_volumes, write_case, write_nifti
-from tests.inference_builders import CASES, CPU, PLAIN_SETTINGS, make_model, predict_into, write_run
+from tests.builders import SHAPE, Run, make_volumes, write_case, write_nifti
+from tests.inference_builders import (
+    CASES,
+    CPU,
+    PLAIN_SETTINGS,
+    make_model,
+    predict_into,
+    write_fold,
+    write_run,
+)
 
 PREDICTOR = Predictor(model=make_model(settings=PLAIN_SETTINGS))
 
@@ -86,6 +97,69 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     assert record["settings"]["window"] == "auto"
     (outcome,) = (one for one in outcomes if one.record.case_id == CASES[0])
     assert outcome.record.model_dump(mode="json") == record
+
+
+@pytest.fixture(scope="module")
+def two_folds(tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs of four cases each, a checkpoint without its split, and exports."""
+    root = tmp_path_factory.mktemp("folds")
+    run = write_fold(root / "first", tiny_prepared, CASES[4:])
+    write_fold(root / "second", tiny_prepared, CASES[:2], seed=1)
+    shutil.copy(run / "best.pt", root / "alone.pt")
+    export_model([run], root / "public")
+    export_model([run], root / "private", case_ids=False)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        (["first"], ["yes"] * 4 + ["no"] * 2),
+        (["first", "second"], ["yes"] * 6),
+        # the other member may have been trained on any case
+        (["first", "alone.pt"], ["yes"] * 4 + ["unknown"] * 2),
+        (["alone.pt"], ["unknown"] * 6),
+        (["public"], ["yes"] * 4 + ["no"] * 2),
+        (["private"], ["unknown"] * 6),
+    ],
+)
+def test_an_ensemble_was_trained_on_the_cases_of_any_member(
+    two_folds: Path, models: list[str], expected: list[str]
+) -> None:
+    model = load_model([two_folds / name for name in models], CPU)
+
+    assert [model.seen(case_id) for case_id in CASES] == expected
+
+
+def test_cases_that_the_model_was_trained_on_are_marked_and_the_mean_of_the_others_is_first(
+    two_folds: Path, tiny_scans: Path, run: Run, tmp_path: Path
+) -> None:
+    """Control: nothing is marked where the checkpoint has no record of its cases."""
+    for name in ("first", "alone.pt"):
+        predict_folder([tiny_scans], [two_folds / name], tmp_path / name, PLAIN_SETTINGS)
+    _, said, _ = run("evaluate", tiny_scans, "first", "-o", "scores.csv")
+    _, unknown, _ = run("evaluate", tiny_scans, "alone.pt", "-o", "unknown.csv")
+    run("report", "first", "--reference", tiny_scans, "--no-case-pages")
+    for case_id in CASES[3:5]:
+        run("report", "first", "--case", case_id)
+
+    scores = pd.read_csv("scores.csv")
+    volumes = pd.read_csv("first/volumes.csv")["in_training"].tolist()
+    assert scores["in_training"][::3].tolist() == volumes == ["yes"] * 4 + ["no"] * 2
+    dice = scores[scores["region"] == "wt"].groupby("in_training")["dice"].mean()
+    others, every = re.findall(r"over ([^\n]*)\n.*?wt +([\d.]+)", said, re.DOTALL)
+    trained = "4 cases that the model was trained on"
+    assert others == (f"2 cases, without {trained}", f"{dice['no']:.3f}")
+    assert every[0] == f"6 cases, with {trained}"
+    assert f"{CASES[3]}: the model was trained on them" in said
+    assert "trained on" not in unknown
+    assert "in_training" not in pd.read_csv("unknown.csv")
+    assert pd.read_csv("alone.pt/volumes.csv")["in_training"].isna().all()
+    cohort = Path("first/cohort.html").read_text()
+    assert cohort.count(">trained on</span>") == 4
+    assert cohort.index(f"without {trained}") < cohort.index(f"with {trained}")
+    pages = [Path(f"first/reports/{case_id}.html").read_text() for case_id in CASES[3:5]]
+    assert ["was trained on this patient" in page for page in pages] == [True, False]
 
 
 def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(

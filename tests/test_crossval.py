@@ -81,6 +81,8 @@ def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> No
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
     found = score_predictions(pairing, LEGACY, tmp_path)
     expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
+    # no held-out case is one that its model was trained on
+    assert {*expected.scores.pop("in_training")} == {"no"}
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()

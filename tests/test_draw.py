@@ -20,7 +20,6 @@ GIVEN = {
     "uncertainty": ("data", "--case", CASE, "--prediction", "p"),
     "surface": ("data", "--case", CASE, "--prediction", "p"),
     "scores": ("scores.csv", "--column", "hd95"),
-    "bars": ("scores.csv",),
     "distributions": ("data", "--clinical", "survival_data.csv"),
     "history": ("run",),
 }
@@ -61,9 +60,9 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
         ("surface scans -o a.gif", "neither reference nor prediction"),
         ("distributions scans -o a.png", "neither age, survival nor label map is known"),
         ("scores absent.csv -o a.png", "absent.csv does not exist"),
-        ("bars scans -o a.png", "scans cannot be read: it is a folder"),
+        ("scores scans -o a.png", "scans cannot be read: it is a folder"),
         ("history scans -o a.png", "expected the folder of a run"),
-        ("bars scores.csv --column dice -o a.png", "bars has no option --column; it has none"),
+        ("history run --column dice -o a.png", "history has no option --column; it has none"),
         ("sample scans --modality t1c -o a.png", "no option --modality; it has --case, --labels"),
     ],
 )

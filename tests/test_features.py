@@ -15,14 +15,14 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
+from brats_seg.inference.model import load_model
 from brats_seg.models import autoencoder
 from brats_seg.survival.features import (
-    Trained,
     encode,
     features_of_folder,
     load_networks,
     patient_ids,
-    trained_patients,
+    with_patients,
 )
 from brats_seg.survival.table import read_features
 from tests.builders import write_case
@@ -133,7 +133,7 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
     before = scan.image.copy()
     identity = replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w"))
     run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
-    model = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder.model
+    model = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
     def with_network(network: nn.Module):
         return replace(model, members=(replace(model.members[0], network=network),))
@@ -197,13 +197,13 @@ def test_a_case_is_seen_under_every_id_of_its_patient(
     """A checkpoint belongs to the run that it lies in, which may lack the record of its cases."""
     (tmp_path / "name_mapping.csv").write_text(MAPPING)
     clinical = read_clinical_files([tmp_path / "name_mapping.csv"])
-    (tmp_path / "best.pt").touch()
+    write_run(tmp_path)
     if train:
         write_split(Split(train=(train,), validation=("held",)), tmp_path / SPLIT_NAME)
 
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path, tmp_path / "best.pt"):
-            network = Trained(model=None, patients=trained_patients(path, clinical, [JOINED]))
-            assert network.seen(patient_ids(clinical, case_id, patient_id)) == seen
+            model = with_patients(load_model([path], CPU), path, clinical, [JOINED])
+            assert model.seen(*patient_ids(clinical, case_id, patient_id)) == seen
 
-    assert ("has no split.csv" in caplog.text) == (train is None)
+    assert ("does not name all cases" in caplog.text) == (train is None)

@@ -5,16 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from brats_seg.cases.folds import SPLIT_NAME
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.data.store import open_case
 from brats_seg.errors import FoldError, UsageError
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference import held_out as module
+from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import measure_subsets, open_held_out
-from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.model import Model, PredictionSettings, load_model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
@@ -161,3 +166,22 @@ def test_tuning_measures_all_runs_and_an_export_names_it(
     assert (model.subsets, len(model.subset_scores)) == (FEW, 2)
     assert measure_subsets(open_held_out(plain, tiny_prepared), CPU, untracked) == ()
     assert (plain / "best.pt").read_bytes() == content
+
+
+def test_the_score_of_validation_is_that_of_the_label_maps(
+    tiny_run: Path, tiny_scans: Path, tmp_path: Path
+) -> None:
+    settings = PredictionSettings(device="cpu", precision="fp32", overlap=0)
+    held_out = read_split(tiny_run / SPLIT_NAME).validation
+    cases = [case for case in find_cases(tiny_scans).cases if case.case_id in held_out]
+
+    predict_folder(cases, [tiny_run], tmp_path, settings)
+
+    scores = evaluate_pairs(
+        find_pairs(tiny_scans, tmp_path, only_predicted=True), protocol_named("legacy")
+    ).scores
+    history = pd.read_csv(tiny_run / "history.csv").iloc[-1]
+    for region, of_region in scores.groupby("region"):
+        assert of_region["dice"].mean() == pytest.approx(history[f"val_dice_{region}"], abs=1e-6)
+    # the network says tumour almost everywhere, also outside the brain
+    assert 0 < history["val_dice_wt"] < 1

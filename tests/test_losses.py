@@ -181,6 +181,8 @@ def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
     logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
     target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
     assert count_voxels(logits, target)[:, :, 0].tolist() == [[2, 2, 2, 2], [0, 0, 0, 8]]
+    logits[1, 2, 1, 1, 1] = 1  # ET alone, which label maps write as part of TC and WT
+    assert count_voxels(logits, target)[1].T.tolist() == [[0, 1, 0, 7]] * 3
 
 
 def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:

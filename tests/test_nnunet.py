@@ -231,7 +231,7 @@ def test_a_model_of_something_else_is_refused(
 def test_it_is_neither_averaged_with_others_nor_exported(tmp_path: Path) -> None:
     model = write_nnunet(tmp_path / "model")
 
-    with pytest.raises(UsageError, match="only `predict` can use, and alone"):
+    with pytest.raises(UsageError, match="only `predict` takes it, and alone"):
         load(model, model)
-    with pytest.raises(UsageError, match="only `predict` can use, and alone"):
+    with pytest.raises(UsageError, match="only `predict` takes it, and alone"):
         export_model([model], tmp_path / "exported")

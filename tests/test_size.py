@@ -35,14 +35,14 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2823,
+    "training": 2818,
     "inference": 2083,
     "cases": 2168,
     "top level": 1580,
     "evaluation": 1121,
-    "figures": 964,
+    "figures": 948,
     "dicom": 867,
-    "survival": 905,
+    "survival": 890,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 121

@@ -117,7 +117,6 @@ def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
     assert started is not None
     assert started.learnt_from == tuple(sorted({*ids, "another"}))
     assert f"learnt from 4 of 4 cases that are held out here: {', '.join(ids)}" in caplog.text
-    assert "learnt from label maps of brats2017; these are of brats2023" in caplog.text
     assert "learnt at voxels of 1x1x1 mm; these are of 2x2x2 mm" in caplog.text
 
 

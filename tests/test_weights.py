@@ -3,10 +3,12 @@
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from brats_seg.cases.folds import Split, write_split
 from brats_seg.config import Config, load_config
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.presets import TaskName
@@ -22,7 +24,7 @@ from brats_seg.runtime.weights import (
     require_task,
     store_card,
 )
-from tests.inference_builders import save_run
+from tests.inference_builders import save_run, write_run
 
 CARD = ModelCard(
     identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
@@ -112,6 +114,34 @@ def changed(tmp_path: Path, **entries: object) -> Path:
     save_run(path, WEIGHTS, CARD)
     torch.save({**torch.load(path, weights_only=True), **entries}, path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("train", "started_from", "case_id", "seen"),
+    [
+        (("A", "B"), None, "a", "yes"),
+        (("A", "B"), None, "C", "no"),
+        # another time point of a patient, and the same patient in another year
+        (("BraTS-GLI-00005-000",), None, "BraTS-GLI-00005-001", "yes"),
+        (("Brats17_TCIA_201_1",), None, "Brats18_TCIA01_201_1", "yes"),
+        (("BraTS-GLI-00005-000",), None, "BraTS-GLI-00006-000", "no"),
+        ((), None, "A", "unknown"),
+        # weights that it started from
+        (("A",), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
+        (("A",), {"learnt_from": ("B",), "is_complete": True}, "C", "no"),
+        (("A",), {"learnt_from": (), "is_complete": False}, "A", "yes"),
+        (("A",), {"learnt_from": (), "is_complete": False}, "C", "unknown"),
+        ((), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
+    ],
+)
+def test_a_network_knows_the_patients_that_it_was_trained_on(
+    tmp_path: Path, train: tuple[str, ...], started_from: Any, case_id: str, seen: str
+) -> None:
+    write_run(tmp_path, started_from=started_from)
+    if train:
+        write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
+
+    assert load_trained(tmp_path / "best.pt").cases.seen(case_id) == seen
 
 
 def nested(n_levels: int, n_values: int) -> list:

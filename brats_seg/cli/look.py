@@ -35,7 +35,8 @@ def evaluate(
 
     Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
     the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
-    predicted cases are printed as well. Exit code 1: predictions are missing, or cases failed.
+    predicted cases are printed as well. Patients that the model was trained on are marked, and the mean
+    without them comes first. Exit code 1: predictions are missing, or cases failed.
 
     Examples:
         brats-seg evaluate data predictions --protocol lesionwise2023
@@ -81,7 +82,7 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
     """Print the scores; return 1 if predictions are missing, or cases failed."""
     emit(scored, table=table, evaluations=[scored])
     print_remarks(scored, predictions)
-    print_summaries(scored.summaries, scored.predicted_summaries)
+    print_summaries(scored)
     if scored.missing:
         print("--only-predicted leaves out the references without a prediction.")
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
@@ -123,6 +124,7 @@ def print_remarks(
         (evaluation.missing, "no prediction, given the worst scores"),
         (evaluation.left_out, f"{left_out_because}, left out"),
         (evaluation.without_reference, "no reference, not scored"),
+        (evaluation.in_training, "the model was trained on them: their scores are too good"),
     ):
         if case_ids:
             print(f"{some_of(case_ids)}: {reason}")
@@ -131,17 +133,26 @@ def print_remarks(
         print(f"not scored: {name}{failure.message}")
 
 
-def print_summaries(
-    summaries: "Sequence[RegionSummary]", predicted: "Sequence[RegionSummary]"
-) -> None:
-    """Print the means of each region over all cases, and over the predicted ones if they are fewer."""
+def print_summaries(scored: "Evaluation") -> None:
+    """Print the means of each region over all cases, and over parts of them.
+
+    The first are those over the cases that the model was not trained on, if it was trained on some.
+    """
+    summaries, predicted = scored.summaries, scored.predicted_summaries
     if not summaries:
         print("no case could be scored")
         return
-    n_cases = summaries[0].n_cases
+    n_cases, n_trained = summaries[0].n_cases, len(scored.in_training)
     n_missing = n_cases - (predicted[0].n_cases if predicted else 0)
     worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
-    _print_means(summaries, worst if n_missing else counted(n_cases, "case"))
+    every = worst if n_missing else counted(n_cases, "case")
+    if n_trained:
+        trained = f"{counted(n_trained, 'case')} that the model was trained on"
+        every = f"{every}, with {trained}"
+        if n_trained < n_cases:
+            others = counted(n_cases - n_trained, "case")
+            _print_means(scored.held_out_summaries, f"{others}, without {trained}")
+    _print_means(summaries, every)
     if n_missing and predicted:
         _print_means(predicted, f"the {n_cases - n_missing} that have a prediction")
 
@@ -197,8 +208,8 @@ def figure(
 
     sample: the modalities and the label map of a case. montage, preview, surface: the outlines of
     reference and prediction in sections, in three planes, in space. uncertainty: where a prediction
-    is uncertain. scores, bars: the scores of every case, their means. distributions: age, survival
-    and tumour volume. history: loss and scores of every epoch.
+    is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
+    history: loss and scores of every epoch.
 
     Examples:
         brats-seg figure preview data --prediction predictions -o preview.png

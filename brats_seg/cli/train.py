@@ -281,7 +281,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     print_remarks(results.evaluation, output / "predictions")
-    print_summaries(results.evaluation.summaries, results.evaluation.predicted_summaries)
+    print_summaries(results.evaluation)
     networks = counted(n_networks, "network")
     print(f"{networks} in {output / 'model'}, fingerprint {results.fingerprint}")
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from brats_seg.cases import folds
 from brats_seg.cases.case import Case, CaseIndex
@@ -19,7 +20,8 @@ from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import FoldTable, Split
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
-from brats_seg.config import Config
+from brats_seg.cases.layouts import parse_case_id
+from brats_seg.config import Config, Section
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
@@ -40,7 +42,34 @@ log = logging.getLogger(__name__)
 
 _CASES_NAME = "cases.csv"
 """Table of the cases in a folder of prepared cases."""
+Seen = Literal["no", "unknown", "yes"]
+"""Whether a network was trained on a patient."""
 _WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+class TrainingCases(Section):
+    """The cases that a network, and the weights that it started from, were trained on.
+
+    Example:
+        >>> cases = TrainingCases(ids=("BraTS-GLI-00005-000",), is_complete=True)
+        >>> cases.seen("BraTS-GLI-00005-001"), cases.seen("BraTS-GLI-00006-000")
+        ('yes', 'no')
+    """
+
+    ids: tuple[str, ...] = ()
+    is_complete: bool = False
+    """Whether there are no others; False where a run, or the weights before it, have no record of them."""
+
+    def seen(self, *ids: str) -> Seen:
+        """Return whether one of the cases is of the patient with these ids."""
+        # the tables of the releases disagree about upper and lower case
+        same = {parse_case_id(name)[1].lower() for name in ids}
+        if any(parse_case_id(name)[1].lower() in same for name in self.ids):
+            return "yes"
+        return "no" if self.is_complete else "unknown"
+
+
+NO_RECORD = TrainingCases()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

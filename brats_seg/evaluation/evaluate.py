@@ -7,7 +7,7 @@ would give scores that mean nothing, and are refused.
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -24,21 +24,14 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError, LayoutError, UsageError, counted, some_of
-from brats_seg.evaluation import metrics
+from brats_seg.evaluation import metrics, scores
 from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.scores import (
-    RegionSummary,
-    joined_scores,
-    scores_of_counts,
-    summarise_scores,
-    with_worst_scores,
-    write_scores,
-    write_summary,
-)
+from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
 from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
+from brats_seg.tables import read_table
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -75,6 +68,8 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
+    in_training: Mapping[str, str] = field(default_factory=dict)
+    """`yes` and `no` by case id: whether the model was trained on the patient."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -108,6 +103,8 @@ class Evaluation:
     """Remarks on the folders, and on unusual files of single cases."""
     left_out: tuple[str, ...]
     """Cases that are not scored, because only predicted ones are asked for."""
+    in_training: tuple[str, ...]
+    """Cases of patients that the model was trained on, as far as its predictions say so."""
 
     @property
     def case_ids(self) -> tuple[str, ...]:
@@ -117,13 +114,21 @@ class Evaluation:
     @cached_property
     def summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries by region over all scores, with those of cases without a prediction."""
-        return summarise_scores(self.scores, np.random.default_rng(0))
+        return self._summaries_without(())
 
     @cached_property
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries over the cases that have a prediction; equal to `summaries` if all have one."""
-        predicted = self.scores[~self.scores["case_id"].isin(self.missing)]
-        return summarise_scores(predicted, np.random.default_rng(0))
+        return self._summaries_without(self.missing)
+
+    @cached_property
+    def held_out_summaries(self) -> tuple[RegionSummary, ...]:
+        """Summaries without the cases of patients that the model was trained on."""
+        return self._summaries_without(self.in_training)
+
+    def _summaries_without(self, case_ids: Sequence[str]) -> tuple[RegionSummary, ...]:
+        kept = self.scores[~self.scores["case_id"].isin(case_ids)]
+        return scores.summarise_scores(kept, np.random.default_rng(0))
 
 
 def score_folders(
@@ -167,8 +172,8 @@ def score_folders(
     pairing = find_pairs(reference, prediction, only_predicted=only_predicted)
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     with alone_at(output, wait=True):
-        write_scores(evaluation.scores, output)
-        write_summary(evaluation.summaries, output.with_suffix(".json"))
+        scores.write_scores(evaluation.scores, output)
+        scores.write_summary(evaluation.summaries, output.with_suffix(".json"))
     return evaluation
 
 
@@ -181,8 +186,12 @@ def evaluate_pairs(
     pairs = _with_conventions(read.results, protocol)
     scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
+    table = scores.joined_scores(scored.results)
+    answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
+    if any(answers):
+        table.insert(2, scores.IN_TRAINING, answers)
     return Evaluation(
-        scores=joined_scores(scored.results),
+        scores=table,
         missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
         failures=tuple(failures),
         without_reference=pairing.without_reference,
@@ -192,6 +201,7 @@ def evaluate_pairs(
         ),
         remarks=(*pairing.remarks, *chain.from_iterable(pair.remarks for pair in pairs)),
         left_out=pairing.left_out,
+        in_training=tuple(table["case_id"][[one == "yes" for one in answers]].unique()),
     )
 
 
@@ -215,7 +225,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,))
+        return Pairing(pairs=(pair,), in_training=_in_training(prediction.parent))
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
@@ -227,18 +237,27 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         Pair(case_id, path, predictions.get(case_id), cases.get(path))
         for case_id, path in references.items()
     ]
+    written = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
     remark = (
-        f"{reference} was written by `predict`, and is scored as the reference, which comes first"
+        f"{reference}, the first path, was written by `predict`, and is scored as the reference"
     )
-    is_swapped = (reference / layouts.OUTPUT_MARKER).exists() and not (
-        prediction / layouts.OUTPUT_MARKER
-    ).exists()
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
-        remarks=(remark,) if is_swapped else (),
+        remarks=(remark,) if written == [True, False] else (),
+        in_training=_in_training(prediction),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
+
+
+def _in_training(folder: Path) -> dict[str, str]:
+    """Return what the table of volumes of predictions says of the training of their model."""
+    try:
+        table = read_table(folder / scores.VOLUMES_NAME, required=("case_id", scores.IN_TRAINING))
+    except UsageError:
+        # predictions of another program or version
+        return {}
+    return dict(zip(table["case_id"], table[scores.IN_TRAINING], strict=True))
 
 
 def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
@@ -254,9 +273,7 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
         msg = f"{path} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
     if len(case_ids) != 1:
-        msg = (
-            f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one with --case"
-        )
+        msg = f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one: --case"
         raise UsageError(msg)
     return {case_ids[0]: path}
 
@@ -336,11 +353,11 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     hd95 = [
         metrics.hausdorff95(*sides, spacing_mm) for sides in zip(reference, prediction, strict=True)
     ]
-    table = scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
+    table = scores.scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
     table.insert(4, "hd95", np.where(np.isfinite(hd95), hd95, scale.penalty_mm))
     if protocol.lesions is not None:
         table = table.join(score_lesions(reference, prediction, protocol, scale))
-    return table if pair.predicted_file else with_worst_scores(table, scale.penalty_mm)
+    return table if pair.predicted_file else scores.with_worst_scores(table, scale.penalty_mm)
 
 
 def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
@@ -456,8 +473,8 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     if have_one_grid(label.geometry, predicted.geometry):
         return ()
     # both files may have the same name
-    sides = (f"reference {label.file}", label), (f"prediction {predicted.file}", predicted)
-    grids = [(file, volume.geometry) for file, volume in sides]
+    files = f"reference {label.file}", f"prediction {predicted.file}"
+    grids = [*zip(files, (label.geometry, predicted.geometry), strict=True)]
     # arrays are saved with the identity when their affine is not known
     without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:

@@ -91,9 +91,8 @@ def jaccard(counts: RegionCounts) -> Values:
 
 def sensitivity(counts: RegionCounts) -> Values:
     """Return the share of the reference that is predicted; where it is empty, that of Dice."""
-    return np.where(
-        counts.in_reference > 0, _ratio(counts.true_positive, counts.in_reference), dice(counts)
-    )
+    share = _ratio(counts.true_positive, counts.in_reference)
+    return np.where(counts.in_reference > 0, share, dice(counts))
 
 
 def specificity(counts: RegionCounts) -> Values:

@@ -24,6 +24,10 @@ from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.tables import read_table, write_table
 
 _KEYS = ("case_id", "region")
+IN_TRAINING = "in_training"
+"""Column of scores and volumes: `yes` and `no` say whether the model was trained on the patient."""
+VOLUMES_NAME = "volumes.csv"
+"""Table in a folder of predictions."""
 
 _VOLUMES = ("reference_ml", "prediction_ml")
 REGION_COLUMNS = ("dice", "jaccard", "hd95", "sensitivity", "specificity", *_VOLUMES)
@@ -110,7 +114,7 @@ def title_of(column: str) -> str:
 
 def score_columns(scores: pd.DataFrame) -> list[str]:
     """Return the names of the numbers in a table of scores."""
-    return [column for column in scores.columns if column not in _KEYS]
+    return [column for column in scores.columns if column not in (*_KEYS, IN_TRAINING)]
 
 
 def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -286,18 +290,12 @@ AllSubsetScores = Annotated[tuple[SubsetScores, ...], Field(max_length=len(MODAL
 def pooled(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
     """Add the scores of several runs, whose held-out cases differ, in the order of `MODALITY_SUBSETS`."""
     every = tuple(scores)
-    groups = ([one for one in every if one.modalities == subset] for subset in MODALITY_SUBSETS)
-    return tuple(
-        SubsetScores(
-            modalities=group[0].modalities,
-            **{
-                name: np.sum([getattr(one, name) for one in group], axis=0).tolist()
-                for name in _SUMS
-            },
-        )
-        for group in groups
-        if group
-    )
+    totals = []
+    for subset in MODALITY_SUBSETS:
+        if group := [one for one in every if one.modalities == subset]:
+            sums = {n: np.sum([getattr(one, n) for one in group], axis=0).tolist() for n in _SUMS}
+            totals.append(SubsetScores(modalities=subset, **sums))
+    return tuple(totals)
 
 
 def absent_from(modalities: Sequence[str]) -> tuple[str, ...]:

@@ -50,11 +50,8 @@ class Gain:
     @property
     def is_sure(self) -> bool:
         """Whether the gain matters and is more than chance."""
-        return (
-            self.mean >= SMALLEST_GAIN
-            and self.p_value <= LARGEST_CHANCE
-            and self.n_raised > self.n_lowered
-        )
+        matters = self.mean >= SMALLEST_GAIN and self.n_raised > self.n_lowered
+        return matters and self.p_value <= LARGEST_CHANCE
 
 
 def bootstrap_interval(

@@ -30,8 +30,6 @@ _OTHER_COLOUR = "lightgrey"
 """Colour of the tissues and regions that only some protocols score."""
 _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
-_BARS = {"dice": FIRST_COLOUR, "jaccard": SECOND_COLOUR}
-"""Scores in a bar chart."""
 _OUTCOMES = ("died", "alive at last contact")
 _OUTCOME_COLOURS = (FIRST_COLOUR, SECOND_COLOUR)
 _FEW_POINTS = 200
@@ -84,27 +82,6 @@ def dice_figure(dice: npt.ArrayLike) -> Figure:
     """Draw the Dice `(cases, 3)` of every case by region, as `score_figure` does."""
     rows = np.asarray(dice, float)
     return score_figure(pd.DataFrame({"region": [*REGIONS] * len(rows), "dice": rows.ravel()}))
-
-
-def bar_figure(scores: pd.DataFrame) -> Figure:
-    """Draw the mean Dice and Jaccard of each region as bars, in per cent.
-
-    Raises:
-        UsageError: There are no scores.
-    """
-    regions = [*_by_region(scores, "dice")]
-    figure = sections.light_figure(1.6 + 1.4 * len(regions), 4.8)
-    axes = figure.subplots()
-    for offset, (column, colour) in zip((-0.2, 0.2), _BARS.items(), strict=True):
-        heights = [values.mean() for values in _by_region(scores, column).values()]
-        centres = np.arange(len(regions)) + offset
-        bars = axes.bar(centres, heights, width=0.38, color=colour, label=title_of(column))
-        axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
-    axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    figure.legend(loc="outside upper center", ncols=len(_BARS))
-    _finish(axes, "dice", f"mean over {counted(scores['case_id'].nunique(), 'case')}")
-    axes.set_ylabel("score")  # of two kinds, which the legend names
-    return figure
 
 
 def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:

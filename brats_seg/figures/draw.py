@@ -83,7 +83,6 @@ FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "uncertainty": (cases.uncertainty_figure, _CASE),
     "surface": (surface_figure, _CASE),
     "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
-    "bars": (lambda source: charts.bar_figure(read_scores(source)), ()),
     "distributions": (_distributions, ("clinical", "labels")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),
 }

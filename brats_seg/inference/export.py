@@ -12,6 +12,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from safetensors.torch import save
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import UNKNOWN, release_of
 from brats_seg.config import Section
+from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
@@ -208,6 +210,8 @@ def check_replaceable(folder: Path) -> None:
 
 def _write(exported: weights.ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
+    if not any(one.case_ids for one in facts.networks):
+        networks = tuple(replace(network, cases=NO_RECORD) for network in networks)
     labels = {
         convention.name: {
             "meanings": {str(value): meaning for value, meaning in convention.meanings},
@@ -241,14 +245,14 @@ def _log_card(facts: ModelFacts) -> None:
 
 def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> dict[str, Any]:
     """Write the weights of a network, and return its entry of `model.json`."""
-    name = f"member{index}.safetensors"
-    with whole_file(folder / name) as new_file:
+    path = folder / f"member{index}.safetensors"
+    with whole_file(path) as new_file:
         # in memory first: `save_file` reports a full disk in an error of its own
         new_file.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
     entry = weights.ExportedNetwork(
-        weights=name, sha256=weights.sha256_of(folder / name), card=network.card
+        weights=path.name, sha256=weights.sha256_of(path), card=network.card, cases=network.cases
     )
     return entry.model_dump(mode="json")
 

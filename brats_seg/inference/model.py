@@ -13,6 +13,7 @@ from pydantic import ValidationError, field_validator
 from torch import nn
 
 from brats_seg.config import OVERLAP, Config, Section, Size, explained, parse_size
+from brats_seg.data.fold import Seen, TrainingCases
 from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
 from brats_seg.inference.method import Method, standard_method
@@ -166,11 +167,6 @@ class Member:
     decoding: weights.Decoding = field(default_factory=weights.Decoding)
     """Decoding that was fitted to the network, until that of the settings replaces it."""
 
-    @property
-    def patch(self) -> Triple:
-        """Voxels of a training patch."""
-        return self.identity.patch
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Model:
@@ -188,6 +184,8 @@ class Model:
     """Scores of held-out cases with these subsets, where they were measured."""
     notes: tuple[Notes, ...] = ()
     """Notes in the card of each member; none for networks of other programs."""
+    training_cases: tuple[TrainingCases, ...] = ()
+    """Training cases of each member; none for networks of other programs."""
 
     @property
     def method(self) -> Method:
@@ -203,6 +201,11 @@ class Model:
     def decoding(self) -> weights.Decoding:
         """Thresholds and smallest volumes."""
         return self.members[0].decoding
+
+    def seen(self, *ids: str) -> Seen:
+        """Return whether any network was trained on the patient with these ids."""
+        # the answers are in alphabetical order
+        return max((cases.seen(*ids) for cases in self.training_cases), default="unknown")
 
     def require(self, case_id: str, modalities: Sequence[str], file: str = "(all)") -> None:
         """Raise `CaseError` unless the networks were trained for these modalities alone."""
@@ -266,10 +269,7 @@ def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:
     """
     for path in paths:
         if _foreign_reader(path) is not None:
-            msg = (
-                f"{path} is a model of another program, which only `predict` can use, and alone; "
-                "expected runs, checkpoints or exported folders of this package."
-            )
+            msg = f"{path} is of another program: only `predict` takes it, and alone; expected runs"
             raise UsageError(msg)
     read = [(path, network) for path in paths for network in weights.read_trained(path)]
     for path, network in read:
@@ -380,6 +380,7 @@ def _as_model(
             scores for network in networks for scores in network.card.subset_scores
         ),
         notes=tuple(network.card.notes for network in networks),
+        training_cases=tuple(network.cases for network in networks),
     )
 
 
@@ -440,8 +441,5 @@ def _check_sizes(trained: weights.TrainedModel) -> None:
 
 
 def _wrong_weights(name: str, reason: str) -> UsageError:
-    msg = (
-        f"the weights are not those of model.name {name!r}: {reason}. For a network of your own, load "
-        "them in Python and use Predictor.of_network."
-    )
-    return UsageError(msg)
+    way = "For a network of your own, load them in Python: Predictor.of_network"
+    return UsageError(f"the weights are not those of model.name {name!r}: {reason}. {way}")

@@ -27,6 +27,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve
 from brats_seg.config import Section
+from brats_seg.data.fold import Seen
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores, absent_from
 from brats_seg.inference.method import Field, Scan
@@ -73,6 +74,8 @@ class Summary(Section):
     """Modalities that the case was predicted from."""
     expected_loss: SubsetScores | None = None
     """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
+    in_training: Seen = "unknown"
+    """Whether a network was trained on the patient, by the ids of its training cases."""
     convention: str
     """Label convention of the label map."""
     convention_reason: str = ""
@@ -286,6 +289,7 @@ def predict_scan(model: Model, scan: Scan) -> Prediction:
             case_id=scan.case_id,
             modalities=scan.modalities,
             expected_loss=expected_loss,
+            in_training=model.seen(scan.case_id),
             convention=convention.name,
             convention_reason=reason,
             volumes=volumes,
@@ -308,10 +312,7 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     if not (missing := absent_from(modalities)):
         return ()
     measured = f"expect a lower Dice than with all four modalities: it was {loss}"
-    unknown = (
-        "the loss of Dice to expect is not known: `brats-seg tune` measures it on the held-out cases "
-        "of the runs"
-    )
+    unknown = "the loss of Dice to expect is not known: `brats-seg tune` measures it"
     source = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
     return (f"{source}; {measured if loss else unknown}",)
 

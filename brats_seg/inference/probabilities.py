@@ -168,7 +168,7 @@ def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
 
 
 def _window(member: Member, image: Tensor) -> Triple:
-    return member.window.fit(_shape(image), member.patch, member.multiple)
+    return member.window.fit(_shape(image), member.identity.patch, member.multiple)
 
 
 def _shape(image: Tensor) -> Triple:

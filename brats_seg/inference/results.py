@@ -28,7 +28,7 @@ from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.scores import absent_from
+from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.model import PredictionSettings, ResultLayout
@@ -39,12 +39,11 @@ from brats_seg.voxels.grids import turn_of, turned
 from brats_seg.wings import PredictedDice
 
 MANIFEST_NAME = "manifest.jsonl"
-VOLUMES_NAME = "volumes.csv"
 SCANS_NAME = "scans"
 """Folder of the scans that were converted from DICOM."""
 _LOCK_NAME = ".predicting.lock"
 _VOLUME_COLUMNS = (
-    *("case_id", "convention", "modalities"),
+    *("case_id", "convention", "modalities", IN_TRAINING),
     *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
     "warnings",
 )
@@ -330,6 +329,7 @@ def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str,
 def _volume_row(record: Record) -> dict[str, str | float]:
     row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
     row["modalities"] = " ".join(record.modalities)
+    row[IN_TRAINING] = record.in_training.replace("unknown", "")
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components

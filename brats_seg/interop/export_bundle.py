@@ -114,7 +114,7 @@ def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,
-        "patch": member.patch,
+        "patch": member.identity.patch,
         "multiple": member.multiple,
         "spacing_mm": first.identity.spacing_mm,
         **first.fitted.decoding.model_dump(),

@@ -94,6 +94,6 @@ def _example(member: Member, scale: int) -> Tensor:
     generator = torch.Generator().manual_seed(scale)
     x, y, z = (
         m * (-(-max(_SMALLEST_AXIS, n // 4) // m) + scale + axis)
-        for axis, (n, m) in enumerate(zip(member.patch, member.multiple, strict=True))
+        for axis, (n, m) in enumerate(zip(member.identity.patch, member.multiple, strict=True))
     )
     return torch.randn(1, len(member.channels), x, y, z, generator=generator)

@@ -76,7 +76,10 @@ def write_cohort_page(
     means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
     records.sort(key=lambda one: (means.get(one.case_id, np.inf), -len(one.warnings)))
-    summaries = summarise_scores(scored, np.random.default_rng(0))
+    trained_on = [record.case_id for record in records if record.in_training == "yes"]
+    held_out = scored[~scored["case_id"].isin(trained_on)]
+    tables = [held_out, scored] if len(held_out) < len(scored) else [scored]
+    summaries = [summarise_scores(table, np.random.default_rng(0)) for table in tables]
     html.write_page(
         page,
         "cohort.html",
@@ -90,7 +93,7 @@ def write_cohort_page(
         remarks=remarks,
         facts=tuple(_facts(records)),
         regions=REGIONS,
-        summaries=[(s.region, s.n_cases, s.spread("dice").mean_text(s.n_cases)) for s in summaries],
+        summaries=list(filter(None, summaries)),
         charts=[(words, html.picture_uri(figure)) for words, figure in _charts(records, dice)],
     )
 

@@ -248,6 +248,8 @@ def _gone(files: PageFiles, record: Record) -> CaseError | None:
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
+    if record and record.in_training == "yes":
+        yield "the model was trained on this patient: expect worse results of new ones"
     yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
     then = record.inputs if record else ()
     pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)

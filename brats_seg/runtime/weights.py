@@ -25,8 +25,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, explained
+from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
@@ -50,6 +52,7 @@ _MOST_NETWORKS = 64
 _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
+_READ_BY = "Read it with the version of brats_seg that wrote it."
 
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
@@ -151,6 +154,7 @@ class TrainedModel:
     weights: dict[str, Tensor]
     """State dict of the network."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
 
     @property
     def identity(self) -> ModelIdentity:
@@ -185,6 +189,8 @@ class ExportedNetwork(Section):
     sha256: str
     """Check sum of that file."""
     card: ModelCard
+    cases: TrainingCases = NO_RECORD
+    """Named only if the model card names them: a hash of an id is found by trying all ids."""
 
 
 class ModelDescription(Section):
@@ -202,6 +208,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
     Raises:
         UsageError: The path holds no model, or a damaged one.
+        FoldError: The split of a run is damaged.
     """
     try:
         if (path / MODEL_NAME).exists():
@@ -224,11 +231,20 @@ def load_trained(path: Path) -> TrainedModel:
     try:
         weights = checked_weights(content["model"])
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
+        cases = _training_cases(content.get("started_from"), path.parent / SPLIT_NAME)
     except _INVALID as error:
         raise _unreadable(path, error) from None
     card: ModelCard = content["card"]
     check_stored(path, card.config.model.name, card.config.model.arguments)
-    return TrainedModel(weights=weights, card=card)
+    return TrainedModel(weights=weights, card=card, cases=cases)
+
+
+def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> TrainingCases:
+    """Return the training cases of the split of a run, and those of the weights that it started from."""
+    before = started_from or {"learnt_from": (), "is_complete": True}
+    train = read_split(split).train if split.exists() else ()
+    ids = tuple(sorted({*train, *before["learnt_from"]}))
+    return TrainingCases(ids=ids, is_complete=bool(train) and before.get("is_complete", False))
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -239,21 +255,18 @@ def read_exported(folder: Path) -> ExportedModel:
     """
     description = _read_description(folder / MODEL_NAME)
     networks = []
-    for member in description.members:
+    for part in description.members:
         # the name alone: a model from elsewhere must not read files outside its folder
-        path = folder / Path(member.weights).name
-        _check_sum(path, member.sha256)
-        model = member.card.config.model
+        path = folder / Path(part.weights).name
+        _check_sum(path, part.sha256)
+        model = part.card.config.model
         check_stored(folder / MODEL_NAME, model.name, model.arguments)
-        networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
-    found, expected = fingerprint_of(networks), description.fingerprint
-    if found != expected:
-        msg = (
-            f"{folder / MODEL_NAME} is not what was exported: found fingerprint {found}, expected "
-            f"{expected}. {_COPY_AGAIN}"
-        )
+        networks.append(TrainedModel(weights=_load_weights(path), card=part.card, cases=part.cases))
+    # the message does not tell a forger which fingerprint to write
+    if fingerprint_of(networks) != description.fingerprint:
+        msg = f"{folder / MODEL_NAME} is not what was exported: it has another fingerprint. {_COPY_AGAIN}"
         raise UsageError(msg)
-    return ExportedModel(networks=tuple(networks), fingerprint=expected)
+    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
 
 
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
@@ -281,10 +294,9 @@ def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
 
 def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
-    own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
     defaults |= Decoding().model_dump()
-    own = {name: value for name, value in own.items() if value != defaults[name]}
+    own = {name: one for name, one in entries_of(trained).items() if one != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
@@ -332,10 +344,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
-        msg = (
-            f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. "
-            "Read it with the version of brats_seg that wrote it."
-        )
+        msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. {_READ_BY}"
         raise ResumeError(msg)
     try:
         return {**content, "card": ModelCard.model_validate(content["card"])}
@@ -381,10 +390,7 @@ def _read_description(path: Path) -> ModelDescription:
     except (OSError, *_INVALID) as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
-    msg = (
-        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
-        "version of brats_seg that wrote it."
-    )
+    msg = f"{path}: found format version {found}; expected {FORMAT_VERSION}. {_READ_BY}"
     raise UsageError(msg)
 
 

@@ -18,13 +18,11 @@ import torch
 
 from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.clinical import ClinicalTable, read_clinical_tables, with_clinical
-from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.many import MappedCases, map_cases, write_failures
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import open_index, prepared_path_of
+from brats_seg.data.fold import Seen, TrainingCases, open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at, write_json
 from brats_seg.inference.method import Scan, prepare_scan
@@ -35,7 +33,7 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
-from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, SEEN, Seen, write_features
+from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, SEEN, write_features
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -50,27 +48,15 @@ Row = dict[str, str | float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Trained:
-    """A network and the patients that it was trained on."""
-
-    model: Model
-    patients: frozenset[str] | None
-    """Ids of the patients, of `patient_ids`; None where the run has no record."""
-
-    def seen(self, ids: frozenset[str]) -> Seen:
-        """Return whether the network was trained on the patient with these ids."""
-        if self.patients is None:
-            return "unknown"
-        return "yes" if self.patients & ids else "no"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Networks:
-    """Networks behind one table of features, and the tables of their patients."""
+    """Networks behind one table of features, and the tables of their patients.
+
+    The training cases of a network have the ids of all years of their patients.
+    """
 
     clinical: ClinicalTable
-    autoencoder: Trained | None
-    segmentations: tuple[Trained, ...]
+    autoencoder: Model | None
+    segmentations: tuple[Model, ...]
     spacing_mm: Spacing
     """Spacing of the scans that the networks were trained on; 1 mm without networks."""
 
@@ -160,7 +146,7 @@ def load_networks(
         UsageError: A path holds no model, or one for another task; or the models do not fit each
             other.
     """
-    patients = partial(trained_patients, clinical=clinical, cases=cases)
+    all_years = partial(with_patients, clinical=clinical, cases=cases)
     encoder = None
     if autoencoder is not None:
         model = Reconstructor.load(autoencoder, device).model
@@ -168,15 +154,13 @@ def load_networks(
             patches = f"patches of {'x'.join(map(str, size))} voxels"
             msg = f"{autoencoder} was trained on {patches}; expected whole brains: --patch whole"
             raise UsageError(msg)
-        encoder = Trained(model=model, patients=patients(autoencoder))
+        encoder = all_years(model, autoencoder)
     if segmentations:
         # raises if the models do not fit each other
         read_together(segmentations)
-    segmenters = [
-        Trained(model=load_model([path], device), patients=patients(path)) for path in segmentations
-    ]
+    segmenters = [all_years(load_model([path], device), path) for path in segmentations]
     networks = [*segmenters, *([encoder] if encoder else [])]
-    spacings_mm = {one.model.identity.spacing_mm for one in networks}
+    spacings_mm = {model.identity.spacing_mm for model in networks}
     if len(spacings_mm) > 1:
         msg = f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; expected one"
         raise UsageError(msg)
@@ -213,8 +197,8 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
     }
     latent: dict[str, float] = {}
     if networks.autoencoder is not None:
-        row[LATENT_SEEN] = networks.autoencoder.seen(ids)
-        latent = encode(networks.autoencoder.model, scan)
+        row[LATENT_SEEN] = networks.autoencoder.seen(*ids)
+        latent = encode(networks.autoencoder, scan)
     age = nan if case.facts.age_years is None else case.facts.age_years
     return row | {AGE: age} | measure_shape(tumour) | measure_intensity(tumour) | latent
 
@@ -249,37 +233,30 @@ def patient_ids(clinical: ClinicalTable, case_id: str, patient_id: str) -> froze
     return frozenset(name.lower() for name in names)
 
 
-def trained_patients(
-    path: Path, clinical: ClinicalTable, cases: Sequence[Case]
-) -> frozenset[str] | None:
-    """Return the ids of the patients that a run was trained on; None where it has no record.
-
-    `path` is its folder or a checkpoint in it.
-
-    Raises:
-        FoldError: The split of the run cannot be read.
-    """
-    split_path = (path if path.is_dir() else path.parent) / SPLIT_NAME
-    if not split_path.exists():
-        log.warning("%s has no %s: whether it was trained on a case is unknown", path, SPLIT_NAME)
-        return None
+def with_patients(
+    model: Model, path: Path, clinical: ClinicalTable, cases: Sequence[Case]
+) -> Model:
+    """Return a model whose training cases have the ids of all years of their patients."""
     patients = {case.case_id: case.patient_id for case in cases}
-    ids: set[str] = set()
-    for case_id in read_split(split_path).train:
-        patient = patients.get(case_id) or parse_case_id(case_id)[1]
-        ids |= patient_ids(clinical, case_id, patient)
-    return frozenset(ids)
+    training = []
+    for known in model.training_cases:
+        if not known.is_complete:
+            log.warning("%s does not name all cases that it was trained on", path)
+        pairs = ((case_id, patients.get(case_id, case_id)) for case_id in known.ids)
+        ids = {name for pair in pairs for name in patient_ids(clinical, *pair)}
+        training.append(TrainingCases(ids=tuple(ids), is_complete=known.is_complete))
+    return replace(model, training_cases=tuple(training))
 
 
 def _predicted_tumour(
-    scan: Scan, networks: Sequence[Trained], ids: frozenset[str]
+    scan: Scan, networks: Sequence[Model], ids: frozenset[str]
 ) -> tuple[Tumour, Seen]:
     """Predict a label map by the mean of the networks that saw the patient least."""
     if not networks:
         next_step = "Give a run with --model."
         raise CaseError(scan.case_id, "(none)", "no label map", "one, or a network", next_step)
-    least = min((one.seen(ids) for one in networks), key=SEEN.index)
-    models = [one.model for one in networks if one.seen(ids) == least]
+    least = min((model.seen(*ids) for model in networks), key=SEEN.index)
+    models = [model for model in networks if model.seen(*ids) == least]
     members = tuple(member for model in models for member in model.members)
     result = predict_scan(replace(models[0], members=members), scan)
     labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")

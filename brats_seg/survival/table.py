@@ -7,7 +7,6 @@ at the last contact: the days are a lower bound of the survival.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,8 @@ from brats_seg.cases.clinical import ClinicalRow, check_columns, mapping_files, 
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 
-Seen: TypeAlias = Literal["no", "unknown", "yes"]
+SEEN = ("no", "unknown", "yes")
 """Whether a network was trained on the patient of a case; the best answer first."""
-SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"

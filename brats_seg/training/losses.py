@@ -243,10 +243,9 @@ def _level_terms(logits: Tensor, target: Tensor) -> Tensor:
     target = _on_grid_of(logits, target)
     probabilities = torch.sigmoid(logits)
     bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    voxels = (2, 3, 4)
-    inside = (probabilities * target).sum(voxels)
+    inside = (probabilities * target).sum(_VOXELS)
     return torch.stack(
-        [inside, probabilities.sum(voxels) + target.sum(voxels), bce.mean(voxels)], dim=-1
+        [inside, probabilities.sum(_VOXELS) + target.sum(_VOXELS), bce.mean(_VOXELS)], dim=-1
     )
 
 
@@ -344,13 +343,15 @@ def task_of(config: Config) -> Task:
 def count_voxels(output: Output, target: Tensor) -> Tensor:
     """Count voxels per patch: `(N, 4, R)`, true and false positives, false and true negatives.
 
-    A voxel is predicted where its probability is above one half, that is, its logit above zero.
+    A voxel is predicted where its probability is above one half, that is, its logit above zero, or
+    where an inner region is: as label maps are written.
     """
     predicted = as_output(output).logits[0] > 0
+    for inner in range(predicted.shape[1] - 1, 0, -1):
+        predicted[:, inner - 1].logical_or_(predicted[:, inner])
     reference = target > 0
-    voxels = (2, 3, 4)
-    both = (predicted & reference).sum(voxels)
-    n_predicted, n_reference = predicted.sum(voxels), reference.sum(voxels)
+    both = (predicted & reference).sum(_VOXELS)
+    n_predicted, n_reference = predicted.sum(_VOXELS), reference.sum(_VOXELS)
     n_voxels = predicted[0, 0].numel()
     return torch.stack(
         [both, n_predicted - both, n_reference - both, n_voxels - n_predicted - n_reference + both],
@@ -395,3 +396,7 @@ def error_columns(sums: RunningSums) -> dict[str, float]:
     means = errors.mean(0) if cases else np.full(len(MODALITIES), np.nan)
     parts = {f"rmse_{name}": float(mean) for name, mean in zip(MODALITIES, means, strict=True)}
     return {"loss": sums.loss, "rmse": float(np.mean(means)), **parts}
+
+
+_VOXELS = (2, 3, 4)
+"""Axes of the voxels of patches `(N, R, X, Y, Z)`."""

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, StartConfig, differing_settings
-from brats_seg.data.fold import FoldData
+from brats_seg.data.fold import NO_RECORD, FoldData, TrainingCases
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, ResumeError, UsageError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
@@ -206,8 +205,7 @@ class Source:
     fingerprint: str
     trained: weights.TrainedModel | None = None
     """The trained network; None for a file that holds weights alone."""
-    learnt_from: tuple[str, ...] | None = None
-    """Cases that it was trained on; None where it is not known."""
+    cases: TrainingCases = NO_RECORD
 
     @property
     def name(self) -> str:
@@ -234,7 +232,7 @@ def read_source(path: Path) -> Source:
         offered=trained.weights,
         fingerprint=weights.fingerprint_of([trained]),
         trained=trained,
-        learnt_from=_cases_of(path),
+        cases=trained.cases,
     )
 
 
@@ -274,7 +272,10 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         log.info("  not loaded: %s", some_of(unfit))
     _log_differences(source, data)
     return StartedFrom(
-        path=config.path, fingerprint=source.fingerprint, learnt_from=source.learnt_from or ()
+        path=config.path,
+        fingerprint=source.fingerprint,
+        learnt_from=source.cases.ids,
+        is_complete=source.cases.is_complete,
     )
 
 
@@ -323,17 +324,6 @@ def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     return layers
 
 
-def _cases_of(path: Path) -> tuple[str, ...] | None:
-    """Return the cases that a run and those before it were trained on, or None where it is not known."""
-    folder = path if path.is_dir() else path.parent
-    if not (folder / SPLIT_NAME).exists():
-        return None
-    file = path / weights.BEST_NAME if path.is_dir() else path
-    before = weights.read_checkpoint(file, torch.device("cpu")).get("started_from")
-    earlier = before.get("learnt_from", ()) if isinstance(before, dict) else ()
-    return tuple(sorted({*read_split(folder / SPLIT_NAME).train, *map(str, earlier)}))
-
-
 def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
     expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what in ("modalities", "regions", "normalisation"):
@@ -351,15 +341,12 @@ def _log_differences(source: Source, data: FoldData) -> None:
         log.warning(what, path, ", ".join(MODALITIES), ", ".join(REGIONS))
     else:
         identity = source.trained.identity
-        if set(identity.conventions) != set(data.conventions):
-            what = "%s learnt from label maps of %s; these are of %s"
-            log.info(what, path, *map(" and ".join, (identity.conventions, data.conventions)))
         if tuple(identity.spacing_mm) != tuple(data.spacing_mm):
             what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
             log.warning(what, path, *map(spacing_text, (identity.spacing_mm, data.spacing_mm)))
-    if source.learnt_from is None:
+    if not source.cases.is_complete:
         what = "%s does not name its training cases; if some are held out here, scores will be too good"
         log.info(what, path)
-    elif seen := sorted({*data.split.validation}.intersection(source.learnt_from)):
+    if seen := sorted({*data.split.validation}.intersection(source.cases.ids)):
         what = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
         log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))

@@ -51,6 +51,8 @@ class StartedFrom:
     """Hash of all offered weights."""
     learnt_from: tuple[str, ...] = ()
     """Cases that these weights were trained on, and those that they started from, where it is known."""
+    is_complete: bool = False
+    """Whether all of them are known."""
 
 
 @dataclass(kw_only=True, slots=True)

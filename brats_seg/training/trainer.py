@@ -32,7 +32,7 @@ from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, run_plan
-from brats_seg.training.losses import Criterion, RunningSums, whole_loss
+from brats_seg.training.losses import Criterion, RunningSums, brain_of, whole_loss
 from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
@@ -368,6 +368,9 @@ def validate(
             target = sample.target[None].to(device).float()
             sums.loss_sum += float(whole_loss(plan.task.criterion, output, target))
             sums.n_patches += 1
+            if plan.config.model.task == "segmentation":
+                # a label map has no tumour outside the brain
+                output.masked_fill_(~brain_of(sample.image[None].to(device)), -1)
             sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
     network.train()
     return sums

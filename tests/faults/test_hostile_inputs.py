@@ -248,7 +248,7 @@ READ_AGAIN = {
     "scans/survival_info.csv": (*COMMANDS["index"], 0, 2),
     "scans/name_mapping.csv": (*COMMANDS["features"], 0, 2),
     "features.csv": ("survival features.csv --clinical table.csv -o survival", "scans", 2),
-    "scores.csv": ("figure bars scores.csv -o bars.png", "scans", 2),
+    "scores.csv": ("figure scores scores.csv -o scores.png", "scans", 2),
 }
 """Files that a command reads, the command, the stage it starts from, and its exit codes."""
 
