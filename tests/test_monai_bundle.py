@@ -9,6 +9,7 @@ import pytest
 import torch
 from monai import transforms
 from monai.inferers import SlidingWindowInferer
+from monai.networks import nets
 from monai.networks.nets import SegResNet
 
 from brats_seg.cases.case import load_case
@@ -16,6 +17,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
+from brats_seg.presets import MONAI_NETWORKS
 from tests.builders import write_case
 from tests.foreign_builders import part, write_bundle
 
@@ -101,6 +103,39 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
         after[(before >= 0.46) == expected], before[(before >= 0.46) == expected]
     )
     assert (expected != (before >= 0.46)).any()
+
+
+SIZES = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
+LEVELS = {**SIZES, "channels": [4, 8], "strides": [2]}
+KERNELS = {"kernel_size": [3, 3, 3], "strides": [1, 2, 2], "upsample_kernel_size": [2, 2]}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "AttentionUnet": LEVELS,
+    "BasicUNet": {**SIZES, "features": [4, 4, 4, 4, 4, 4]},
+    "DynUNet": {**SIZES, **KERNELS, "filters": [4, 8, 8], "deep_supervision": True},
+    "HighResNet": SIZES,
+    "SegResNet": {**SIZES, "init_filters": 8, "norm": ["instance", {"affine": True}]},
+    "SwinUNETR": {**SIZES, "feature_size": 12},
+    "UNETR": {**SIZES, "img_size": 64, "hidden_size": 24, "mlp_dim": 24, "num_heads": 2},
+    "UNet": {**LEVELS, "num_res_units": 1, "norm": "batch"},
+    "VNet": SIZES,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # MONAI's own
+@pytest.mark.parametrize("name", MONAI_NETWORKS)
+def test_every_known_network_is_read(tmp_path: Path, name: str) -> None:
+    size = [64 if name in {"SwinUNETR", "UNETR"} else 32] * 3
+    windows = part("SlidingWindowInferer", roi_size=size)
+    network = part(f"monai.networks.nets.{name}", **ARGUMENTS[name])
+    model = write_bundle(tmp_path, network_def=network, inferer=windows)
+    expected = getattr(nets, name)(**ARGUMENTS[name]).eval()
+    torch.save({"state_dict": expected.state_dict()}, model / "models/model.pt")
+    image = torch.rand(1, 4, *size)
+
+    member = Predictor.load([model], PredictionSettings(**FP32)).model.members[0]
+
+    with torch.no_grad():
+        torch.testing.assert_close(member.network(image), expected(image), atol=1e-4, rtol=1e-4)
 
 
 LOAD = part("LoadImaged", keys="image")

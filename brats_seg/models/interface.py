@@ -10,7 +10,7 @@ A network supports activation checkpointing if its attribute `checkpointing` hol
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from brats_seg.errors import ConfigError
@@ -85,8 +84,7 @@ def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]
 def check_window(network: nn.Module, window: Sequence[int], n_out: int) -> None:
     """Raise `ValueError` unless a network returns logits of a window; no memory is taken for them."""
     image = torch.empty(1, len(MODALITIES), *window, device="meta")
-    shapes = {name: value.to("meta") for name, value in network.state_dict().items()}
-    logits = functional_call(network, shapes, image)
+    logits = deepcopy(network).to("meta")(image)
     if logits.shape != (1, n_out, *window):
         msg = f"the network turns {tuple(image.shape)} into {tuple(logits.shape)}"
         raise ValueError(msg)
