@@ -95,9 +95,9 @@ class _Windows(BaseModel):
 class _Sizes(BaseModel):
     """Arguments of transforms that the size of a volume depends on."""
 
-    pixdim: interop.Spacing | VoxelEdge | None = None
-    min_pixdim: interop.Spacing | VoxelEdge | None = None
-    max_pixdim: interop.Spacing | VoxelEdge | None = None
+    pixdim: interop.Spacing | VoxelEdge = 1.0
+    min_pixdim: interop.Spacing | VoxelEdge = 1.0
+    max_pixdim: interop.Spacing | VoxelEdge = 1.0
     margin: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 0
     k_divisible: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 1
 

@@ -360,6 +360,9 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     assert "asks for code" in call(given_run.parent, *words)[2]
     ended = call(given_run.parent, "--trust-code", name, *words)
     assert ended.code == 0, ended.err
+    words[3] = "by-workers"
+    ended = call(given_run.parent, "--trust-code", name, *words, "--workers", "2")
+    assert (ended.code, "0 failed" in ended.out) == (0, True), ended.err
     again = choose_settings(run_paths=[given_run], assignments=[f"model.name={name}"])
     assert again.config.model.arguments == arguments
     known = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
