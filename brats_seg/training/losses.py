@@ -379,9 +379,8 @@ def add_squares(output: Output, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
     difference = at_least_float32(as_output(output).logits[0]) - target
     brain = brain_of(target)
-    voxels = (2, 3, 4)
-    squares = (difference.square() * brain).sum(voxels)
-    return torch.stack([squares, brain.sum(voxels).to(squares.dtype).expand_as(squares)], 1)
+    squares = (difference.square() * brain).sum(_VOXELS)
+    return torch.stack([squares, brain.sum(_VOXELS).to(squares.dtype).expand_as(squares)], 1)
 
 
 def error_columns(sums: RunningSums) -> dict[str, float]:
