@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2818,
+    "training": 2817,
     "inference": 2083,
     "cases": 2168,
     "top level": 1580,
@@ -45,7 +45,7 @@ ABOVE_BUDGET = {
     "survival": 890,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 20_000, 121
+MOST_LINES, MOST_MODULES = 19_421, 109
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {
