@@ -98,6 +98,7 @@ def test_the_state_is_its_checkpoint(
     path, config = undisturbed["true"], tiny_settings(*SETTINGS, "loss.batch_dice=true")
     state, other = (new_state(plan_run(config, data), ranks=Ranks()) for _ in range(2))
 
+    (tmp_path / "config.yaml").touch()
     with RunFolder(path=path).opened(state, fresh=False):
         RunFolder(path=tmp_path).save(state)
 
@@ -115,7 +116,8 @@ def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
 ) -> None:
     """torch reports a limit as a RuntimeError: "unexpected pos"."""
     state = new_state(plan_run(tiny_settings(*SETTINGS), data), ranks=Ranks())
-    folder = RunFolder(path=tmp_path)
+    folder, settings = RunFolder(path=tmp_path), tmp_path / "config.yaml"
+    settings.touch()
     folder.save(state)
     before = folder.last_path.read_bytes()
 
@@ -131,7 +133,7 @@ def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
             folder.save(state)
 
     assert folder.last_path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [folder.last_path]
+    assert {*tmp_path.iterdir()} == {settings, folder.last_path}
 
 
 @pytest.mark.parametrize(
@@ -212,11 +214,20 @@ def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Pat
 
     run.last_path.touch()
 
-    with pytest.raises(ResumeError, match=r"lacks 2 cases of .*run: demo_1, demo_2"):
+    with pytest.raises(ResumeError, match=r"lacks cases of .*run: demo_1, demo_2"):
         run.check_scans(tmp_path / "scans", Config())
     # phantoms have ids that real cases have as well
     write_split(Split(train=("BraTS2021_00000",), validation=("demo_2",)), run.path / "split.csv")
-    with pytest.raises(ResumeError, match=r"lacks 1 case of .*: demo_2"):
+    with pytest.raises(ResumeError, match=r"lacks cases of .*: demo_2"):
         run.check_scans(tmp_path / "scans", Config())
     write_case(tmp_path / "scans", "demo_2")
     run.check_scans(tmp_path / "scans", Config())
+
+
+def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path, data: FoldData) -> None:
+    state = new_state(plan_run(tiny_settings(*SETTINGS), data), ranks=Ranks())
+
+    with pytest.raises(EnvironmentalError, match="run is not there any more: give it back"):
+        RunFolder(path=tmp_path / "run").save(state)
+
+    assert not (tmp_path / "run").exists()

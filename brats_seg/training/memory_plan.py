@@ -8,7 +8,7 @@ of torch because there is no public one.
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -223,7 +223,7 @@ class ChosenSettings:
 
 def choose_settings(
     *,
-    assignments: Iterable[str] = (),
+    assignments: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
     run_paths: Sequence[Path] = (),
     gpu: Gpu | None = None,
@@ -245,7 +245,6 @@ def choose_settings(
         >>> choose_settings(values={"training.device": "cpu"}).config.patch.size
         (64, 64, 64)
     """
-    assignments = list(assignments)
     begun = next((path for path in run_paths if RunFolder(path=path).is_begun), None)
     if begun is not None:
         path = begun / CONFIG_NAME
@@ -253,8 +252,7 @@ def choose_settings(
             text = read_yaml(path)
             load_config(text=text)
         except ConfigError as error:
-            way = "Give --preset or --config, or start anew with --fresh"
-            msg = f"{path} cannot be used: {error}. {way}"
+            msg = f"{path} cannot be used: {error}. Give --preset or --config, or --fresh"
             raise ConfigError(msg) from None
         config = load_config(text=text, assignments=assignments, values=values)
         _check_code(config, path, " ".join(map(str, [*assignments, *(values or {}).values()])))

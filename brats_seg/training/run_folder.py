@@ -22,7 +22,7 @@ from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, StartConfig, differing_settings
 from brats_seg.data.fold import NO_RECORD, FoldData, TrainingCases
 from brats_seg.data.normalisation import spacing_text
-from brats_seg.errors import BratsError, ResumeError, UsageError, counted, some_of
+from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet
@@ -86,8 +86,8 @@ class RunFolder:
         offered = find_cases(data, label_files=config.cases.label_files).cases
         missing = {*split.train, *split.validation} - {case.case_id for case in offered}
         if missing:
-            n, names = counted(len(missing), "case"), some_of(sorted(missing))
-            msg = f"{data} lacks {n} of {self.path}: {names}. {_WAYS_OUT}"
+            names = some_of(sorted(missing))
+            msg = f"{data} lacks cases of {self.path}: {names}. {_WAYS_OUT}"
             raise ResumeError(msg)
 
     @contextmanager
@@ -113,6 +113,10 @@ class RunFolder:
     def save(self, state: RunState) -> None:
         """Write the latest state as a whole: after a crash the file is the old one or the new one."""
         if state.accumulator.ranks.is_first:
+            # a state alone, in a folder that was made anew, would not resume
+            if not (self.path / CONFIG_NAME).exists():
+                msg = f"{self.path} is not there any more: give it back, and start the same command again"
+                raise EnvironmentalError(msg)
             weights.write_checkpoint(state.state_dict(), self.last_path)
 
     def save_best(self, state: RunState, validation: RunningSums) -> None:

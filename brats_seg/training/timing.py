@@ -124,8 +124,7 @@ class Clock:
     @property
     def is_checkpoint_due(self) -> bool:
         """Whether the latest state is older than the settings allow."""
-        minutes = self.plan.config.training.checkpoint_minutes
-        return time.monotonic() - self._saved_s > 60 * minutes
+        return time.monotonic() - self._saved_s > 60 * self.plan.config.training.checkpoint_minutes
 
     def begin_epoch(self) -> None:
         """Start the clock of an epoch, from the time that it had taken before an interruption."""
