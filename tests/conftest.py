@@ -1,9 +1,11 @@
 """Fixtures that many tests share."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ from tests.builders import Run, call, write_case
 # sums in another order differ in their last bits, and test processes share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
 
+
+SECURITY = Path(__file__).parent.parent / "SECURITY.md"
 
 # the same examples in every run, on machines of any speed
 settings.register_profile(
@@ -113,3 +117,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the promises of SECURITY.md with the tries and the failures of their tests."""
+    tries = dict[str, tuple[int, int]]()
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport) and not report.skipped:
+            counted = dict(report.user_properties).get("tries")
+            if counted or report.when == "call" or report.failed:
+                tries[report.nodeid] = counted or (1, int(report.failed))
+    rows = []
+    for line in SECURITY.read_text().splitlines():
+        promise, _, files = line.removeprefix("| ").partition(" | ")
+        tests = [os.path.normpath(f"tests/faults/{file}") for file in re.findall(r"`(.+?)`", files)]
+        counts = [n for node, n in tries.items() if node.partition("::")[0] in tests]
+        if counts:
+            rows.append((*map(sum, zip(*counts, strict=True)), promise[:88]))
+    if rows:
+        terminalreporter.section("promises")
+        for n_tries, n_failures, promise in rows:
+            terminalreporter.write_line(f"{n_tries:6} tries {n_failures:4} failed  {promise}")
