@@ -59,8 +59,7 @@ def zoomed(*factors: float) -> Change:
 
 def swapped(one: int, other: int) -> Change:
     """Return a fault that exchanges two modalities."""
-    order = list(range(4))
-    order[one], order[other] = other, one
+    order = [{one: other, other: one}.get(place, place) for place in range(4)]
     return lambda images: images[order]
 
 
