@@ -124,9 +124,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     tries = dict[str, tuple[int, int]]()
     for report in chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport) and not report.skipped:
-            counted = dict(report.user_properties).get("tries")
-            if counted or report.when == "call" or report.failed:
-                tries[report.nodeid] = counted or (1, int(report.failed))
+            if counted := dict(report.user_properties).get("tries"):
+                tries[report.nodeid] = counted
+            elif report.when == "call" or report.failed:
+                tries.setdefault(report.nodeid, (1, int(report.failed)))
     rows = []
     for line in SECURITY.read_text().splitlines():
         promise, _, files = line.removeprefix("| ").partition(" | ")
