@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -119,15 +119,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs CUDA")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the promises of SECURITY.md with the tries and the failures of their tests."""
+def _tries(reports: Iterable[object]) -> dict[str, tuple[int, int]]:
+    """Return the tries and the failures of each test; a campaign tries many times."""
     tries = dict[str, tuple[int, int]]()
-    for report in chain.from_iterable(terminalreporter.stats.values()):
+    for report in reports:
         if isinstance(report, pytest.TestReport) and not report.skipped:
             if counted := dict(report.user_properties).get("tries"):
                 tries[report.nodeid] = counted
             elif report.when == "call" or report.failed:
                 tries.setdefault(report.nodeid, (1, int(report.failed)))
+    return tries
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the promises of SECURITY.md with the tries and the failures of their tests."""
+    tries = _tries(chain.from_iterable(terminalreporter.stats.values()))
     rows = []
     for line in SECURITY.read_text().splitlines():
         promise, _, files = line.removeprefix("| ").partition(" | ")
