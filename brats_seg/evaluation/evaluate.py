@@ -1,8 +1,8 @@
 """Score the label maps in one folder against the references in another.
 
-They are paired by the names of files and folders. All label maps are read before the first is scored, because the label convention of a case may depend
-on the others. A reference of another scan, and a label map in another numbering than its names say,
-would give scores that mean nothing, and are refused.
+They are paired by the names of files and folders. All label maps are read before the first is scored,
+because the label convention of a case may depend on the others. A reference of another scan, and a
+label map in another numbering than its names say, would give scores that mean nothing, and are refused.
 """
 
 import zlib

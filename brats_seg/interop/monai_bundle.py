@@ -210,8 +210,8 @@ class _Pipeline:
             # MONAI warns where there is nothing to undo
             if any(isinstance(transform, InvertibleTransform) for transform in self.steps):
                 probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
-            regions = self._cleaned(probabilities).numpy()
-            return np.stack([turned(region, turn) for region in regions])
+            regions = self._cleaned(probabilities) if self.cleaning else probabilities
+            return np.stack([turned(region, turn) for region in regions.numpy()])
 
         return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
 
