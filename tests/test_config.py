@@ -61,8 +61,12 @@ def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
 @pytest.mark.parametrize(
     ("assignment", "match"),
     [
-        ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
-        ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
+        ("trainig.n_epochs=3", r"setting trainig is unknown; .* folds,.* Did you mean training\?"),
+        (
+            "training.n_epoch=3",
+            r"setting training\.n_epoch is unknown; there are n_epochs, .* mean n_epochs\?",
+        ),
+        ("training.lr=1", r"training\.lr is unknown; .* Did you mean optimizer\.lr\?"),
         ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
         ("training.n_epochs=ten", r"training\.n_epochs: expected a valid integer.*got 'ten'"),
         ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),

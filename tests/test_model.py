@@ -8,7 +8,8 @@ import torch
 
 from brats_seg.config import Config, PatchConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
-from brats_seg.inference.model import PredictionSettings, load_model
+from brats_seg.inference.model import load_model
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
