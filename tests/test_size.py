@@ -36,13 +36,13 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2817,
-    "inference": 2083,
+    "inference": 2065,
     "cases": 2168,
     "top level": 1580,
     "evaluation": 1121,
     "figures": 948,
     "dicom": 867,
-    "survival": 890,
+    "survival": 874,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_421, 109
