@@ -59,7 +59,6 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
 
 def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
     network = build_model(ModelConfig(), (128, 128, 128))
-
     strides = [level[0].convolution.stride for level in network.encoder]
     assert strides == [(1, 1, 1)] + 5 * [(2, 2, 2)]
     assert [level[1].convolution.out_channels for level in network.encoder] == [
@@ -105,7 +104,6 @@ def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
     for size in range(64, 300):
         multiple = size_multiple(config, (size, 96, 64))
         rounded = -(-size // multiple[0]) * multiple[0]
-
         _check_patch(config, (rounded, 96, 64))
 
 
@@ -144,11 +142,9 @@ def test_a_network_by_dotted_name_returns_logits_in_both_modes(
 ) -> None:
     network = build_model(own(name, **UNET, **arguments), (32, 32, 32))
     image = torch.randn(1, 4, 32, 32, 32)
-
     output = network(image)
     with torch.inference_mode():
         logits = network.eval()(image)
-
     for found in (output, logits):
         assert type(found) is Tensor
         assert found.shape == (1, 3, 32, 32, 32)
@@ -199,7 +195,6 @@ def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
     patch: Triple, multiple: Triple
 ) -> None:
     config = own("torch.nn.Conv3d")
-
     assert size_multiple(config, patch) == multiple
     assert padded_size(config, (139, 160, 1)) == (160, 160, 32)
     # as does a function that is annotated
@@ -209,5 +204,4 @@ def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
 
 def test_importing_the_package_does_not_import_monai() -> None:
     code = "import sys, brats_seg.models.build; sys.exit('monai' in sys.modules)"
-
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

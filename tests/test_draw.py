@@ -51,7 +51,10 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("sampel scans -o a.png", "'sampel' is unknown; there are sample, montage, preview, uncertainty,"),
+        (
+            "sampel scans -o a.png",
+            "'sampel' is unknown; there are sample, montage, preview, uncertainty,",
+        ),
         ("sample absent -o a.png", "absent does not exist"),
         ("sample scans -o a.bmp", "a.bmp ends in .bmp"),
         ("sample scans --case X -o a.png", "no case X; it has BraTS2021_0"),

@@ -91,7 +91,6 @@ def test_training_sees_what_prediction_computes(
     """Each case is, bit for bit, the scan that the network would be given, in every fold."""
     root = write_cases(tmp_path / "scans", *spacings)
     folds = [opened(root, *changes, fold=fold) for fold in (0, 1, 0)]
-
     assert {data.spacing_mm for data in folds} == {expected}
     for case in read_index(folds[0].folder / "cases.csv", root).cases:
         scan, prepared = read_scan(case, expected), whole_case(folds[0].folder, case.case_id)
@@ -103,12 +102,10 @@ def test_training_sees_what_prediction_computes(
 
 def test_what_cannot_be_opened_is_refused_before_anything_is_written(two: Path) -> None:
     before = sorted(two.parent.rglob("*"))
-
     with pytest.raises(FoldError, match="there is no fold 9: the settings have 2 folds, 0 to 1"):
         open_fold(two, fold=9, config=settings())
     with pytest.raises(UsageError, match=r"prepared cases would replace .*_00000 and 1 more"):
         open_fold(two, fold=0, config=settings(), prepared_path=two)
-
     assert sorted(two.parent.rglob("*")) == before
 
 
@@ -121,7 +118,6 @@ def test_fold_tables_of_several_numbers_stand_side_by_side_and_a_given_one_is_ke
     assert two.folds_path == two.folder / "folds-2-seed55.csv"
     assert three.folds_path == two.folder / "folds-3-seed55.csv"
     assert len(three.split.validation) == 1
-
     text = two.folds_path.read_text().replace(",1\n", ",2\n").replace(",0\n", ",1\n")
     two.folds_path.unlink()
     (two.folder / "folds.csv").write_text(text)
@@ -134,7 +130,6 @@ def test_the_messages_about_a_vanished_and_a_new_case_name_the_table(two: Path) 
     (two / "BraTS2021_00001").rename(two.with_name("elsewhere"))
     with pytest.raises(FoldError, match=r"folds-2-seed55\.csv has cases .*: BraTS2021_00001\. Res"):
         opened(two)
-
     write_case(two, "BraTS2021_00002", seed=2)
     with pytest.raises(FoldError, match=r"folds-2-seed55\.csv: the fold table has no row for case"):
         opened(two)
@@ -159,7 +154,6 @@ def test_prepared_cases_are_beside_the_scans_whatever_the_current_folder(
     Path("link").symlink_to(root)
     paths = [prepared_path_of(path) for path in (root, Path("../disk/BraTS"), Path("link"))]
     monkeypatch.chdir(root)
-
     assert {*paths, prepared_path_of(Path())} == {tmp_path / "disk" / "BraTS-prepared"}
 
 
@@ -192,7 +186,6 @@ def test_a_split_of_two_spacings_is_refused(tmp_path: Path, two: Path) -> None:
     (moved,) = data.split.validation
     (other.folder / moved).rename(tmp_path / "spare")
     (data.folder / moved).rename(other.folder / moved)
-
     with pytest.raises(CaseError, match=r"prepared at 1x1x1 mm; expected 2x2x2 mm as BraTS2021"):
         open_split(other.folder, data.split)
 
@@ -204,7 +197,6 @@ def test_a_fold_has_more_cases_than_a_process_may_open_files(tiny_prepared: Path
     expected = open_split(tiny_prepared, split).fingerprint
     n_open = len(list(Path("/proc/self/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, hard))
     try:
         assert open_split(tiny_prepared, split).fingerprint == expected
@@ -237,6 +229,5 @@ def test_a_table_that_has_not_changed_is_not_written_again(two: Path) -> None:
         times.append(path.stat().st_mtime_ns)
         if n == 1:
             os.utime(next(two.glob("*/*")), (1, 1))
-
     assert tables[0] == tables[1]
     assert times[0] == times[1] != times[2]

@@ -98,7 +98,6 @@ def test_a_change_depends_on_its_random_state_and_leaves_the_background(
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -> None:
     noise = inside(changed(add_noise, seed)) - inside(make_image())
-
     random = np.random.RandomState(seed)
     random.uniform()  # whether there is noise
     std = random.uniform(0, 0.1)
@@ -133,7 +132,6 @@ def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
     """Against a plain loop over voxels, on an image that is brain throughout."""
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 6, 5, 4)) + 9).float()
     smoothed = smoothed_along(image[0], 1, 0.8)
-
     weights = [math.exp(-0.5 * (offset / 0.8) ** 2) for offset in range(4)]
     for j in range(5):
         near = [k for k in range(5) if abs(k - j) <= 3]
@@ -157,7 +155,6 @@ def test_changes_come_as_often_as_their_chances_say() -> None:
     for seed in range(1000):
         transform.set_random_state(seed).randomize()
         counts += [change in transform.drawn for change in CHANGES]
-
     assert counts.tolist() == pytest.approx([100, 200, 150, 150, 250, 100, 300], abs=50)
     assert not transform({"image": torch.zeros(4, 5, 5, 5)})["image"].any()
 
@@ -165,7 +162,6 @@ def test_changes_come_as_often_as_their_chances_say() -> None:
 @pytest.mark.parametrize("change", CHANGES)
 def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: Change) -> None:
     expected = changed(change)
-
     for image in (make_image().numpy(), MetaTensor(make_image()), make_image().double()):
         found = certain(change).set_random_state(0)({"image": image})["image"]
         assert type(found) is Tensor
@@ -186,7 +182,6 @@ def test_a_change_is_monais_where_all_is_brain(
 ) -> None:
     monkeypatch.setattr(intensities, "_around_one", lambda *_: factor)
     found = changed(ours, image=BRAIN_THROUGHOUT)
-
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
@@ -220,11 +215,9 @@ def kept_of(image: Tensor) -> tuple[str, ...]:
 def test_modality_dropout_leaves_every_subset_of_whole_channels_equally_often() -> None:
     dropout = RandIntensitiesd("image", [(drop_modalities, 0.7)]).set_random_state(seed=0)
     n_draws = 4000
-
     found = Counter(
         kept_of(dropout({"image": torch.ones(4, 1, 1, 1)})["image"]) for _ in range(n_draws)
     )
-
     assert {*found} == {MODALITIES, *MODALITY_SUBSETS}
     assert found.pop(MODALITIES) / n_draws == pytest.approx(0.3, abs=0.03)
     for n_found in found.values():

@@ -72,16 +72,12 @@ def make_dataset(
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
     assert stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
-    parts = [(1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)]
-    seeds = [stable_seed(*part) for part in parts]
-    assert len({*seeds}) == len(parts)
+    seeds = {stable_seed(*p) for p in ((1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,))}
+    assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-    draws = [
-        DRAW,
-        *(replace(DRAW, **other) for other in ({"epoch": 4}, {"case_id": "b"}, {"draw": 0})),
-    ]
-    drawn = [(55, draw, "place") for draw in draws] + [(56, DRAW, "place"), (55, DRAW, "augment")]
+    changes = ({}, {"epoch": 4}, {"case_id": "b"}, {"draw": 0})
+    drawn = [(55, replace(DRAW, **change), "place") for change in changes]
+    drawn += [(56, DRAW, "place"), (55, DRAW, "augment")]
     first = [np.random.default_rng(patch_seed(*one)).random() for one in [*drawn, drawn[0]]]
     assert len({*first}) == 6
     assert first[0] == first[-1]
@@ -90,7 +86,6 @@ def test_a_seed_never_changes_and_depends_on_every_part() -> None:
 def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     ids = [f"case{number}" for number in range(20)]
     keys = epoch_patches(ids, 2, 3, 55)
-
     assert Counter(key.case_id for key in keys) == dict.fromkeys(ids, 3)
     assert len(set(keys)) == 60
     assert {key.draw for key in keys} == {0, 1, 2}
@@ -103,9 +98,7 @@ def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> N
     samples = patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 20, 1), 2)
     next(samples)
     assert len(multiprocessing.active_children()) == 2
-
     samples.close()
-
     assert multiprocessing.active_children() == []
 
 
@@ -114,7 +107,6 @@ def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> N
     keys = [PatchKey(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
     samples = patch_loader(make_dataset(folder), keys, n_workers)
     assert next(samples).case_id == IDS[0]
-
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
         next(samples)
 
@@ -173,7 +165,6 @@ def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
     dataset, alone = (make_dataset(folder, names=names) for _ in range(2))
     before = torch.get_rng_state()
     samples = list(patch_loader(dataset, keys, n_workers))
-
     assert torch.equal(torch.get_rng_state(), before)
     assert len(samples) == 15
     for key, sample in reversed(list(zip(keys, samples, strict=True))):
@@ -240,7 +231,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) 
         assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
         assert (sample.target.shape, sample.target.dtype) == ((3, 16, 24, 8), torch.uint8)
         assert sample.image.isfinite().all()
-        # ET lies in TC, TC in WT
         wt, tc, et = sample.target
         assert ((et <= tc) & (tc <= wt)).all()
         assert torch.equal(sample.image, image)
@@ -254,28 +244,24 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) ->
     """A whole case is rounded up to a size that the network takes, but for a held-out one."""
     case, key = open_case(pair, PAIR[0]), keys_of(1)[0]
     sample = dataset_of(pair, size=size)[key] if size else whole_case(pair, PAIR[0])
-    box = {"whole": Box.at((0, 0, 0), (48, 48, 64)), None: Box.at((0, 0, 0), case.shape)}.get(
-        size, Box.at(tuple((n - 60) // 2 for n in case.shape), (60, 60, 60))
-    )
-
+    box = Box.at((0, 0, 0), (48, 48, 64) if size else case.shape)
+    if size not in {"whole", None}:
+        box = Box.at(tuple((n - 60) // 2 for n in case.shape), size)
     assert (sample.case_id, sample.image.dtype) == (PAIR[0], torch.float16)
     np.testing.assert_array_equal(sample.image, case.read_image(box))
     np.testing.assert_array_equal(sample.target, regions_of(case.read_labels(box), BRATS2017))
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_threads_and_the_order_change_no_bit(pair: Path, augment: str) -> None:
+def test_threads_and_the_order_change_no_bit(
+    pair: Path, augment: str, request: pytest.FixtureRequest
+) -> None:
     dataset = dataset_of(pair, augment, size=(48, 48, 48))
     alone = [dataset[key] for key in keys_of(12)]
-    before = torch.get_num_threads()
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(3)
-    try:
-        # nor does the order
-        together = [dataset[key] for key in reversed(keys_of(12))][::-1]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
+    together = [dataset[key] for key in reversed(keys_of(12))][::-1]
+    assert torch.get_num_threads() == 3
     assert all(map(equal, alone, together))
 
 
@@ -341,7 +327,6 @@ def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
         kept.append((sample.image[1:3, 2].permute(1, 2, 0), sample.target[1][None]))
         del sample
     del receiver
-
     for number, (image, target) in enumerate(kept):
         assert image.unique().tolist() == [number]
         assert target.unique().tolist() == [number % 2]

@@ -50,7 +50,6 @@ def test_the_crop_is_the_brain_whatever_the_background(
     rng: np.random.Generator, background: float, dtype: str
 ) -> None:
     brain = extract_brain("a", modalities(rng, background=background, dtype=dtype), None)
-
     assert brain.box == Box(start=(2, 1, 3), stop=(4, 4, 5))
     assert brain.image.shape == (4, 2, 3, 2)
     assert brain.image.dtype == np.float16
@@ -86,19 +85,15 @@ def test_the_box_holds_all_modalities_and_all_labels(rng: np.random.Generator) -
     assert extract_brain("a", volumes, volume(labels)).box == Box(start=(2, 1, 3), stop=(4, 4, 5))
     volumes[2].array[4, 4, 5] = -3  # values below the background are brain
     labels[2, 1, 3], labels[0, 5, 3] = 2, 4
-
     brain = extract_brain("a", volumes, volume(labels, "seg.nii"))
-
     assert brain.box == Box(start=(0, 1, 3), stop=(5, 6, 6))
     assert brain.labels is not None
     np.testing.assert_array_equal(brain.box.placed(brain.labels, (6, 6, 6)), labels)
 
 
 def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Generator) -> None:
-    volumes = modalities(rng)
-    blank = [volume(np.zeros((6, 6, 6), dtype=np.int16), f"{n}.nii") for n in range(4)]
+    volumes, blank = modalities(rng), [volume(np.zeros((6, 6, 6)), f"{n}.nii") for n in range(4)]
     mask = volume((volumes[1].array > 0).astype(np.int16), "mask.nii")
-
     with pytest.raises(CaseError, match=r"file 0.nii: found no voxel that differs"):
         extract_brain("a", blank, None)
     with pytest.raises(CaseError, match=r"case a, file mask.nii: found the value 1 in the whole"):
@@ -141,7 +136,6 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 5.0, -0.9, -0.8, 1.0
     stored = Geometry(shape=(20, 30, 40), affine=affine, qform=affine, qform_code=1, sform_code=1)
-
     assert grid_of(stored) == ((30, 40, 20), (0.9, 0.8, 5.0))
 
 
@@ -150,11 +144,7 @@ def test_image_and_labels_are_resampled_to_one_grid_unless_it_is_nearly_theirs(
 ) -> None:
     loaded = load_case(index_cases(tiny_scans).cases[0])
     assert at_spacing(loaded, (1.04, 1.0, 0.97)) == (loaded, None)
-
     finer, resampling = at_spacing(loaded, (0.5, 0.5, 0.5))
-
-    assert resampling is not None
-    assert finer.label is not None
     grids = [volume.geometry for volume in (*finer.volumes, finer.label)]
     assert all(grid == grids[0] for grid in grids)
     assert grids[0].spacing_mm == (0.5, 0.5, 0.5)
@@ -172,7 +162,6 @@ def test_image_and_labels_are_resampled_to_one_grid_unless_it_is_nearly_theirs(
 )
 def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
     finer = resampled_labels(line_of(*values), BRATS2017, FINER)
-
     assert finer.array[:, 0, 0].tolist() == expected
 
 
@@ -185,16 +174,13 @@ def test_resampled_regions_are_nested(
 ) -> None:
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)
     assume(resampling is not None)
-
     finer = resampled_labels(volume(array), BRATS2024, resampling)
-
     wt, tc, et = regions_of(finer.array, BRATS2024)
     assert not ((tc & ~wt) | (et & ~tc)).any()
 
 
 def test_a_line_says_which_cases_are_resampled() -> None:
     spacings = [ONE] * 3 + [TWO] * 2 + [(0.5, 0.5, 5.0), (3.0, 3.0, 3.0), (4.0, 4.0, 4.0)]
-
     assert spacing_line([ONE, (0.98, 1.0, 1.0)], ONE) is None
     assert spacing_line([TWO] * 3, TWO) == "cases are prepared at 2x2x2 mm"
     assert spacing_line(spacings, ONE) == (

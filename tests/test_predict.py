@@ -15,7 +15,7 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.predict import Prediction, Predictor, predict_scan
+from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.probabilities import (
     PredictionFallback,
     PredictionMode,
@@ -51,7 +51,9 @@ def predict(
     folder: Path, model: Model | None = None, settings: PredictionSettings = PLAIN_SETTINGS
 ) -> tuple[Scan, Prediction]:
     scan = read_scan(folder)
-    return scan, predict_scan(replace(model or make_model(), settings=settings), scan)
+    return scan, Predictor(model=replace(model or make_model(), settings=settings)).predict_scan(
+        scan
+    )
 
 
 def written(

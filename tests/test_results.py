@@ -19,7 +19,6 @@ from brats_seg.survival.results import (
     spearman,
     summarise,
     write_predictions,
-    write_submission,
     write_summary,
 )
 from brats_seg.survival.study import Predictions, Study, cross_validate
@@ -187,16 +186,6 @@ def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
         "C,C,,,,333.0,202.0,0.5",
         "D,D,1,500,no,444.0,203.0,0.25",
     ]
-
-
-def test_a_submission_is_ids_and_days_without_a_header(tmp_path):
-    path = tmp_path / "s.csv"
-
-    assert write_submission(STUDY, PREDICTIONS, path) == ()
-    assert path.read_text() == "A,110\nB,222\nC,333\nD,444\n"
-    # the wanted cases only, and those that it lacks are named
-    assert write_submission(STUDY, PREDICTIONS, path, ["c", "x"]) == ("x",)
-    assert path.read_text() == "C,333\n"
 
 
 def test_the_summary_holds_figures_verdict_and_remarks(tmp_path):

@@ -27,7 +27,6 @@ def test_groups_equal_those_of_repeated_merging(keys):
             merged = groups[one] | groups[other]
             for item in merged:
                 groups[item] = merged
-
     assert first_of_group(keys) == tuple(min(group) for group in groups)
 
 
@@ -44,7 +43,6 @@ def test_the_longest_diameter_is_that_of_all_pairs(seed: int) -> None:
     mask = np.random.default_rng(seed).random((4, 5, 3)) > 0.8
     mask[0, 0, 0] = True
     pairs = itertools.combinations(_face_centres(mask, (1.0, 0.5, 3.0)), 2)
-
     expected = max(np.linalg.norm(a - b) for a, b in pairs)
     assert longest_diameter_mm(mask, (1.0, 0.5, 3.0)) == pytest.approx(expected)
 
@@ -54,18 +52,14 @@ def test_a_voxel_has_the_diameters_of_its_faces() -> None:
     assert section_diameters(mask, CUBES) == NO_DIAMETERS
     assert longest_diameter_mm(mask, CUBES) == 0
     mask[1, 1, 1] = True
-
     found = section_diameters(mask, (1.0, 2.0, 5.0))
-
     assert longest_diameter_mm(mask, (1.0, 2.0, 5.0)) == 5.0
     assert (found.longest_mm, found.perpendicular_mm, found.index) == (2.0, 1.0, 1)
 
 
 def test_diameters_of_a_ball_are_its_own_and_of_a_ring_go_across_its_hole() -> None:
     mask = ball(10, (25, 25, 25))
-
     found = section_diameters(mask, CUBES)
-
     of_all = (longest_diameter_mm(mask, CUBES), found.longest_mm, found.perpendicular_mm)
     assert of_all == pytest.approx((21, 21, 21), abs=0.5)
     assert found.index == 12
@@ -76,9 +70,7 @@ def test_a_tilted_box_is_measured_along_its_own_axes() -> None:
     x, y = np.indices((80, 80)) - 40
     along, across = (x + y) / np.sqrt(2), (x - y) / np.sqrt(2)
     mask = ((np.abs(along) <= 25) & (np.abs(across) <= 5))[:, :, None]
-
     found = section_diameters(mask, CUBES)
-
     assert found.longest_mm == pytest.approx(np.hypot(50, 10), abs=1.5)
     # the chord perpendicular to the diagonal of a box of 50 x 10
     assert found.perpendicular_mm == pytest.approx(10 / np.cos(np.arctan(0.2)), abs=1.0)
@@ -87,9 +79,7 @@ def test_a_tilted_box_is_measured_along_its_own_axes() -> None:
 def test_an_ellipse_on_long_voxels_is_measured_in_mm() -> None:
     x, y = np.indices((41, 21)) - np.array([20, 10])[:, None, None]
     mask = ((x / 18) ** 2 + (y * 2 / 16) ** 2 <= 1)[:, :, None]
-
     found = section_diameters(mask, (1.0, 2.0, 1.0))
-
     assert found.longest_mm == pytest.approx(37, abs=0.5)
     assert found.perpendicular_mm == pytest.approx(34, abs=0.5)
 
@@ -144,7 +134,6 @@ def test_areas_worked_out_by_hand(corners: list[tuple[int, int, int]], area: flo
 def test_inside_and_outside_have_one_surface() -> None:
     areas = cell_areas((1.0, 1.5, 3.0))
     face = code_of((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
-
     # the face of a voxel in mm2
     assert areas[face] == pytest.approx(1.5 * 3)
     assert areas == pytest.approx(areas[::-1])
@@ -153,7 +142,6 @@ def test_inside_and_outside_have_one_surface() -> None:
 
 def test_turned_and_mirrored_cells_have_the_same_area() -> None:
     areas = cell_areas(CUBES)
-
     for code, axes, flips in itertools.product(
         range(256), itertools.permutations(range(3)), ([], [0], [1, 2], [0, 1, 2])
     ):

@@ -271,8 +271,7 @@ def survival(
     output: Path = Path("survival"),
     fold_table: Path | None = None,
     repeats: int = 3,
-    submit: Path | None = None,
-) -> int:
+) -> None:
     """Predict days of survival, and test the predictions against chance.
 
     Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
@@ -291,15 +290,11 @@ def survival(
         output,
         folds=fold_table,
         n_repeats=repeats,
-        submit=submit,
         track=tracked,
     )
     emit(study, folder=output, conclusion=str(study.verdict))
     _print_study(study)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
-    if study.missing:
-        print(f"not in the submission, because they have no features: {', '.join(study.missing)}")
-    return int(bool(study.missing))
 
 
 def _print_study(study: "SurvivalStudy") -> None:

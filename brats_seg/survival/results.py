@@ -6,7 +6,7 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival import study as models
 from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
-from brats_seg.survival.table import AGE, read_features, read_ids, read_outcomes, seen_remarks
+from brats_seg.survival.table import AGE, read_features, read_outcomes, seen_remarks
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -116,8 +116,6 @@ class SurvivalStudy:
     figures: tuple[FamilyFigures, ...]
     verdict: Verdict
     remarks: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    """Cases to submit that have no features."""
 
 
 def study_survival(
@@ -127,7 +125,6 @@ def study_survival(
     *,
     folds: Path | None = None,
     n_repeats: int = 3,
-    submit: Path | None = None,
     track: Track = untracked,
 ) -> SurvivalStudy:
     """Predict survival by nested cross-validation, test against chance, and write the results.
@@ -142,7 +139,6 @@ def study_survival(
         output: Folder to write to.
         folds: Fold table of the project; without it, five new folds.
         n_repeats: Number of cross-validations to average.
-        submit: Table of the cases to submit; without it, all.
         track: Shows progress.
 
     Raises:
@@ -155,7 +151,6 @@ def study_survival(
         >>> study_survival(*paths).verdict.heading  # doctest: +SKIP
         'more than chance, better than age alone'
     """
-    wanted = None if submit is None else read_ids(submit)
     cases = read_features(features)
     study = Study.of(cases, read_outcomes(cases, clinical))
     plan = Plan(n_repeats=n_repeats)
@@ -172,8 +167,9 @@ def study_survival(
         title = f"Held-out cases: {result.verdict.heading}"
         figure = survival_figure(shown["days"], days, shown["lived"], title=title)
         write_figure(figure, output / "survival.png")
-        missing = write_submission(study, predictions, output / "submission.csv", wanted)
-    return replace(result, missing=missing)
+        submitted = zip(cases["case_id"], predictions.days[SELECTED].map(round), strict=True)
+        write_table(output / "submission.csv", ("case_id", "days"), submitted, header=False)
+    return result
 
 
 def accuracy(reported: Days, predicted: Days) -> Days:
@@ -305,23 +301,6 @@ def write_predictions(study: Study, predictions: Predictions, path: Path) -> Non
     if predictions.log_hazards is not None:
         table["cox_risk"] = [f"{risk:.4g}" for risk in np.exp(predictions.log_hazards)]
     write_table(path, list(table.columns), table.astype(object).itertuples(index=False))
-
-
-def write_submission(
-    study: Study, predictions: Predictions, path: Path, wanted: Collection[str] | None = None
-) -> tuple[str, ...]:
-    """Write the selected days of the wanted cases, given in lower case, or of all.
-
-    Returns:
-        The wanted cases without a prediction.
-    """
-    ids = study.table["case_id"]
-    chosen = ids.str.lower().isin(ids.str.lower() if wanted is None else list(wanted))
-    days = predictions.days[SELECTED].map(round)
-    rows = zip(ids[chosen], days[chosen], strict=True)
-    write_table(path, ("case_id", "days"), rows, header=False)
-    present = set(ids.str.lower())
-    return tuple(case_id for case_id in wanted or () if case_id not in present)
 
 
 def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
