@@ -26,15 +26,10 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os
 
 
 def _refuse_to_write(event: str, arguments: tuple[object, ...]) -> None:
-    if not _read_only:
-        return
-    if event == "open":
-        path, _, flags = arguments
-        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    else:
-        path, writes = arguments[0] if arguments else None, event in _CHANGES
-    if writes and isinstance(path, str | Path) and str(path).startswith(tuple(_read_only)):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+    flags = arguments[2] if event == "open" else 0
+    writes = event in _CHANGES or (isinstance(flags, int) and flags & (os.O_ACCMODE | os.O_CREAT))
+    if writes and str(arguments[0]).startswith(tuple(_read_only)):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(arguments[0]))
 
 
 @pytest.fixture(scope="session", autouse=True)

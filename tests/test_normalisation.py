@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +16,12 @@ from brats_seg.labels import BRATS2017, BRATS2024, regions_of
 from brats_seg.voxels.box import Box, background_of, brain_mask
 from brats_seg.voxels.grids import Resampling
 
-GEOMETRY = Geometry(shape=(6, 6, 6), affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1)
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
 FINER = Resampling(before=(4, 1, 1), after=(8, 1, 1))
 
 
 def volume(array: npt.NDArray[np.generic], file: str = "t1.nii") -> Volume:
-    return Volume(array=array, geometry=replace(GEOMETRY, shape=array.shape), file=file)
+    return Volume(array=array, geometry=Geometry.at(np.eye(4), array.shape), file=file)
 
 
 def modalities(
@@ -132,8 +130,10 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
     """X of this grid points to the head, Y to the left and Z to the back."""
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 5.0, -0.9, -0.8, 1.0
-    stored = Geometry(shape=(20, 30, 40), affine=affine, qform=affine, qform_code=1, sform_code=1)
-    assert normalisation.grid_of(stored) == ((30, 40, 20), (0.9, 0.8, 5.0))
+    assert normalisation.grid_of(Geometry.at(affine, (20, 30, 40))) == (
+        (30, 40, 20),
+        (0.9, 0.8, 5.0),
+    )
 
 
 def test_image_and_labels_are_resampled_to_one_grid_unless_it_is_nearly_theirs(

@@ -17,13 +17,7 @@ from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.quality import scan
 from tests.builders import make_label_map, write_case, write_nifti
-from tests.check_builders import (
-    images_of,
-    phantom,
-    real_cases,
-    sample_of,
-    volumes_of,
-)
+from tests.check_builders import images_of, phantom, real_cases, sample_of, volumes_of
 
 Images = npt.NDArray[Any]
 Change = Callable[[Images], Images]

@@ -91,21 +91,6 @@ def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_patch_does_not_see_the_patches_beside_it(training: bool) -> None:
-    network = make_unet().double().train(training)
-    images = random_images(3, (16, 16, 16)).double()
-
-    def finest(batch: Tensor) -> Tensor:
-        output = network(batch)
-        return output.logits[0] if training else output
-
-    together = finest(images)
-    alone = torch.cat([finest(image[None]) for image in images])
-
-    assert torch.allclose(together, alone, atol=1e-12)
-
-
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4), None], ids=str)
 def test_every_parameter_learns(patch: Triple | None) -> None:
     network = make_notebook() if patch is None else make_unet(patch, (4, 5, 6, 7))
