@@ -131,9 +131,7 @@ def own(name: str, **arguments: object) -> ModelConfig:
         ("monai.networks.nets.SegResNetDS", {"init_filters": 8}),
     ],
 )
-def test_a_network_by_dotted_name_returns_logits_in_both_modes(
-    name: str, arguments: dict[str, object]
-) -> None:
+def test_a_network_by_dotted_name_returns_logits(name: str, arguments: dict[str, object]) -> None:
     network = build.build_model(own(name, **UNET, **arguments), (32, 32, 32))
     image = torch.randn(1, 4, 32, 32, 32)
     output = network(image)
@@ -185,9 +183,7 @@ def test_a_network_that_cannot_be_built_or_has_other_channels_is_named(
 @pytest.mark.parametrize(
     ("patch", "multiple"), [((96, 128, 48), (32, 32, 16)), ((24, 30, 7), (8, 2, 1))]
 )
-def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
-    patch: Triple, multiple: Triple
-) -> None:
+def test_a_network_by_dotted_name_takes_any_patch(patch: Triple, multiple: Triple) -> None:
     config = own("torch.nn.Conv3d")
     assert build.size_multiple(config, patch) == multiple
     assert build.padded_size(config, (139, 160, 1)) == (160, 160, 32)

@@ -61,7 +61,7 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
-def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
+def test_every_file_is_read_once_and_a_label_map_if_wanted(
     tmp_path: Path, reads: Counter[str]
 ) -> None:
     case = written(tmp_path)

@@ -50,9 +50,7 @@ def test_nothing_written_or_logged_names_the_patient(
         assert not any(word in text for word in PATIENT)
 
 
-def test_what_is_converted_is_not_converted_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_examination(tmp_path / "dicom")
     first = only_case(tmp_path)
     with monkeypatch.context() as patch:
@@ -87,7 +85,7 @@ def test_scans_that_are_not_ready_are_converted_and_refused_with_the_means(tmp_p
     assert len(list((tmp_path / "scans/dicom").glob("*.nii.gz"))) == 4
 
 
-def test_a_converter_that_is_missing_or_fails_is_reported(
+def test_a_converter_that_fails_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_examination(tmp_path / "dicom")
@@ -106,9 +104,7 @@ def test_a_converter_that_is_missing_or_fails_is_reported(
         only_case(tmp_path)
 
 
-def test_the_command_prints_the_series_that_were_taken_or_named_as_json(
-    tmp_path: Path, run: Run
-) -> None:
+def test_the_command_prints_the_series_as_json(tmp_path: Path, run: Run) -> None:
     write_examination(tmp_path / "dicom")
     command = ["convert", tmp_path / "dicom", "-o", tmp_path / "scans", "--json"]
     for named, numbers in ((["t1c=1", "t1n=2"], [2, 1, 3, 4]), ([], [1, 2, 3, 4])):
@@ -190,9 +186,7 @@ def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: 
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 
 
-def test_what_is_missing_is_named_with_its_remedy(
-    tools: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HD-BET would download its weights."""
     (Path.home() / convert.WEIGHTS).unlink()
     monkeypatch.setattr(convert.importlib.util, "find_spec", lambda name: None)
@@ -216,9 +210,7 @@ def test_a_head_of_large_voxels_is_resampled_and_stripped(tools: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--preprocess", "--identifiers", "--series=t1c=5"])
-def test_an_option_for_dicom_is_refused_where_nifti_files_are_given(
-    tmp_path: Path, option: str
-) -> None:
+def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option: str) -> None:
     """Also where DICOM examinations are given beside them, before anything is converted."""
     write_examination(tmp_path / "dicom")
     case = write_case(tmp_path / "scans")

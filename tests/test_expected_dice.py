@@ -95,9 +95,7 @@ LINES = tuple(
 NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
-def test_an_exported_model_keeps_it_and_an_ensemble_has_what_all_of_its_networks_have(
-    tmp_path: Path,
-) -> None:
+def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> None:
     """It describes a model, but does not change it: its fingerprint is that without it."""
     plain, one = write_run(tmp_path / "plain"), write_run(tmp_path / "one", notes=NOTES)
     two = write_run(tmp_path / "two", seed=1, notes=NOTES)
@@ -112,9 +110,7 @@ def test_an_exported_model_keeps_it_and_an_ensemble_has_what_all_of_its_networks
     )
 
 
-def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
-    run: Run, tmp_path: Path
-) -> None:
+def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:
     """Of a usual and a swapped scan; a model without a fit has no columns of it."""
     images, _ = phantom(20)
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):

@@ -129,9 +129,7 @@ def test_threads_change_nothing_and_progress_counts_cases(tiny_scans: Path) -> N
         index_cases(tiny_scans / "nowhere", labels="brats1999")
 
 
-def test_only_changed_cases_are_reread(
-    brats_root: Path, tmp_path: Path, inspections: list[str]
-) -> None:
+def test_changed_cases_are_reread(brats_root: Path, tmp_path: Path, inspections: list[str]) -> None:
     (brats_root / "BraTS2021_00002" / "BraTS2021_00002_t2.nii.gz").write_bytes(b"")
     first = index_cases(brats_root)
     write_index(first, tmp_path / "cases.csv")
@@ -283,9 +281,7 @@ def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
     assert (found.problems, found.facts.voxel_mm3) == ((), pytest.approx(8))
 
 
-def test_a_scan_has_one_hash_whatever_it_is_stored_as_and_others_have_another(
-    tmp_path: Path,
-) -> None:
+def test_a_scan_has_one_hash_however_it_is_stored_and_others_another(tmp_path: Path) -> None:
     builders.write_case(tmp_path, CASE_ID)
     array = builders.make_volumes()[0]
 

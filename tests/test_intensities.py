@@ -179,7 +179,7 @@ def test_a_change_is_monais_where_all_is_brain(
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_low_resolution_are_those_of_monai(
+def test_noise_and_resolution_are_monais(
     monkeypatch: pytest.MonkeyPatch, all_channels: None
 ) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""

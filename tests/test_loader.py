@@ -104,7 +104,7 @@ def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> N
         next(samples)
 
 
-def test_a_killed_worker_and_too_little_shared_memory_are_explained(
+def test_a_killed_worker_and_small_memory_are_explained(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = loader.patch_loader(
@@ -248,7 +248,7 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) ->
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_threads_and_the_order_change_no_bit(
+def test_threads_and_order_change_no_bit(
     pair: Path, augment: str, request: pytest.FixtureRequest
 ) -> None:
     dataset = dataset_of(pair, augment, size=(48, 48, 48))

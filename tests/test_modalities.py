@@ -110,9 +110,7 @@ def test_words_for_contrast_agent_in_other_languages(modality: str, descriptions
         ("AX T1", T1 | {"has_agent": True}, "T1 by its description; its header names a contrast"),
     ],
 )
-def test_the_reason_names_what_it_was_judged_by(
-    description: str, header: dict[str, Any], reason: str
-) -> None:
+def test_the_reason_is_named(description: str, header: dict[str, Any], reason: str) -> None:
     assert reason in sort_series([series(description, **header)])[0].reason
 
 

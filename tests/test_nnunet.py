@@ -119,9 +119,7 @@ def test_one_fold_can_be_given_alone(tmp_path: Path, case: Path) -> None:
 
 
 @pytest.mark.parametrize("spacing", [[2.0, 1.5, 1.25], [5.0, 1.2, 1.2]])
-def test_scans_of_another_voxel_size_are_resampled_and_back(
-    tmp_path: Path, case: Path, spacing: list[float]
-) -> None:
+def test_scans_are_resampled_and_back(tmp_path: Path, case: Path, spacing: list[float]) -> None:
     model = write_nnunet(tmp_path / "model", configuration={"spacing": spacing})
     predictor = load(model)
     scan = predictor.prepare(load_case(find_inputs([case])[0]))
@@ -208,9 +206,7 @@ MAMBA = {"network_class_name": "a.Mamba", "arch_kwargs": {}}
         (configured(architecture=MAMBA), "class_name: .*ResidualEncoderUNet.* .got 'a.Mamba'"),
     ],
 )
-def test_a_model_of_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     model = write_nnunet(tmp_path / "model", **changes)
     with pytest.raises(UsageError, match=message):
         load(model)

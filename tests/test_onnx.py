@@ -13,9 +13,7 @@ from brats_seg.inference.model import load_model
 from tests.inference_builders import CPU, write_run
 
 
-def test_without_onnx_the_command_to_install_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_onnx_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(EnvironmentalError, match=r'pip install "brats_seg\[onnx'):
         export_model([write_run(tmp_path / "run")], tmp_path / "model", file_format="onnx")

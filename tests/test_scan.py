@@ -146,9 +146,7 @@ def test_every_mix_up_of_a_phantom_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
-def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
-    kept: tuple[int, ...],
-) -> None:
+def test_of_fewer_than_four_modalities_the_grid_is_checked(kept: tuple[int, ...]) -> None:
     """The order of the modalities and the contrast agent show only beside the others."""
     swapped = phantom(0)[0][list(kept)][::-1]
     assert remarks_on(swapped) == []
@@ -157,9 +155,7 @@ def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
     assert "body: 25.8; usual at most 10]" in found
 
 
-def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are(
-    rng: np.random.Generator,
-) -> None:
+def test_modalities_that_are_all_different_keep_their_order(rng: np.random.Generator) -> None:
     noise = rng.integers(1, 900, (4, 50, 50, 50))
     check(noise)
     assert scan.likeliest_order(scan.local_contrast(sample_of(noise))) == MODALITIES

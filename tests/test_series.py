@@ -56,7 +56,7 @@ def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Doe_J", "exam-HOSPITAL-4711", "x19700101", "john"])
-def test_a_folder_that_is_called_after_the_patient_does_not_name_the_case(
+def test_a_folder_named_after_the_patient_does_not_name_the_case(
     tmp_path: Path, folder: str
 ) -> None:
     write_one(tmp_path / "real" / folder)
@@ -68,9 +68,7 @@ def test_a_folder_that_is_called_after_the_patient_does_not_name_the_case(
     assert shown.case_id == anonymised.case_id == folder
 
 
-def test_two_patients_in_one_folder_are_two_cases(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_patients_are_two_cases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of two patients in one examination, neither can be used."""
     write_one(tmp_path / "exam", study="1")
     write_one(tmp_path / "exam", study="2", PatientID="OTHER-9", PatientName="ROE^JANE")
@@ -142,7 +140,7 @@ def test_what_is_wrong_with_a_series_is_seen(
     assert problem or (len(series.files), series.problem) == (16, "")
 
 
-def test_values_that_are_not_as_the_standard_says_are_not_quoted(
+def test_values_outside_the_standard_are_not_quoted(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     for path in write_one(tmp_path / "exam"):
