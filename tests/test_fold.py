@@ -26,6 +26,8 @@ _CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os
 
 
 def _refuse_to_write(event: str, arguments: tuple[object, ...]) -> None:
+    if not _read_only:
+        return
     flags = arguments[2] if event == "open" else 0
     writes = event in _CHANGES or (isinstance(flags, int) and flags & (os.O_ACCMODE | os.O_CREAT))
     if writes and str(arguments[0]).startswith(tuple(_read_only)):
