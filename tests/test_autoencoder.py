@@ -122,7 +122,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 
 
 @pytest.mark.usefixtures("small_grid")
-def test_a_run_writes_what_one_of_segmentation_does_without_dice(
+def test_a_run_writes_the_usual_files_without_dice(
     data: FoldData, tmp_path: Path, tiny_run: Path
 ) -> None:
     between = ["validation.every=2", "validation.patches_between=true"]
@@ -144,9 +144,7 @@ def test_a_run_writes_what_one_of_segmentation_does_without_dice(
 
 
 @pytest.mark.usefixtures("small_grid")
-def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_stopped_run_ends_with_the_same_weights(data: FoldData, tmp_path: Path) -> None:
     """Stopped within the validation of the first epoch."""
     whole, run = tmp_path / "undisturbed", tmp_path / "stopped"
     runs = (train(data, whole, settings()), train(data, run, settings(), StopAtCheck(4)))

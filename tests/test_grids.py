@@ -18,8 +18,7 @@ EDGES = st.tuples(*[st.floats(0.3, 6)] * 3)
 
 
 def volume_of(array: np.ndarray, affine: np.ndarray) -> Volume:
-    geometry = Geometry(shape=array.shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
-    return Volume(array=array, geometry=geometry, file="scan")
+    return Volume(array=array, geometry=Geometry.at(affine, array.shape), file="scan")
 
 
 def make_volume(array: np.ndarray, spacing: tuple[float, float, float]) -> Volume:

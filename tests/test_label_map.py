@@ -88,9 +88,7 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
 
 
 @pytest.mark.parametrize("numbering", NUMBERINGS, ids=lambda numbering: numbering.name)
-def test_another_numbering_under_any_name_is_read_right_or_refused(
-    numbering: LabelConvention,
-) -> None:
+def test_another_numbering_is_read_right_or_refused(numbering: LabelConvention) -> None:
     images, truth = phantom(CLEAR)
     labels = shown_by(images, renumbered(truth, numbering))
     oedema, _, enhancing = numbering.painted
@@ -168,7 +166,7 @@ def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
         ([shown(1, is_on_scan=False), shown(2, 3), shown(2, 3)], [False, False, False]),
     ],
 )
-def test_the_clear_label_maps_of_a_release_decide_for_the_others(
+def test_the_clear_label_maps_decide_for_the_others(
     group: list[ShownLabels], is_refused: list[bool]
 ) -> None:
     judgements = judge_group(group, BRATS2023)

@@ -170,9 +170,7 @@ def test_a_touched_scan_does_not_hide_damage(root: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_bad_cases_are_reported_in_order_and_the_others_finished(
-    root: Path, folder: Path, n_workers: int
-) -> None:
+def test_bad_cases_are_reported_in_order(root: Path, folder: Path, n_workers: int) -> None:
     index = index_cases(root)
     packed = root / IDS[0] / f"{IDS[0]}_t2.nii.gz"
     packed.write_bytes(packed.read_bytes()[:-50])
@@ -215,9 +213,7 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
     assert all(map(np.array_equal, voxels(folder, IDS[1]), before))
 
 
-def test_a_second_process_waits_for_the_first(
-    root: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_process_waits(root: Path, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder.mkdir()
     caplog.set_level("INFO")
     second = threading.Thread(target=prepare, args=(root, folder))
@@ -282,7 +278,7 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     assert required_bytes([case], tmp_path, None) == 0
 
 
-def test_cases_that_are_trained_on_are_not_replaced(
+def test_cases_in_use_are_not_replaced(
     root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""

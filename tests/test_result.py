@@ -97,9 +97,7 @@ def test_a_network_that_cannot_decide_is_flagged() -> None:
 
 
 @pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.5, False)])
-def test_enhancing_tumour_that_does_not_enhance_is_flagged(
-    enhancement: float, *, is_flagged: bool
-) -> None:
+def test_tumour_that_does_not_enhance_is_flagged(enhancement: float, *, is_flagged: bool) -> None:
     prediction = prediction_of(TUMOUR)
     noise = np.random.default_rng(0).normal(1, 0.3, SHAPE).astype(np.float32)
     uptake = noise + np.float32(enhancement) * prediction.regions[2]

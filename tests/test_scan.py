@@ -15,22 +15,9 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.scan import (
-    Limit,
-    check_modalities,
-    likeliest_order,
-    local_contrast,
-    remarks,
-    scan_remarks,
-)
+from brats_seg.quality import scan
 from tests.builders import make_label_map, write_case, write_nifti
-from tests.check_builders import (
-    images_of,
-    phantom,
-    real_cases,
-    sample_of,
-    volumes_of,
-)
+from tests.check_builders import images_of, phantom, real_cases, sample_of, volumes_of
 
 Images = npt.NDArray[Any]
 Change = Callable[[Images], Images]
@@ -43,11 +30,11 @@ def remarks_on(images: Images, spacing_mm: float = 1, angle: float = 0) -> list[
     turn = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     affine[:2, :2] = turn @ affine[:2, :2]
     volumes, sample = volumes_of(images, affine), sample_of(images, affine=affine)
-    return list(scan_remarks(volumes, sample, MODALITIES[: len(images)]))
+    return list(scan.scan_remarks(volumes, sample, MODALITIES[: len(images)]))
 
 
 def check(images: Images) -> None:
-    check_modalities("a", volumes_of(images), sample_of(images))
+    scan.check_modalities("a", volumes_of(images), sample_of(images))
 
 
 def in_brain(change: Change, *places: int) -> Change:
@@ -139,29 +126,27 @@ def test_size_shape_and_orientation_are_those_of_a_brain(remark: str) -> None:
 
 def test_a_remark_holds_the_measure_and_its_limits_and_unknown_values_have_none() -> None:
     limits = [
-        Limit("mm", 1, 2, "look at {of}"),
-        Limit("ml", -inf, 2, "look there"),
-        Limit("degrees", 3, inf, "turn it"),
+        scan.Limit("mm", 1, 2, "look at {of}"),
+        scan.Limit("ml", -inf, 2, "look there"),
+        scan.Limit("degrees", 3, inf, "turn it"),
     ]
     values = {"mm": {"t1n": 0.5, "t1c": 1.5, "t2w": 2.5}, "ml": {"": 2.1}, "degrees": {"": 2.0}}
-    assert list(remarks(limits, values)) == [
+    assert list(scan.remarks(limits, values)) == [
         "look at t1n and t2w [mm: 0.5, 2.5; usual 1 to 2]",
         "look there [ml: 2.1; usual at most 2]",
         "turn it [degrees: 2; usual at least 3]",
     ]
-    assert list(remarks(limits, {"mm": {"t1n": np.nan}})) == []
+    assert list(scan.remarks(limits, {"mm": {"t1n": np.nan}})) == []
 
 
 def test_every_mix_up_of_a_phantom_is_noticed() -> None:
-    local = local_contrast(sample_of(phantom(0)[0]))
+    local = scan.local_contrast(sample_of(phantom(0)[0]))
     for order in ORDERS:
-        assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
+        assert scan.likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
-def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
-    kept: tuple[int, ...],
-) -> None:
+def test_of_fewer_than_four_modalities_the_grid_is_checked(kept: tuple[int, ...]) -> None:
     """The order of the modalities and the contrast agent show only beside the others."""
     swapped = phantom(0)[0][list(kept)][::-1]
     assert remarks_on(swapped) == []
@@ -170,12 +155,10 @@ def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
     assert "body: 25.8; usual at most 10]" in found
 
 
-def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are(
-    rng: np.random.Generator,
-) -> None:
+def test_modalities_that_are_all_different_keep_their_order(rng: np.random.Generator) -> None:
     noise = rng.integers(1, 900, (4, 50, 50, 50))
     check(noise)
-    assert likeliest_order(local_contrast(sample_of(noise))) == MODALITIES
+    assert scan.likeliest_order(scan.local_contrast(sample_of(noise))) == MODALITIES
 
 
 @pytest.mark.parametrize("shape", [(240, 240, 1), (3, 160, 150)])
@@ -209,9 +192,9 @@ def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_dat
     for loaded in cases:
         assert loaded.case.remarks == ()
         images = images_of(loaded)
-        local = local_contrast(sample_of(images))
+        local = scan.local_contrast(sample_of(images))
         for order in ORDERS:
-            assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
+            assert scan.likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
         native = without_agent(images, 1, 0.05 * images[0][images[0] > 0].mean())
         assert any(text.startswith("t1c shows no contrast") for text in remarks_on(native))
         for width_mm in (5, 10):

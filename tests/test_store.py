@@ -149,7 +149,7 @@ def test_a_damaged_case_and_an_array_of_another_case_are_named(folder: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
-def test_what_was_written_is_read_by_numpy_too(
+def test_numpy_reads_it_too(
     tmp_path: Path, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> None:
     array = rng.normal(size=shape).astype(np.float16)
@@ -170,9 +170,7 @@ def test_what_was_written_is_read_by_numpy_too(
     ],
     ids=["array", "view", "other type", "tensor", "tensor view", "array of tensor"],
 )
-def test_memory_that_anything_refers_to_is_not_handed_out_and_free_memory_is_used_again(
-    hold,
-) -> None:
+def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> None:
     buffers = store.Buffers()
     array = buffers.take((3, 5, 2), np.float16)
     assert (array.shape, array.dtype, array.flags.c_contiguous) == ((3, 5, 2), np.float16, True)

@@ -40,15 +40,13 @@ MIRRORINGS = tuple(product([False, True], repeat=3))
 
 
 def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
-    still = np.eye(4)
-    geometry = Geometry(shape=labels.shape, affine=still, qform=still, qform_code=1, sform_code=1)
     return PreparedCase(
         case_id="a",
         key="",
         convention=BRATS2017,
         spacing_mm=(1.0, 1.0, 1.0),
         box=Box.at((0, 0, 0), labels.shape),
-        geometry=geometry,
+        geometry=Geometry.at(np.eye(4), labels.shape),
         image=image.astype(np.float16),
         labels=labels,
         foreground=(),

@@ -38,7 +38,7 @@ def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:
     ],
     ids=str,
 )
-def test_axes_are_halved_while_they_keep_four_voxels(
+def test_axes_are_halved_down_to_four_voxels(
     patch: Triple, n_levels: int, expected: list[Triple]
 ) -> None:
     strides = level_strides(patch, n_levels)
@@ -89,21 +89,6 @@ def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
     both = ((out, *torch.autograd.grad(out, inputs, by_output)) for out in (ours, theirs))
     for one, other in zip(*both, strict=True):
         assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_patch_does_not_see_the_patches_beside_it(training: bool) -> None:
-    network = make_unet().double().train(training)
-    images = random_images(3, (16, 16, 16)).double()
-
-    def finest(batch: Tensor) -> Tensor:
-        output = network(batch)
-        return output.logits[0] if training else output
-
-    together = finest(images)
-    alone = torch.cat([finest(image[None]) for image in images])
-
-    assert torch.allclose(together, alone, atol=1e-12)
 
 
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4), None], ids=str)
