@@ -43,7 +43,7 @@ ABOVE_BUDGET = {
     "figures": 948,
     "dicom": 867,
     "survival": 874,
-    "cli": 1169,
+    "cli": 1168,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_569, 110
