@@ -381,7 +381,7 @@ def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_pat
         assert train(data, tmp_path / change, settings(change), network=network).finished
 
 
-LEARNT = "loss.name=tests.test_accumulation.LearntWeights"
+LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
 
 
 @pytest.mark.parametrize(
