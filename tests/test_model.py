@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from brats_seg.config import Config, PatchConfig
-from brats_seg.errors import ConfigError, ResumeError, UsageError
+from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference.model import PredictionSettings, load_model, prediction_settings, resolve
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+
+ORDER = ("t2f", "t1n", "t1c", "t2w")
 
 
 def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path) -> None:
@@ -29,6 +31,9 @@ def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path
     assert not member.network.training
     for name, value in member.network.state_dict().items():
         assert torch.equal(value, weights[name])
+    # modalities in another order are put right
+    other = write_run(tmp_path / "other", identity=replace(IDENTITY, modalities=ORDER))
+    assert load_model([other], CPU).members[0].channels == (3, 0, 1, 2)
 
 
 def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_path: Path) -> None:
@@ -81,23 +86,9 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     assert load_model([dropout, plain], CPU).subsets == ()
 
 
-def test_modalities_in_another_order_are_put_right(tmp_path: Path) -> None:
-    order = ("t2f", "t1n", "t1c", "t2w")
-    run = write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=order))
-
-    assert load_model([run], CPU).members[0].channels == (3, 0, 1, 2)
-
-
-def test_a_folder_without_a_model_and_a_flipped_byte_are_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    content = bytearray((run / "best.pt").read_bytes())
-    weights = next(iter(read_trained(run)[0].weights.values()))
-    content[content.index(weights.numpy().tobytes()) + 5] ^= 4
-    (run / "best.pt").write_bytes(content)
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(ResumeError, match=r"best\.pt is not a checkpoint that can be read"):
-        load_model([run], CPU)
     for name in ("empty", "nowhere"):
         with pytest.raises(UsageError, match=rf"{name} holds no model: found .*expected best\.pt"):
             load_model([tmp_path / name], CPU)

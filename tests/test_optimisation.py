@@ -739,15 +739,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("shape", [(16, 108), (108, 16), (32, 32)])
-def test_the_update_of_a_filter_is_about_orthogonal(shape: tuple[int, int]) -> None:
-    values = torch.linalg.svdvals(orthogonal(drawn(*shape)))
-
-    assert values.min() > 0.5
-    assert values.max() < 1.3
-
-
-def test_the_iteration_is_that_of_newton_and_schulz() -> None:
+def test_the_iteration_is_that_of_newton_and_schulz_and_the_result_about_orthogonal() -> None:
     matrix = drawn(24, 200)
     expected = matrix.double() / matrix.double().norm()
     a, b, c = COEFFICIENTS
@@ -756,6 +748,9 @@ def test_the_iteration_is_that_of_newton_and_schulz() -> None:
         expected = a * expected + (b * product + c * product @ product) @ expected
 
     torch.testing.assert_close(orthogonal(matrix).double(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(orthogonal(1e3 * matrix.T), expected.T.float(), atol=1e-4, rtol=0)
+    values = torch.linalg.svdvals(expected)
+    assert 0.5 < values.min() <= values.max() < 1.3
     assert torch.equal(orthogonal(torch.zeros(8, 12)), torch.zeros(8, 12))
 
 
@@ -780,16 +775,6 @@ def test_a_matrix_is_updated_as_by_torch() -> None:
 @pytest.mark.parametrize("shape", [(5,), (3, 16, 1, 1, 1), (12, 4)])
 def test_a_parameter_that_is_no_filter_is_updated_as_by_adamw(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(updated(Muon, *shape), updated(torch.optim.AdamW, *shape))
-
-
-def test_an_update_does_not_depend_on_the_scale_of_the_gradient() -> None:
-    """Clipping and loss scaling change how long a gradient is, not where it points."""
-    small, large = (nn.Parameter(drawn(8, 8, 3, 3, 3, seed=9)) for _ in range(2))
-    for parameter, scale in ((small, 1e-3), (large, 1e3)):
-        parameter.grad = scale * drawn(8, 8, 3, 3, 3)
-        Muon([parameter], lr=1e-2).step()
-
-    torch.testing.assert_close(small, large)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])

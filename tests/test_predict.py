@@ -150,17 +150,6 @@ def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
     assert result.summary.volumes[0].ml == pytest.approx(wt.sum() * 2 / 1000)
 
 
-def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
-    """This network returns tumour everywhere."""
-    folder = write_case(tmp_path, labelled=False)
-
-    _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
-
-    air = (make_volumes() == 0).all(axis=0)
-    assert not result.label_map[air].any()
-    assert (result.label_map[~air] == 4).all()
-
-
 def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Path) -> None:
     folder = turned_scans(tmp_path)[2]
     settings = PredictionSettings(probabilities=True, uncertainty=True, preview=False)
@@ -438,22 +427,16 @@ def test_small_components_are_left_out_with_what_is_inside_them():
         decoding = Decoding(smallest_mm3=(smallest, 0, 0))
         assert row(decode_regions(probabilities, decoding, 2.0)) == [expected, "-", *["et"] * 3]
     assert row(decode_regions(probabilities, Decoding(smallest_mm3=(6.1, 0, 0)), 2.0)) == ["-"] * 5
-
-
-def test_a_small_part_of_an_inner_region_stays_in_the_outer_one():
+    # a small part of an inner region stays in the outer one
     probabilities = fields([0.9] * 5, [0.9, 0, 0.9, 0.9, 0.9], [0.9, 0, 0, 0, 0.9])
-
-    core = decode_regions(probabilities, Decoding(smallest_mm3=(0, 2, 0)), 1.0)
-    enhancing = decode_regions(probabilities, Decoding(smallest_mm3=(0, 0, 2)), 1.0)
-
-    assert row(core) == ["wt", "wt", "tc", "tc", "et"]
-    assert row(enhancing) == ["tc", "wt", "tc", "tc", "tc"]
-
-
-def test_voxels_that_share_a_corner_are_one_component():
+    for smallest, expected in (
+        ((0, 2, 0), ["wt", "wt", "tc", "tc", "et"]),
+        ((0, 0, 2), ["tc", "wt", "tc", "tc", "tc"]),
+    ):
+        assert row(decode_regions(probabilities, Decoding(smallest_mm3=smallest), 1.0)) == expected
+    # voxels that share a corner are one component
     probabilities = np.zeros((3, 2, 2, 2), dtype=np.float32)
     probabilities[0, 0, 0, 0] = probabilities[0, 1, 1, 1] = 1
-
     assert decode_regions(probabilities, Decoding(smallest_mm3=(2, 0, 0)), 1.0)[0].sum() == 2
 
 

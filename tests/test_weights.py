@@ -29,12 +29,9 @@ def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
 
     assert torch.equal(trained.weights["weight"], torch.arange(300.0))
     assert trained.card == CARD
-
-
-def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> None:
+    # averaged weights, where the run kept them
     ema = {"weight": torch.ones(300)}
     save_run(tmp_path / "last.pt", WEIGHTS, CARD, ema=ema)
-
     assert torch.equal(weights.load_trained(tmp_path / "last.pt").weights["weight"], ema["weight"])
 
 
