@@ -150,6 +150,17 @@ def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
     assert result.summary.volumes[0].ml == pytest.approx(wt.sum() * 2 / 1000)
 
 
+def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
+    """This network returns tumour everywhere."""
+    folder = write_case(tmp_path, labelled=False)
+
+    _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
+
+    air = (make_volumes() == 0).all(axis=0)
+    assert not result.label_map[air].any()
+    assert (result.label_map[~air] == 4).all()
+
+
 def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Path) -> None:
     folder = turned_scans(tmp_path)[2]
     settings = PredictionSettings(probabilities=True, uncertainty=True, preview=False)
