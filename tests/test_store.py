@@ -50,19 +50,14 @@ MANIFEST = Manifest(
 )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
-
-
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(tiny_prepared: Path, tmp_path: Path) -> Path:
     """A copy of prepared cases, in which files may be changed."""
-    return Path(shutil.copytree(whole, tmp_path / "prepared"))
+    return Path(shutil.copytree(tiny_prepared, tmp_path / "prepared"))
 
 
-def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(whole: Path) -> None:
-    case = open_case(whole, CASE)
+def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Path) -> None:
+    case = open_case(tiny_prepared, CASE)
     brain = (make_volumes() != 0).any(axis=0)
     low, high = (f(np.argwhere(brain), axis=0) for f in (np.min, np.max))
     assert case.box == Box(start=tuple(low.tolist()), stop=tuple((high + 1).tolist()))
@@ -95,8 +90,8 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(whole: Path) -> No
     ],
     ids=["inside", "partly", "around", "outside"],
 )
-def test_a_box_is_read_with_0_beyond_the_crop(whole: Path, box: Box) -> None:
-    case = open_case(whole, CASE)
+def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> None:
+    case = open_case(tiny_prepared, CASE)
     crop, margin = Box.at((0, 0, 0), case.shape), 120
     padded = np.pad(case.read_image(crop), [(0, 0), *[(margin, margin)] * 3])
     padded_labels = np.pad(case.read_labels(crop), margin)
@@ -289,7 +284,7 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
     errors = store.verify_cases(case_ids, folder, track=track)
 
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
-    assert seen == [("verifying prepared cases", 4)]
+    assert seen == [("verifying prepared cases", 6)]
     with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
         store.raise_damage(errors)
 
