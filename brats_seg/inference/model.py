@@ -309,12 +309,7 @@ def wrap_network(
 
 def default_of(trained: weights.TrainedModel) -> Window:
     """Return the window that a network predicts with where none is given."""
-    config, patch = trained.config, trained.identity.patch
-    if config.patch.size == "whole":
-        return Window(size=None, overlap=OVERLAP)
-    is_segmentation = config.model.task == "segmentation"
-    size = default_window(config.model, patch) if is_segmentation else patch
-    return Window(size=size, overlap=OVERLAP)
+    return Window(size=default_window(trained.config, trained.identity.patch), overlap=OVERLAP)
 
 
 def _build(trained: weights.TrainedModel) -> Member:
