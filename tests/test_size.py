@@ -16,7 +16,7 @@ import brats_seg.errors
 
 ROOT = Path(brats_seg.errors.__file__).parent
 BUDGET = {
-    "top level": 1589,
+    "top level": 1480,
     "voxels": 330,
     "cases": 1770,
     "data": 1350,
@@ -36,14 +36,14 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2817,
-    "inference": 2069,
-    "cases": 2168,
+    "inference": 2056,
+    "cases": 2159,
     "top level": 1589,
     "evaluation": 1265,
     "figures": 948,
     "dicom": 867,
     "survival": 874,
-    "cli": 1168,
+    "cli": 1162,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_569, 110
