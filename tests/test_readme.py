@@ -114,7 +114,15 @@ def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
         shutil.rmtree(path)
     Path("new-scans").symlink_to("scans")
     assert len(lines(README)) > 8
+    before = {*workplace.iterdir()}
     run_commands(README)
+    # a clone has no files that git would add
+    names = [
+        f"{path.name}{'/' * path.is_dir()}" for path in workplace.iterdir() if path not in before
+    ]
+    command = ["git", "check-ignore", "--no-index", *names]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert ignored.split() == names
 
 
 @pytest.mark.parametrize(
