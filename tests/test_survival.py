@@ -84,7 +84,6 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     assert check_json("survival", printed)[0]["verdict"]["n_died"] == 28
     for text in (
         "30 cases: 28 deaths to learn from; 1 censored",
-        "1 of 1",
         "Accuracy is over short (under 300 days), mid and long (over 450 days)",
         "more than chance, better than age alone",
     ):

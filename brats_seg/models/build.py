@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig, import_by_name, is_dotted_name
+from brats_seg.config import Config, ModelConfig, import_by_name, is_dotted_name
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models import unet
@@ -58,18 +58,9 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
             "with a dotted name only, such as monai.networks.nets.UNet"
         )
         raise ConfigError(msg)
-    make, arguments = network_call(config, patch)
-    return make(**arguments)
-
-
-def network_call(config: ModelConfig, patch: Triple) -> Call:
-    """Return the class or function that makes a network of this package, and its arguments.
-
-    Raises:
-        ConfigError: The patch does not fit the network.
-    """
     _check_patch(config, patch)
-    return _NETWORKS[config.name].call(config, patch)
+    make, arguments = _NETWORKS[config.name].call(config, patch)
+    return make(**arguments)
 
 
 def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.Module:
@@ -158,18 +149,20 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
     return network.multiple, network.multiple, network.multiple
 
 
-def default_window(config: ModelConfig, patch: Triple) -> Triple:
-    """Return the window that a segmentation network predicts with where none is given or fitted.
+def default_window(config: Config, patch: Triple) -> Triple | None:
+    """Return the window that a network predicts with where none is given; None is the whole brain crop.
 
     It is 1.5 training patches along each axis, up to 128 voxels, and never smaller than the patch:
     fewer voxels are at the border of a window, where a network is least accurate, and less is computed
-    twice. A network by dotted name may take the patch only.
+    twice. A network by dotted name may take the patch only, and an autoencoder gets the patch.
     """
-    if is_dotted_name(config.name):
+    if config.patch.size == "whole":
+        return None
+    if is_dotted_name(config.model.name) or config.model.task == "reconstruction":
         return patch
     x, y, z = (
         max(n, min(ceil(n * _WINDOW_PATCHES / m), _LONGEST_WINDOW // m) * m)
-        for n, m in zip(patch, size_multiple(config, patch), strict=True)
+        for n, m in zip(patch, size_multiple(config.model, patch), strict=True)
     )
     return x, y, z
 

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pydantic_core import to_jsonable_python
 from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
@@ -44,22 +46,15 @@ _N_CONCORDANCE_RESAMPLES = 1000
 class Estimate:
     """One figure with its bootstrap interval over patients."""
 
-    name: str
     value: float
     low: float
     """Lower end of the interval."""
     high: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FamilyFigures:
-    """Scores of one family on held-out patients."""
-
-    name: str
-    estimates: tuple[Estimate, ...]
-    """Figures over deaths, and the concordance index where lifelines is installed."""
-    n_contradicted: int | None
-    """Censored cases with fewer days than they are known to have lived; None without days."""
+Figures: TypeAlias = dict[str, dict[str, Estimate]]
+"""Scores on held-out patients, by family and by name: over deaths, and the concordance index where
+lifelines is installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +108,7 @@ class SurvivalStudy:
 
     study: Study
     predictions: Predictions
-    figures: tuple[FamilyFigures, ...]
+    figures: Figures
     verdict: Verdict
     remarks: tuple[str, ...]
 
@@ -218,7 +213,7 @@ def estimates(
     patients: npt.NDArray[np.object_],
     rng: np.random.Generator,
     **options: int,
-) -> tuple[Estimate, ...]:
+) -> dict[str, Estimate]:
     """Return every figure of values `(n,)`, with intervals over patients by `bootstrap_interval`."""
 
     def compute(*values: Days) -> Days:
@@ -226,10 +221,10 @@ def estimates(
 
     ends = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
     numbers = zip(figures(*values).items(), *ends, strict=True)
-    return tuple(
-        Estimate(name=name, value=float(value), low=float(low), high=float(high))
+    return {
+        name: Estimate(value=float(value), low=float(low), high=float(high))
         for (name, value), low, high in numbers
-    )
+    }
 
 
 def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStudy:
@@ -248,24 +243,22 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     with_cox = predictions.log_hazards is not None
     if predictions.log_hazards is not None:
         times[COX.name] = -predictions.log_hazards[scored]
-    figures = []
+    figures: Figures = {name: {} for name in times}
     for name, days in times.items():
-        scores: tuple[Estimate, ...] = ()
-        n_contradicted = None
         if name != COX.name:
-            scores = estimates(days_figures, (reported[died], days[died]), patients[died], rng)
-            n_contradicted = int((days < reported)[~died].sum())
+            values = reported[died], days[died]
+            figures[name] |= estimates(days_figures, values, patients[died], rng)
         if with_cox:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
-            scores += estimates(concordance_figure, rows, patients, concordance_rng, n_resamples=n)
-        figures.append(FamilyFigures(name=name, estimates=scores, n_contradicted=n_contradicted))
-    rank = next(one for one in figures[0].estimates if one.name == "spearman")
+            figures[name] |= estimates(
+                concordance_figure, rows, patients, concordance_rng, n_resamples=n
+            )
     selected, baseline = times[SELECTED][died], times[BASELINE.name][died]
     return SurvivalStudy(
         study=study,
         predictions=predictions,
-        figures=tuple(figures),
-        verdict=judge(reported[died], selected, baseline, rank, rng),
+        figures=figures,
+        verdict=judge(reported[died], selected, baseline, figures[SELECTED]["spearman"], rng),
         remarks=tuple(_remarks(study, with_cox=with_cox)),
     )
 
@@ -306,12 +299,6 @@ def write_predictions(study: Study, predictions: Predictions, path: Path) -> Non
 def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
     """Write figures, verdict and settings as JSON."""
     outcomes, predictions, verdict = result.study.outcomes, result.predictions, result.verdict
-    figures: dict[str, dict[str, object]] = {}
-    for family in result.figures:
-        rows = (asdict(one) for one in family.estimates)
-        figures[family.name] = {row.pop("name"): row for row in rows}
-        if family.n_contradicted is not None:
-            figures[family.name]["n_censored_contradicted"] = family.n_contradicted
     content = {
         "research_use_only": True,
         "version": version("brats_seg"),
@@ -331,9 +318,9 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
             "words": str(verdict),
         },
         "remarks": result.remarks,
-        "figures": figures,
+        "figures": result.figures,
     }
-    write_json(path, content)
+    write_json(path, to_jsonable_python(content))
 
 
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
