@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import Split, write_split
-from brats_seg.config import Config, ModelConfig, StartConfig
+from brats_seg.config import Config, StartConfig
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.inference.export import export_model
-from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
-from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.ranks import Ranks
@@ -30,7 +28,6 @@ from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import (
     StopAtCheck,
     check_same_runs,
-    open_six,
     same,
     tiny_settings,
     train,
@@ -62,12 +59,6 @@ class Death:
         self.n_left -= module.training
         if self.n_left == 0:
             raise DiedError
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Four patches an epoch."""
-    return open_six(tmp_path_factory, tiny_settings(*SETTINGS))
 
 
 def trainer_of(data: FoldData, run_path: Path, batch_dice: str) -> Trainer:
@@ -285,20 +276,6 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
         "network.0.bias",
     }
     assert unfit == ["1 (3x2x1x1x1 here, 3x9x1x1x1 there)", "2 (not among them)"]
-
-
-def test_the_encoder_of_an_autoencoder_fits_the_unet_of_its_widths() -> None:
-    autoencoder = Autoencoder(n_channels=4, latent=64)
-    unet = build_model(ModelConfig(widths=(16, 32, 64, 128, 160)), (64, 64, 64))
-
-    loaded, _ = match_weights(unet, encoder_for_unet(autoencoder.state_dict()))
-
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in loaded)
-    convolutions = [name for name in layers if name.endswith("convolution")]
-    assert convolutions == [
-        *("encoder.0.0.convolution", "encoder.1.0.convolution", "encoder.2.0.convolution"),
-        *("encoder.3.0.convolution", "encoder.3.1.convolution"),
-    ]
 
 
 def test_a_run_starts_with_the_best_weights_of_its_parent(

@@ -16,17 +16,12 @@ from brats_seg.data.loader import PatchDataset, PatchKey, Sample, whole_case
 from brats_seg.runtime.windows import predict_logits
 from brats_seg.training import run_plan
 from brats_seg.training.run_plan import Batch, RunPlan, plan_run, read_batches
-from tests.prepared import write_prepared
-from tests.training_builders import StopAtCheck, open_six, tiny_settings, train
+from tests.inference_builders import CASES
+from tests.training_builders import StopAtCheck, tiny_settings, train
 
 
 def settings(*changes: str) -> Config:
     return tiny_settings("training.effective_batch=2", "validation.every=auto", *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    return open_six(tmp_path_factory, settings())
 
 
 def window_voxels(plan: RunPlan) -> int:
@@ -91,12 +86,10 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
         assert keys == plan.keys(epoch)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+@pytest.fixture
+def four(tiny_prepared: Path) -> FoldData:
     """Three cases to train on, one held out."""
-    folder = write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
-    ids = [f"BraTS2021_{number:05d}" for number in range(4)]
-    return open_split(folder, Split(train=tuple(ids[:3]), validation=(ids[3],)))
+    return open_split(tiny_prepared, Split(train=CASES[:3], validation=CASES[3:4]))
 
 
 def patch_plan(data: FoldData, *assignments: str) -> RunPlan:

@@ -30,19 +30,19 @@ BUDGET = {
     "interop": 900,
     "dicom": 750,
     "pages": 760,
-    "survival": 800,
+    "survival": 863,
     "cli": 1150,
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2817,
-    "inference": 2065,
+    "training": 2802,
+    "inference": 2048,
     "cases": 2168,
-    "top level": 1580,
+    "top level": 1575,
     "evaluation": 1265,
     "figures": 948,
     "dicom": 867,
-    "survival": 874,
+    "survival": 863,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_569, 109

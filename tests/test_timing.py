@@ -21,7 +21,6 @@ from tests.builders import Run
 from tests.training_builders import (
     StopAtCheck,
     check_same_runs,
-    open_six,
     tiny_settings,
     train,
 )
@@ -180,11 +179,6 @@ def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
 
 def settings(*changes: str) -> Config:
     return tiny_settings("schedule.name=cosine", "training.effective_batch=2", *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    return open_six(tmp_path_factory, settings())
 
 
 def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(

@@ -33,7 +33,6 @@ from tests.training_builders import (
     TINY,
     StopAtCheck,
     check_same_runs,
-    open_six,
     same,
     tiny_settings,
     train,
@@ -51,12 +50,6 @@ SETTINGS = [
 
 def settings(*changes: str) -> Config:
     return tiny_settings(*SETTINGS, *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Eight patches an epoch, in batches of 3, 3, 2; one case without enhancing tumour."""
-    return open_six(tmp_path_factory, settings(), n_with_et=5)
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,10 @@ class Probabilities:
     """(3, x, y, z)"""
     spacing_mm: tuple[float, float, float]
 
+    def regions(self, decoding: weights.Decoding) -> RegionMasks:
+        """Return nested region masks (3, x, y, z)."""
+        return decode_regions(self.values, decoding, prod(self.spacing_mm))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutCase:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -37,7 +36,6 @@ from brats_seg.inference.held_out import (
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
@@ -277,7 +275,7 @@ def _score_case(
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0.0)
     rows = []
     for decoding in decodings:
-        regions = decode_regions(stored.values, decoding, scale.voxel_mm3)
+        regions = stored.regions(decoding)
         if protocol.lesions is None:
             rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
         else:
@@ -290,6 +288,6 @@ def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCo
     """Return the mean probability of each region of a case, and its voxel counts."""
     stored, checks = case.read(), judges("expected_dice")
     assert checks is not None
-    regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
+    regions = stored.regions(decoding)
     counts = count_regions(regions, stored.reference, case.case_id)
     return checks.mean_probabilities(stored.values, regions), counts
