@@ -261,7 +261,6 @@ def test_wrong_use_ends_with_a_message_and_the_code(
         line = f"{command} --data data --prepared ready {settings} {rest}"
     if command == "predict" and " -o " not in line:
         line += " -o refused"
-
     done = type_line(work, line)
 
     assert done.code == code, done.err
@@ -311,7 +310,6 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
     for seed, path in enumerate((first, second)):
         write_nifti(path, make_label_map(seed=seed, convention=BRATS2023))
-
     whole = run("evaluate", tiny_scans, "made")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
     n_scores = len(pd.read_csv("scores.csv"))
@@ -357,7 +355,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     line = f"crossval --data data --prepared ready {TINY}"
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
-
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
 
     assert done.code == again.code == 0, done.err
@@ -370,7 +367,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     card = (work / "crossval" / "model" / "README.md").read_text()
     assert "Held out of network 0; trained on by network 1 (3 cases):" in card
     assert "epoch 1/1" not in again.out
-
     shutil.rmtree(work / "crossval")
     path = work / "data" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
     times, content = path.stat(), bytearray(path.read_bytes())
@@ -501,7 +497,6 @@ def test_every_option_of_predict_reaches_the_record(
         "--set smallest_et_mm3=50 --set preview=false"
     )
     case = tiny_scans / "BraTS2021_00000"
-
     done = run("predict", case, "-o", "out", "--model", model, *flags.split())
 
     assert done.code == 0, done.err

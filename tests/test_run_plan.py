@@ -45,7 +45,6 @@ def test_validations_cost_at_most_the_stated_share_of_the_training(
 ) -> None:
     config = settings(f"validation.overlap={overlap}", f"patch.per_case={per_case}")
     trained = 3 * len(data.split.train) * per_case * prod(config.patch.size)
-
     plan = plan_run(config, data)
 
     assert plan.validation_cost == window_voxels(plan) / trained
@@ -64,11 +63,9 @@ def test_a_run_is_validated_then_and_at_its_end(
 ) -> None:
     config = settings("patch.per_case=12", "validation.overlap=0", "training.n_epochs=5")
     assert plan_run(config, data).validate_every == 2
-
     with caplog.at_level("INFO", logger="brats_seg"):
         train(data, tmp_path / "run", config, StopAtCheck(60))
         train(data, tmp_path / "run", config)
-
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert history["val_dice"].isna().tolist() == [True, False, True, False, False]
     assert "whole cases are validated every 2 epochs, and after the last one" in caplog.text
@@ -191,7 +188,6 @@ def brighten() -> Callable[[Item], Item]:
 def test_modality_dropout_comes_after_transforms_of_ones_own(four: FoldData) -> None:
     keys = [[PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(3)]]
     own = f"training.transforms=[{__name__}.brighten]"
-
     (batch,) = read_batches(patch_plan(four, own, "training.modality_dropout=1"), keys)
     (plain,) = read_batches(patch_plan(four, own), keys)
 

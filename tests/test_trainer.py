@@ -98,7 +98,6 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
 @pytest.mark.slow
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
     larger = ["patch.size=[16, 16, 8]", "model.widths=[8, 16]", "validation.every=12"]
-
     outcome = train(
         data, tmp_path / "run", settings("training.n_epochs=12", "patch.per_case=4", *larger)
     )
@@ -137,7 +136,6 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
 ) -> None:
     """The run is stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
-
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
     resumed = train(data, tmp_path / "run", config)
 
@@ -151,7 +149,6 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
 ) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
-
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     content["optimizer"]["state"] = {}
     torch.save(content, tmp_path / "run" / "last.pt")
@@ -173,7 +170,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
             "loss.arguments": {"sigmoid": True},
         },
     )
-
     outcome = train(data, tmp_path / "run", config)
 
     assert np.isfinite(outcome.history[0]["val_loss"])
@@ -193,10 +189,8 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
     tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call that reaches its time limit is continued by the same call."""
-
     paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
     config = settings("training.n_epochs=1")
-
     with caplog.at_level(logging.INFO):
         stopped, finished = (
             train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
@@ -251,9 +245,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
         )
         network = InDouble()
         before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-
         outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
-
         assert outcome.history[0]["step"] == 3
         updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
 
@@ -267,7 +259,6 @@ def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whol
     """Whole crops are a patch for each case."""
     for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
         config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
-
         outcome = train(data, tmp_path / size, config)
 
         assert [row["step"] for row in outcome.history] == steps
@@ -350,7 +341,6 @@ def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_open
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
-
     train(data, copied, settings())
 
     assert (copied / "history.csv").read_bytes() == expected
@@ -363,7 +353,6 @@ def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_pat
 
     with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
         train(data, tmp_path / "run", settings(), network=network)
-
     assert same(before, network.state_dict())
     # those of a batch that is not cut are right
     for change in ("training.micro_batch=3", "training.effective_batch=1"):
@@ -407,7 +396,6 @@ def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
 ) -> None:
     predict, network = case_predictor(plan_run(settings(), data)), Hungry()
     image = torch.rand(4, 20, 18, 16)
-
     for _ in range(2):
         torch.testing.assert_close(predict(network, image), image[:3])
 
@@ -439,7 +427,6 @@ def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
     data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
     config = settings("loss.batch_dice=true", "validation.patches_between=true")
-
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
 
     assert outcome.finished
@@ -455,7 +442,6 @@ def test_a_loss_that_is_never_finite_ends_the_run(
     config, network = settings("training.n_epochs=99"), nn.Conv3d(4, 3, 1)
     with pytest.raises(BratsError, match=r"50 steps in a row .* Lower optimizer\.lr"):
         train(data, tmp_path / "run", config, network=network, criterion=infinite)
-
     assert "its gradient was not finite" in caplog.text
 
 
@@ -482,7 +468,6 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
     changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=plateau")
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
-
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
 
     for column in ("train_loss", "val_loss"):

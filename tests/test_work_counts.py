@@ -311,7 +311,6 @@ def test_each_window_of_a_case_is_computed_once(
     with counted_calls(monkeypatch, Pointwise, "forward", counts):
         Predictor(model=make_model(settings=settings)).predict_scan(scan)
     assert scan.box.shape == (23, 23, 15)
-
     assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
 
 
