@@ -190,11 +190,7 @@ def fit_cases(
 
 
 def metric_named(name: str, task: str) -> ScoringProtocol:
-    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023.
-
-    Raises:
-        ConfigError: There is no such metric or task.
-    """
+    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023."""
     if name not in METRICS:
         msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
         raise ConfigError(msg)

@@ -63,14 +63,7 @@ def write_run_page(
     *,
     track: Track = untracked,
 ) -> None:
-    """Write the page of a run; with the prepared cases, its worst held-out cases are drawn.
-
-    Raises:
-        UsageError: The folder is not a run with a finished epoch, or the run was not trained on
-            the prepared cases, or is being trained.
-        CaseError: A held-out case cannot be predicted.
-        EnvironmentalError: The device is not available, or the page cannot be written.
-    """
+    """Write the page of a run; with the prepared cases, its worst held-out cases are drawn."""
     history = charts.read_history(run)
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
