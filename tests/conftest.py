@@ -55,7 +55,7 @@ def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def data(tiny_scans: Path) -> "FoldData":
+def tiny_data(tiny_scans: Path) -> "FoldData":
     """The first of three folds of `tiny_scans`: four cases to train on, two held out."""
     from brats_seg.data.fold import open_fold
     from tests.training_builders import tiny_settings
@@ -65,9 +65,15 @@ def data(tiny_scans: Path) -> "FoldData":
 
 
 @pytest.fixture(scope="session")
-def tiny_prepared(data: "FoldData") -> Path:
+def data(tiny_data: "FoldData") -> "FoldData":
+    """The same, unless a module has a fold of its own."""
+    return tiny_data
+
+
+@pytest.fixture(scope="session")
+def tiny_prepared(tiny_data: "FoldData") -> Path:
     """The prepared cases of `tiny_scans` in three folds, to be read only."""
-    return data.folder
+    return tiny_data.folder
 
 
 @pytest.fixture(scope="session")
