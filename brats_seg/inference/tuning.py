@@ -21,7 +21,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, ConfigError, counted
+from brats_seg.errors import CaseProblemsError, ConfigError, counted, unknown_name
 from brats_seg.evaluation import significance
 from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
@@ -192,8 +192,7 @@ def fit_cases(
 def metric_named(name: str, task: str) -> ScoringProtocol:
     """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023."""
     if name not in METRICS:
-        msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_name(f"metric {name!r}", name, METRICS))
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
 
 
