@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
@@ -89,3 +90,17 @@ class Recorder:
             assert n_items <= total
             self.works[-1] = (what, n_items)
             yield item
+
+
+def saved_bytes(network: nn.Module, image: Tensor) -> int:
+    """Return the bytes that the graph keeps, each storage once, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        network(image)
+    return sum(n_bytes for pointer, n_bytes in kept.items() if pointer not in own)
