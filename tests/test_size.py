@@ -35,14 +35,14 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2817,
-    "inference": 2056,
+    "training": 2802,
+    "inference": 2052,
     "cases": 2159,
-    "top level": 1589,
+    "top level": 1584,
     "evaluation": 1271,
-    "figures": 948,
+    "figures": 945,
     "dicom": 867,
-    "survival": 874,
+    "survival": 863,
     "cli": 1162,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
