@@ -176,18 +176,13 @@ def draw_section(
 
 def draw_to_one_scale(panels: Sequence[tuple[Any, int]], grid: Grid) -> None:
     """Widen sections, each with its axis, to the largest of them, so that a millimetre has one length."""
-    sizes = []
-    for _, axis in panels:
-        right, up = (i for i in range(3) if i != axis)
-        sizes.append((grid.spacing_mm[right], grid.spacing_mm[up]))
     for k, name in enumerate("xy"):
-        limits = [getattr(axes, f"get_{name}lim")() for axes, _ in panels]
-        longest_mm = max(
-            abs(high - low) * mm[k] for (low, high), mm in zip(limits, sizes, strict=True)
-        )
-        for (axes, _), (low, high), mm in zip(panels, limits, sizes, strict=True):
-            middle, half = (low + high) / 2, np.copysign(longest_mm / mm[k] / 2, high - low)
-            axes.set(**{f"{name}lim": (middle - half, middle + half)})
+        mm = np.array([[np.delete(grid.spacing_mm, axis)[k]] for _, axis in panels])
+        ends = np.array([getattr(axes, f"get_{name}lim")() for axes, _ in panels]) * mm
+        middle = ends.mean(axis=1, keepdims=True)
+        ends = middle + np.sign(ends - middle) * np.abs(ends - middle).max()
+        for (axes, _), limits in zip(panels, ends / mm, strict=True):
+            axes.set(**{f"{name}lim": limits})
 
 
 def draw_letters(axes: Any, grid: Grid, to_right: npt.ArrayLike, to_top: npt.ArrayLike) -> None:
