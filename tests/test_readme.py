@@ -338,7 +338,9 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
     """The lines of the README, typed in an empty folder, and then the demo."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("needs git, and a clone")
-    clone, others = (block.splitlines() for block in blocks(README, "")[:2])
+    starts = ("git clone", "pip install")
+    installing = (block for block in blocks(README, "") if block.startswith(starts))
+    clone, others = (block.splitlines() for block in installing)
     by_address, by_wheel = others
     build = re.findall(r"`(pip wheel [^`]+)`", README.read_text())
     venv = [f"{sys.executable} -m venv .venv", ". .venv/bin/activate"]
