@@ -31,8 +31,7 @@ def phantom(seed: int, *, with_et: bool = True) -> tuple[npt.NDArray[np.int16], 
 
 
 def geometry(shape: tuple[int, ...], affine: npt.NDArray[np.float64] = ATLAS_AFFINE) -> Geometry:
-    x, y, z = shape
-    return Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
+    return Geometry.at(affine, shape, qform_code=1)
 
 
 def volumes_of(

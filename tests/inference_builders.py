@@ -17,13 +17,7 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.data.fold import open_split
 from brats_seg.evaluation.scores import SubsetScores
-from brats_seg.inference.batch import (
-    BatchOutcome,
-    CaseOutcome,
-    CaseWork,
-    finish_batch,
-    local_outcomes,
-)
+from brats_seg.inference import batch
 from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import DEFAULT_SETTINGS, Member, Model, PredictionSettings
 from brats_seg.inference.predict import Predictor
@@ -182,15 +176,15 @@ def predict_into(
     output: Path,
     model: Model | None = None,
     settings: PredictionSettings = PLAIN_SETTINGS,
-) -> tuple[BatchOutcome, list[CaseOutcome]]:
+) -> tuple[batch.BatchOutcome, list[batch.CaseOutcome]]:
     """Predict the cases of a folder, and return the outcome of the batch and of each case."""
-    folder, outcomes = OutputFolder(output), list[CaseOutcome]()
+    folder, outcomes = OutputFolder(output), list[batch.CaseOutcome]()
     predictor = Predictor(model=replace(model or make_model(), settings=settings))
     cases = find_inputs([inputs])
     with folder.opened():
-        work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-        done = finish_batch(
-            local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
+        work = batch.CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+        done = batch.finish_batch(
+            batch.local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
         )
     return done, outcomes
 

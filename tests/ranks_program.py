@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 
 from brats_seg.training.ranks import Ranks, joined_ranks
-from tests.test_accumulation import (
+from tests.test_optimisation import (
     CRITERIA,
     LEARNT,
     accumulator_of,

@@ -7,15 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig
+from brats_seg.config import Config, ModelConfig
 from brats_seg.errors import ConfigError
-from brats_seg.models.build import (
-    _check_patch,
-    build_model,
-    default_window,
-    padded_size,
-    size_multiple,
-)
+from brats_seg.models import build
 from brats_seg.models.interface import TrainingOutput
 
 Triple = tuple[int, int, int]
@@ -36,7 +30,7 @@ def config_of(name: str, widths: tuple[int, ...] = (4, 6, 8)) -> ModelConfig:
 def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
     patch = SMALLEST_PATCHES[name]
     shape = patch if name != "swin-unetr" else (64, 32, 32)  # the whole patch takes ten seconds
-    network = build_model(config_of(name), patch)
+    network = build.build_model(config_of(name), patch)
     image = torch.randn(1, 4, *shape)
 
     output = network(image)
@@ -50,7 +44,7 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
     assert logits.shape == (1, 3, *shape)
     assert (output.logits[0] < 0).any(), "probabilities instead of logits"
     other = tuple(
-        2 * n + m for n, m in zip(shape, size_multiple(config_of(name), patch), strict=True)
+        2 * n + m for n, m in zip(shape, build.size_multiple(config_of(name), patch), strict=True)
     )
     if name != "swin-unetr":
         with torch.inference_mode():
@@ -58,8 +52,7 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
 
 
 def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
-    network = build_model(ModelConfig(), (128, 128, 128))
-
+    network = build.build_model(ModelConfig(), (128, 128, 128))
     strides = [level[0].convolution.stride for level in network.encoder]
     assert strides == [(1, 1, 1)] + 5 * [(2, 2, 2)]
     assert [level[1].convolution.out_channels for level in network.encoder] == [
@@ -67,7 +60,7 @@ def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
     ]
     assert len(network.heads) == 4
     # levels that the patch is too small for are left out
-    small = build_model(ModelConfig(widths=(2, 3, 4, 5, 6, 7)), (32, 32, 16))
+    small = build.build_model(ModelConfig(widths=(2, 3, 4, 5, 6, 7)), (32, 32, 16))
     assert [level[1].convolution.out_channels for level in small.encoder] == [2, 3, 4, 5]
 
 
@@ -96,17 +89,16 @@ def test_a_patch_that_does_not_fit_is_refused_with_sizes_that_do(
     name: str, widths: tuple[int, ...], patch: Triple, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_model(config_of(name, widths), patch)
+        build.build_model(config_of(name, widths), patch)
 
 
 @pytest.mark.parametrize("name", SMALLEST_PATCHES)
 def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
     config = config_of(name, (32, 64, 128, 256, 320, 320))
     for size in range(64, 300):
-        multiple = size_multiple(config, (size, 96, 64))
+        multiple = build.size_multiple(config, (size, 96, 64))
         rounded = -(-size // multiple[0]) * multiple[0]
-
-        _check_patch(config, (rounded, 96, 64))
+        build._check_patch(config, (rounded, 96, 64))
 
 
 @pytest.mark.parametrize(
@@ -119,8 +111,9 @@ def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
     ],
 )
 def test_the_default_window_is_larger_than_a_small_patch(patch: Triple, window: Triple) -> None:
-    assert default_window(ModelConfig(widths=(8, 16, 32)), patch) == window
-    assert default_window(ModelConfig(name="monai.networks.nets.BasicUNet"), patch) == patch
+    own = Config(model=ModelConfig(name="monai.networks.nets.BasicUNet"))
+    assert build.default_window(Config(model=ModelConfig(widths=(8, 16, 32))), patch) == window
+    assert build.default_window(own, patch) == patch
 
 
 UNET = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
@@ -139,16 +132,12 @@ def own(name: str, **arguments: object) -> ModelConfig:
         ("monai.networks.nets.SegResNetDS", {"init_filters": 8}),
     ],
 )
-def test_a_network_by_dotted_name_returns_logits_in_both_modes(
-    name: str, arguments: dict[str, object]
-) -> None:
-    network = build_model(own(name, **UNET, **arguments), (32, 32, 32))
+def test_a_network_by_dotted_name_returns_logits(name: str, arguments: dict[str, object]) -> None:
+    network = build.build_model(own(name, **UNET, **arguments), (32, 32, 32))
     image = torch.randn(1, 4, 32, 32, 32)
-
     output = network(image)
     with torch.inference_mode():
         logits = network.eval()(image)
-
     for found in (output, logits):
         assert type(found) is Tensor
         assert found.shape == (1, 3, 32, 32, 32)
@@ -189,25 +178,21 @@ def test_a_network_that_cannot_be_built_or_has_other_channels_is_named(
     name: str, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_model(own(name, **arguments), (32, 32, 32))(torch.zeros(1, 4, 8, 8, 8))
+        build.build_model(own(name, **arguments), (32, 32, 32))(torch.zeros(1, 4, 8, 8, 8))
 
 
 @pytest.mark.parametrize(
     ("patch", "multiple"), [((96, 128, 48), (32, 32, 16)), ((24, 30, 7), (8, 2, 1))]
 )
-def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
-    patch: Triple, multiple: Triple
-) -> None:
+def test_a_network_by_dotted_name_takes_any_patch(patch: Triple, multiple: Triple) -> None:
     config = own("torch.nn.Conv3d")
-
-    assert size_multiple(config, patch) == multiple
-    assert padded_size(config, (139, 160, 1)) == (160, 160, 32)
+    assert build.size_multiple(config, patch) == multiple
+    assert build.padded_size(config, (139, 160, 1)) == (160, 160, 32)
     # as does a function that is annotated
-    network = build_model(own(f"{__name__}.build_small", width=2), patch)
+    network = build.build_model(own(f"{__name__}.build_small", width=2), patch)
     assert network(torch.zeros(1, 4, 7, 9, 8)).shape == (1, 3, 7, 9, 8)
 
 
 def test_importing_the_package_does_not_import_monai() -> None:
     code = "import sys, brats_seg.models.build; sys.exit('monai' in sys.modules)"
-
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

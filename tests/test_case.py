@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from brats_seg.cases import nifti
@@ -20,10 +19,11 @@ from brats_seg.cases.case import (
 )
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.nifti import Geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError
 from brats_seg.labels import BRATS2017, BRATS2024, MODALITIES, MSD
 from tests import builders
+from tests.builders import SHAPE
+from tests.check_builders import geometry
 
 
 def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> Case:
@@ -49,7 +49,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     case = written(tmp_path)
     flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (builders.SHAPE[0] - 1)
+    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
     arrays = [*builders.make_volumes(), builders.make_label_map()]
     for scan, array in zip((*case.images, case.label), arrays, strict=True):
         builders.write_nifti(case.path_of(scan), array[::-1], flipped)
@@ -61,7 +61,7 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
-def test_every_file_is_read_once_and_the_label_map_where_it_is_wanted(
+def test_every_file_is_read_once_and_a_label_map_if_wanted(
     tmp_path: Path, reads: Counter[str]
 ) -> None:
     case = written(tmp_path)
@@ -117,7 +117,7 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 def test_an_unknown_label_value_is_refused_and_no_tumour_is_not(tmp_path: Path) -> None:
     case = written(tmp_path)
-    label_map = np.zeros(builders.SHAPE, np.uint8)
+    label_map = np.zeros(SHAPE, np.uint8)
     builders.write_nifti(case.path_of(case.label), label_map)
     assert load_case(case).label is not None
     label_map[0, 0, 0] = 9
@@ -131,13 +131,6 @@ def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
     assert load_case(case, labels="brats2024").convention == BRATS2024
     with pytest.raises(ConfigError, match="'brats3' is unknown"):
         load_case(case, labels="brats3")
-
-
-def grid(
-    shape: tuple[int, int, int] = builders.SHAPE,
-    affine: npt.NDArray[np.float64] = builders.BRATS_AFFINE,
-) -> Geometry:
-    return Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
@@ -181,7 +174,8 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
 
 
 def test_every_file_off_the_grid_is_named() -> None:
-    grids = [("a", grid()), ("b", grid((1, 2, 3))), ("c", grid()), ("d", grid((4, 5, 6)))]
+    shapes = {"a": SHAPE, "b": (1, 2, 3), "c": SHAPE, "d": (4, 5, 6)}
+    grids = [(name, geometry(shape)) for name, shape in shapes.items()]
     with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
         check_one_grid("case_1", grids)
     check_one_grid("case_1", grids[:1])
@@ -194,7 +188,10 @@ def test_every_file_off_the_grid_is_named() -> None:
 def test_affines_may_differ_by_rounding_only(millimetres: float, is_same: bool) -> None:
     affine = builders.BRATS_AFFINE.copy()
     affine[1, 3] += millimetres
-    assert have_one_grid(grid(), grid(affine=affine)) is is_same
-    assert not have_one_grid(grid(), grid(affine=builders.BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1])))
+    grid = geometry(SHAPE, builders.BRATS_AFFINE)
+    assert have_one_grid(grid, geometry(SHAPE, affine)) is is_same
+    assert not have_one_grid(
+        grid, geometry(SHAPE, builders.BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1]))
+    )
     # the releases code the label map otherwise than the scans
-    assert have_one_grid(grid(), replace(grid(), qform_code=2, sform_code=0))
+    assert have_one_grid(grid, replace(grid, qform_code=2, sform_code=0))

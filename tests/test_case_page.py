@@ -11,14 +11,7 @@ import numpy as np
 import pytest
 
 from brats_seg.figures.cases import CaseView, open_view, with_prediction
-from brats_seg.pages.case import (
-    LARGEST_PAGE,
-    EmbeddedVolume,
-    _box_of,
-    embedded_volumes,
-    part_rows,
-    write_case_page,
-)
+from brats_seg.pages import case
 from tests.test_pages import moved_view
 
 
@@ -28,7 +21,7 @@ def view(tiny_scans: Path) -> CaseView:
 
 
 def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
-    _, _, ml, scores = zip(*part_rows(view), strict=True)
+    _, _, ml, scores = zip(*case.part_rows(view), strict=True)
     wt, tc, et, oedema, necrosis = (part["reference"] for part in ml)
     assert ml[0]["prediction"] == wt == pytest.approx(oedema + tc)
     assert tc == pytest.approx(et + necrosis)
@@ -39,9 +32,9 @@ def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
 def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_path: Path) -> None:
     alone = replace(view, prediction=None, reference=None, uncertainty=None)
 
-    write_case_page(alone, tmp_path / "a.html")
+    case.write_case_page(alone, tmp_path / "a.html")
     flags = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
-    write_case_page(alone, tmp_path / "b.html", flags=flags)
+    case.write_case_page(alone, tmp_path / "b.html", flags=flags)
 
     page, flagged = ((tmp_path / name).read_text() for name in ("a.html", "b.html"))
     assert "No warning was raised" in page
@@ -51,7 +44,7 @@ def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_p
     assert "no [file] here" in flagged
 
 
-def decoded(volume: EmbeddedVolume) -> nib.Nifti1Image:
+def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
     """Undo the coding that the docstring of `_coded` describes, one difference after the other."""
     header = base64.b64decode(volume.header)
     shape = nib.Nifti1Header(header[:348]).get_data_shape()
@@ -76,9 +69,9 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
     """nibabel reads what the page makes of them."""
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
-    box = _box_of(view)
+    box = case._box_of(view)
 
-    volumes = embedded_volumes(replace(view, images=images), box)
+    volumes = case.embedded_volumes(replace(view, images=images), box)
 
     assert [one.name for one in volumes[4:]] == ["prediction", "reference", "uncertainty"]
     for volume, image in zip(volumes, images, strict=False):
@@ -100,14 +93,14 @@ def test_large_scans_are_rounded_until_the_page_is_small_enough(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    box = _box_of(view)
-    exact = embedded_volumes(view, box)
+    box = case._box_of(view)
+    exact = case.embedded_volumes(view, box)
     n_bytes = sum(len(volume.data) for volume in exact)
     monkeypatch.setattr("brats_seg.pages.case.MOST_BYTES", n_bytes * 3 // 4)
     monkeypatch.setattr("brats_seg.pages.case.LARGEST_PAGE", 500_000)
 
-    rounded = embedded_volumes(view, box)
-    write_case_page(view, tmp_path / "a.html")
+    rounded = case.embedded_volumes(view, box)
+    case.write_case_page(view, tmp_path / "a.html")
 
     assert sum(len(volume.data) for volume in rounded) <= n_bytes * 3 // 4
     assert {volume.step for volume in exact[:4]} == {1}
@@ -129,7 +122,7 @@ def test_the_page_of_a_real_case_is_small_enough(real_data: Path, tmp_path: Path
     # as uncertain as a network is around the whole tumour
     entropy = np.where(view.prediction.label_map > 0, noise, 0)
 
-    write_case_page(replace(view, uncertainty=entropy), tmp_path / "a.html")
+    case.write_case_page(replace(view, uncertainty=entropy), tmp_path / "a.html")
 
-    assert (tmp_path / "a.html").stat().st_size < LARGEST_PAGE
+    assert (tmp_path / "a.html").stat().st_size < case.LARGEST_PAGE
     assert "Intensities in the viewer</dt><dd>as in the files" in (tmp_path / "a.html").read_text()

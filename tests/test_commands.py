@@ -157,6 +157,15 @@ def test_what_is_printed_without_json(work: Path, flow: dict[int, Done]) -> None
     assert len(rows) == 2 * 2 * 3, "over the cases that were held out, and over all"
     assert max(map(len, rows)) <= 80
     assert "lesionwise_nsd_1.0" in pd.read_csv(work / "lesions.csv").columns
+    done = type_line(work, "evaluate data out --protocol brats2025 --task MET -o matched.csv")
+    assert (done.code, done.err) == (0, "")
+    assert "small F1" in done.out
+    assert max(len(row) for row in done.out.splitlines() if row.startswith(("wt", "rc"))) <= 80
+    title = "brats2025 MET: BraTS 2025 as in brats-evaluation 0.0.10"
+    assert {*pd.read_csv(work / "matched.csv")["protocol"]} == {title}
+    done = type_line(work, "evaluate data --compare out out --protocol brats2025 -o compared.csv")
+    assert (done.code, done.err) == (0, "")
+    assert {*pd.read_csv(work / "compared.csv")["protocol"]} == {title.replace("MET", "GLI")}
 
 
 def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[int, Done]) -> None:

@@ -113,6 +113,30 @@ def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -
     assert [test.column for test in found.tests] == ["dice", "hd95", *LESION_COLUMNS[:4]]
 
 
+def test_sets_of_2025_are_ranked_by_dice_and_nsd_and_metastases_by_their_lesions(
+    rng: np.random.Generator,
+) -> None:
+    """HD95 is not ranked; what is neither there nor predicted is as good as a full score."""
+    first = table((0.9, np.nan), (9.0, 9.0)).assign(nsd=[0.8, np.nan], lesionwise_hd95=np.inf)
+    second = table((0.7, 0.0), (1.0, 1.0)).assign(nsd=[0.8, 0.0], lesionwise_hd95=[np.inf, 3.0])
+    lesions = {"lesionwise_dice": 0.5, "lesionwise_nsd": 0.5}
+    sizes = [one.assign(**lesions, small_f1=f1) for one, f1 in ((first, 0.0), (second, 0.5))]
+
+    found = compare_scores(("a", "b"), (first, second), rng)
+    metastases = rank_sets("ab", sizes, rng)
+
+    assert [standing.mean_rank for standing in found.ranking] == [(1 + 1.5 + 1 + 1) / 4, 1.875]
+    dice, _, _, distance = found.tests
+    assert (dice.mean_first, dice.mean_second) == (0.9, 0.35)
+    assert (dice.n_first_better, dice.n_second_better) == (2, 0)
+    found = distance.column, distance.mean_first, distance.n_second_better
+    assert found == ("lesionwise_hd95", np.inf, 1)
+    assert [(one.name, one.mean_rank) for one in metastases] == [
+        ("b", pytest.approx(4 / 3)),
+        ("a", pytest.approx(5 / 3)),
+    ]
+
+
 def test_sets_that_cannot_be_paired_are_refused(rng: np.random.Generator) -> None:
     first, short = table((0.9, 0.3, 0.6)), table((0.9, 0.3))
 

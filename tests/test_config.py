@@ -24,12 +24,20 @@ def test_later_sources_win_over_earlier_ones():
     assert config.training.seed == Config().training.seed
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_presets_are_valid_and_stay_as_they_are(preset):
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
+    """With any of them, an autoencoder learns whole brains."""
     before = copy.deepcopy(PRESETS)
+    config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
+    written = yaml.safe_load(config.to_yaml())
+    encoder = load_config(preset=preset, assignments=["model.name=autoencoder"])
 
-    load_config(preset=preset, assignments=["training.n_epochs=3", "patch.size=[8, 8, 8]"])
-
+    assert load_config(text=config.to_yaml()) == config
+    assert {name: set(values) for name, values in written.items()} == {
+        name: set(type(getattr(config, name)).model_fields) for name in Config.model_fields
+    }
+    assert (encoder.patch.size, encoder.optimizer.lr) == ("whole", 1e-3)
+    assert encoder.validation.watch == "val_loss"
     assert before == PRESETS
 
 
@@ -58,47 +66,6 @@ def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
     assert getattr(getattr(config, section), key) == value
 
 
-@pytest.mark.parametrize(
-    ("assignment", "match"),
-    [
-        ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
-        ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
-        ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
-        ("training.n_epochs=ten", r"training\.n_epochs: expected a valid integer.*got 'ten'"),
-        ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
-        ("model.name=unet3", r"model\.name: .*unet, notebook.*got 'unet3'"),
-        (
-            "training.n_workers=x",
-            r"n_workers: expected a valid integer.* or expected 'auto' \(got 'x'\)",
-        ),
-        ("cases.skip_bad=maybe", r"cases\.skip_bad: expected a valid boolean"),
-        ("model.widths=16,x", r"model\.widths: expected a valid integer.*got 'x'"),
-        ("store.spacing_mm=1,1", r"store\.spacing_mm: Field required"),
-        (
-            "optimizer.name=lion",
-            r"optimizer\.name: expected 'adam', 'adamw', 'muon' or 'sgd' \(got 'lion'\)",
-        ),
-        ("model.latent=100", r"model\.latent: expected a multiple of 64"),
-        ("model.arguments=3", r"model\.arguments: expected a valid dictionary"),
-        ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
-        ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
-        ("training=5", r"setting training: .*got 5"),
-        (
-            "training.effective_batch={5: 2}",
-            r"batch: expected a value for epoch 0 \(got \{5: 2\}\)",
-        ),
-        ("model=*a", "--set"),
-        ("." * 2000 + "=1", "--set"),
-        ("model=" + "[" * 5000, "--set"),
-        ("n_epochs", r"'n_epochs' has no '='; expected for example training\.n_epochs=10"),
-        ("training.n_epochs=[", r"--set training\.n_epochs=\[ is not YAML"),
-    ],
-)
-def test_a_wrong_assignment_is_refused_with_key_and_value(assignment, match):
-    with pytest.raises(ConfigError, match=match):
-        load_config(assignments=[assignment])
-
-
 @pytest.mark.parametrize("name", LEARNING_RATES)
 def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
     assignment = f"optimizer.name={name}"
@@ -107,48 +74,20 @@ def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
     assert load_config(assignments=[assignment, "optimizer.lr=0.5"]).optimizer.lr == 0.5
 
 
-def test_all_wrong_settings_are_told_at_once():
-    with pytest.raises(ConfigError, match=r"(?s)n_epochs.*\n.*overlap"):
-        load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
+def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_schedule():
+    """`{0: 4}` after `{0: 8, 40: 16}` is `{0: 4}`, though both are written as mappings."""
+    text = "training: {effective_batch: {0: 8, 40: 16}}"
+    config = load_config(text=text, assignments=["training.effective_batch={0: 4}"])
 
-
-def test_an_unknown_preset_is_refused_with_the_names_there_are():
-    with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, cpu, kaggle-t4"):
-        load_config(preset="T4")
-
-
-@pytest.mark.parametrize("preset", [None, *PRESETS])
-def test_written_settings_are_read_back(preset):
-    config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
-    written = yaml.safe_load(config.to_yaml())
-
-    assert load_config(text=config.to_yaml()) == config
-    assert {name: set(values) for name, values in written.items()} == {
-        name: set(type(getattr(config, name)).model_fields) for name in Config.model_fields
-    }
-
-
-@pytest.mark.parametrize(
-    ("schedule", "epoch", "expected"),
-    [
+    assert config.training.effective_batch == {0: 4}
+    for schedule, epoch, expected in (
         (4, 0, 4),
         (4, 99, 4),
         ({0: 8, 40: 16}, 0, 8),
         ({0: 8, 40: 16}, 40, 16),
         ({40: 16, 0: 8, 10: 12}, 39, 12),
-    ],
-)
-def test_the_effective_batch_changes_at_its_epochs(schedule, epoch, expected):
-    assert TrainingConfig(effective_batch=schedule).effective_batch_at(epoch) == expected
-
-
-def test_a_schedule_replaces_a_schedule():
-    """`{0: 4}` after `{0: 8, 40: 16}` is `{0: 4}`, though both are written as mappings."""
-    text = "training: {effective_batch: {0: 8, 40: 16}}"
-
-    config = load_config(text=text, assignments=["training.effective_batch={0: 4}"])
-
-    assert config.training.effective_batch == {0: 4}
+    ):
+        assert TrainingConfig(effective_batch=schedule).effective_batch_at(epoch) == expected
 
 
 def test_differing_settings_are_named_with_both_values():
@@ -159,15 +98,6 @@ def test_differing_settings_are_named_with_both_values():
         "training.seed": (55, 1),
     }
     assert differing_settings(new, new) == {}
-
-
-@pytest.mark.parametrize("preset", [None, *PRESETS])
-def test_an_autoencoder_learns_whole_brains_whatever_the_preset(preset):
-    config = load_config(preset=preset, assignments=["model.name=autoencoder"])
-
-    assert config.patch.size == "whole"
-    assert config.validation.watch == "val_loss"
-    assert config.optimizer.lr == 1e-3
 
 
 def test_what_is_given_wins_over_what_the_network_starts_from():
@@ -181,40 +111,78 @@ def test_what_is_given_wins_over_what_the_network_starts_from():
     assert load_config(text=config.to_yaml()) == config
 
 
-@pytest.mark.parametrize(
-    ("assignment", "match"),
-    [
-        ("validation.watch=val_dice", r"'autoencoder', expected validation\.watch=val_loss"),
-        ("loss.batch_dice=true", r"expected loss\.batch_dice=false"),
-        ("training.modality_dropout=0.5", r"expected training\.modality_dropout=0"),
-        ("training.micro_batch=2", r"expected training\.micro_batch=1 with patch\.size=whole"),
-    ],
+ASSIGNMENTS = (
+    ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
+    ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
+    ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
+    ("training.n_epochs=ten", r"training\.n_epochs: expected a valid integer.*got 'ten'"),
+    ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
+    ("model.name=unet3", r"model\.name: .*unet, notebook.*got 'unet3'"),
+    (
+        "training.n_workers=x",
+        r"n_workers: expected a valid integer.* or expected 'auto' \(got 'x'\)",
+    ),
+    ("cases.skip_bad=maybe", r"cases\.skip_bad: expected a valid boolean"),
+    ("model.widths=16,x", r"model\.widths: expected a valid integer.*got 'x'"),
+    ("store.spacing_mm=1,1", r"store\.spacing_mm: Field required"),
+    (
+        "optimizer.name=lion",
+        r"optimizer\.name: expected 'adam', 'adamw', 'muon' or 'sgd' \(got 'lion'\)",
+    ),
+    ("model.latent=100", r"model\.latent: expected a multiple of 64"),
+    ("model.arguments=3", r"model\.arguments: expected a valid dictionary"),
+    ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
+    ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
+    ("training=5", r"setting training: .*got 5"),
+    (
+        "training.effective_batch={5: 2}",
+        r"batch: expected a value for epoch 0 \(got \{5: 2\}\)",
+    ),
+    ("model=*a", "--set"),
+    ("." * 2000 + "=1", "--set"),
+    ("model=" + "[" * 5000, "--set"),
+    ("n_epochs", r"'n_epochs' has no '='; expected for example training\.n_epochs=10"),
+    ("training.n_epochs=[", r"--set training\.n_epochs=\[ is not YAML"),
 )
-def test_settings_that_an_autoencoder_has_no_use_for_are_refused(assignment, match):
-    with pytest.raises(ConfigError, match=match):
-        load_config(assignments=["model.name=autoencoder", assignment])
+OF_AUTOENCODERS = (
+    ("validation.watch=val_dice", r"'autoencoder', expected validation\.watch=val_loss"),
+    ("loss.batch_dice=true", r"expected loss\.batch_dice=false"),
+    ("training.modality_dropout=0.5", r"expected training\.modality_dropout=0"),
+    ("training.micro_batch=2", r"expected training\.micro_batch=1 with patch\.size=whole"),
+)
+TEXTS = (
+    ("[1, 2]", "configuration file holds list; expected settings as key: value"),
+    ("a: b: c", "configuration file is not YAML"),
+    ("seed: 1", "setting seed is unknown"),
+    ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", r"the alias \*a, which is not supported"),
+    ("model: &m {arguments: *m}", r"the alias \*m"),
+    ("[" * 10_000, "more than 20 levels"),
+    ("a: " + "x" * 40_000, "40003 characters, where settings have at most 32768"),
+    ("training: {seed: 2021-13-45}", "is not YAML: month must be"),
+    ("training: {n_epochs: " + "9" * 5000 + "}", "is not YAML: Exceeds the limit"),
+    ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+    ("patch: {size: ['²', '²', '²']}", "expected three positive whole numbers"),
+    ("patch: {size: [2000, 8, 8]}", "less than or equal to 1024"),
+    ("model: {widths: [1000000000]}", "less than or equal to 4096"),
+    ("model: {widths: []}", "at least 1 item"),
+    ("optimizer: {lr: .nan}", "finite number"),
+)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("given", "message"),
     [
-        ("[1, 2]", "configuration file holds list; expected settings as key: value"),
-        ("a: b: c", "configuration file is not YAML"),
-        ("seed: 1", "setting seed is unknown"),
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", r"the alias \*a, which is not supported"),
-        ("model: &m {arguments: *m}", r"the alias \*m"),
-        ("[" * 10_000, "more than 20 levels"),
-        ("a: " + "x" * 40_000, "40003 characters, where settings have at most 32768"),
-        ("training: {seed: 2021-13-45}", "is not YAML: month must be"),
-        ("training: {n_epochs: " + "9" * 5000 + "}", "is not YAML: Exceeds the limit"),
-        ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
-        ("patch: {size: ['²', '²', '²']}", "expected three positive whole numbers"),
-        ("patch: {size: [2000, 8, 8]}", "less than or equal to 1024"),
-        ("model: {widths: [1000000000]}", "less than or equal to 4096"),
-        ("model: {widths: []}", "at least 1 item"),
-        ("optimizer: {lr: .nan}", "finite number"),
+        *(({"assignments": [one]}, match) for one, match in ASSIGNMENTS),
+        *(({"assignments": ["model.name=autoencoder", o]}, m) for o, m in OF_AUTOENCODERS),
+        *(({"text": text}, message) for text, message in TEXTS),
+        # all wrong settings are told at once
+        (
+            {"assignments": ["training.n_epochs=0", "validation.overlap=1"]},
+            r"(?s)epochs.*\n.*overla",
+        ),
+        ({"preset": "T4"}, "preset 'T4' is unknown; there are demo, cpu, kaggle-t4"),
     ],
 )
-def test_yaml_that_is_hostile_or_absurd_is_refused_at_once(text: str, message: str) -> None:
+def test_what_is_wrong_hostile_or_absurd_is_refused_with_key_and_value(given, message):
     with pytest.raises(ConfigError, match=message):
-        load_config(text=text)
+        load_config(**given)

@@ -58,10 +58,8 @@ def test_slabs_give_the_numbers_of_torch_forward_and_backward(
     expected = functional.conv3d(laid, weight, bias, case[2], case[3])
     output = convolve(laid, weight, bias, case[2], case[3])
     upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
-
     found = (output, *torch.autograd.grad(output, (image, weight, bias), upstream))
     wanted = (expected, *torch.autograd.grad(expected, (image, weight, bias), upstream))
-
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.shape == theirs.shape
         if dtype is torch.float64:
@@ -74,16 +72,13 @@ def test_the_limit_is_where_torch_changes_its_kernel() -> None:
     """A torch that no longer needs slabs, or needs them elsewhere, is noticed here."""
     for case in CASES + FAST:
         image, weight, _ = tensors(case)
-
         is_slow_in_torch = "aten::slow_conv3d_forward" in kernels(image, weight, case)
-
         # a stride selects oneDNN in no torch that is known
         assert is_slow(image, weight) == is_slow_in_torch, case
 
 
 def test_other_types_autocast_and_export_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     image, weight, _ = tensors(CASES[0])
-
     assert is_slow(image, weight)
     assert not is_slow(image.double(), weight.double())
     assert not is_slow(image.bfloat16(), weight.bfloat16())
@@ -103,9 +98,7 @@ def test_a_network_built_elsewhere_gets_slabs_where_its_layers_are_plain() -> No
     network = nn.Sequential(plain, nn.ReLU(), grouped, dilated)
     image = torch.randn(1, 4, 12, 12, 12)
     before, weights = network(image), deepcopy(network.state_dict())
-
     use_slabs(network)
-
     assert isinstance(plain, Convolution)
     assert not any(isinstance(layer, Convolution) for layer in (grouped, dilated))
     assert torch.allclose(network(image), before, atol=1e-6)

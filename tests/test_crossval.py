@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from brats_seg import crossval
 from brats_seg.cases.case import Case
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
-from brats_seg.crossval import (
-    held_out_cases,
-    out_of_fold_outcomes,
-    reference_pairs,
-    score_predictions,
-)
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
@@ -53,13 +48,13 @@ def held_out(tmp_path: Path) -> list[HeldOut]:
 
 @pytest.fixture
 def cases(held_out: list[HeldOut], tmp_path: Path) -> HeldOutCases:
-    return held_out_cases(held_out, index_cases(tmp_path / "scans"))
+    return crossval.held_out_cases(held_out, index_cases(tmp_path / "scans"))
 
 
 def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
-        outcomes = out_of_fold_outcomes(cases, SETTINGS, output)
+        outcomes = crossval.out_of_fold_outcomes(cases, SETTINGS, output)
         return finish_batch(outcomes, output, N_CASES)
 
 
@@ -78,8 +73,8 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
 
 def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
-    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path)
+    pairing = crossval.reference_pairs(chain(*cases.values()), tmp_path / "out")
+    found = crossval.score_predictions(pairing, LEGACY, tmp_path)
     expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     # no held-out case is one that its model was trained on
     assert {*expected.scores.pop("in_training")} == {"no"}
@@ -94,8 +89,8 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
-    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path)
+    pairing = crossval.reference_pairs(chain(*cases.values()), tmp_path / "out")
+    found = crossval.score_predictions(pairing, LEGACY, tmp_path)
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3

@@ -16,6 +16,7 @@ from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError
+from brats_seg.evaluation import scores
 from brats_seg.evaluation.evaluate import (
     Evaluation,
     Pair,
@@ -27,7 +28,7 @@ from brats_seg.evaluation.evaluate import (
     score_pair,
 )
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import read_scores, write_scores
+from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
 from brats_seg.quality import label_map as label_check
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
@@ -35,6 +36,7 @@ from tests.check_builders import renumbered
 from tests.test_metrics import REAL_DICE
 
 LEGACY, LESIONWISE = protocol_named("legacy"), protocol_named("lesionwise2024", "GLI")
+MATCHED = protocol_named("brats2025", "MET")
 CASES = tuple(f"BraTS2021_{number:05d}" for number in range(6))
 
 
@@ -70,6 +72,7 @@ def test_scores_every_case_and_names_the_conventions(tiny_scans: Path, predictio
     assert (found.missing, found.failures, found.remarks) == ((), (), ())
     assert [dice == 1 for dice in dices(found, "et").values()] == [True, False, True] * 2
     assert found.scores["reference_ml"].iloc[-1] == 0
+    assert {*found.scores["protocol"]} == {LEGACY.title}
 
 
 def test_the_number_of_processes_changes_nothing(tiny_scans: Path, predictions: Path) -> None:
@@ -181,7 +184,8 @@ def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None
     # one patient has no prediction
     assert found.missing == ("Brats18_TCIA05_396_1",)
     write_scores(found.scores, tmp_path / "scores.csv")
-    assert "Brats18_TCIA01_201_1,wt,0.977008," in (tmp_path / "scores.csv").read_text()
+    row = f"Brats18_TCIA01_201_1,wt,{LEGACY.title},0.977008,"
+    assert row in (tmp_path / "scores.csv").read_text()
 
 
 @pytest.mark.real
@@ -287,6 +291,22 @@ def test_without_a_prediction_everything_is_the_worst_there_is(tmp_path: Path) -
         n = int(row["region"] != "rc")
         assert row.pop("reference_ml") > 0 or not n
         assert values(row) == [0, 0, 337, 0, 0, 0, 0, 337, 0, 0, n, 0, n]
+    for row in scored(tmp_path, make_label_map((24, 24, 16)), None, MATCHED):
+        n, _ = int(row["region"] != "rc"), row.pop("reference_ml")
+        assert values(row) == [0, 0, 373, 0, 0, 0, 0, 0, 373, 0, n, *(0,) * 9]
+
+
+def test_matched_lesions_have_scores_of_their_own_for_the_whole_region(tmp_path: Path) -> None:
+    """Eight of the twelve voxels of the reference and of the sixteen predicted are shared."""
+    wt, tc, *_ = scored(tmp_path, REFERENCE, PREDICTION, MATCHED, spacing_mm=3.0)
+
+    columns = [*scores.REGION_COLUMNS, *(c for c in MATCHED_COLUMNS if c not in {"dice", "hd95"})]
+    assert [*wt][2:] == columns
+    # in voxels for the whole region, in mm for the lesion: X has 3 mm, which the program takes for Z
+    assert [wt[c] for c in ("dice", "hd95", "nsd")] == pytest.approx([16 / 28, 2, 7 / 12])
+    assert [wt[c] for c in ("lesionwise_dice", "lesionwise_hd95", "f1")] == [16 / 28, 2, 1]
+    assert np.isnan([tc[c] for c in ("dice", "hd95", "nsd", "lesionwise_dice", "f1")]).all()
+    assert tc["jaccard"] == 1
 
 
 def test_cutting_to_the_tumour_changes_no_score(tmp_path: Path) -> None:

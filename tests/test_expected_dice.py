@@ -10,22 +10,14 @@ import pytest
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
-from brats_seg.quality.expected_dice import (
-    COVERAGE,
-    FEWEST_CASES,
-    DiceLine,
-    dice_lines,
-    fit_predicted_dice,
-    mean_probabilities,
-    predicted_dice,
-)
+from brats_seg.quality import expected_dice
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
 
-LINE = DiceLine(
+LINE = expected_dice.DiceLine(
     region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, worst_fifth=0.6, mean_error=0.05
 )
 
@@ -42,9 +34,7 @@ def test_the_mean_probability_is_that_inside_each_region() -> None:
     probabilities[0] = np.array([[[0.9], [0.7]], [[0.2], [0.1]]])
     probabilities[1, 0, 0] = 0.6
     regions = probabilities > 0.5
-
-    found = mean_probabilities(probabilities, regions)
-
+    found = expected_dice.mean_probabilities(probabilities, regions)
     np.testing.assert_allclose(found, [0.8, 0.6, np.nan], rtol=1e-6)
 
 
@@ -53,38 +43,34 @@ def test_a_line_is_found_of_each_region_that_enough_cases_have() -> None:
     sure = np.linspace(0.5, 0.9, 12)
     cases = [np.array([x, x, x if x < 0.6 else np.nan]) for x in sure]
     counts = [counts_of(x, 1.2 * x - 0.2, x) for x in sure]
-
-    wt, tc = fit_predicted_dice(cases, counts)
-    (falling, *_) = fit_predicted_dice(cases, [counts_of(1 - x, x, x) for x in sure])
-
+    wt, tc = expected_dice.fit_predicted_dice(cases, counts)
+    (falling, *_) = expected_dice.fit_predicted_dice(cases, [counts_of(1 - x, x, x) for x in sure])
     assert (wt.region, tc.region) == ("wt", "tc")
     assert (wt.slope, tc.slope) == (pytest.approx(1, abs=0.01), pytest.approx(1.2, abs=0.01))
     assert wt.width < 0.01
     assert wt.worst_fifth == pytest.approx(sure[2], abs=0.03)
-    (expected,) = predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
+    (expected,) = expected_dice.predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
     assert expected.dice == pytest.approx(0.75, abs=0.002)
     assert (falling.slope, falling.intercept) == (0.0, pytest.approx(0.3, abs=0.01))
 
 
 def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     high, low = LINE.at(0.99), LINE.at(0.3)
-
     assert (high.dice, high.low, high.high) == (0.985, 0.9275, 1.0)
     assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.55)
     assert str(high) == "WT 0.98 (0.93 to 1.00)"
     assert high.columns["wt_predicted_dice_low"] == 0.9275
     # of a region that was not found, nothing is expected
-    assert predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
+    assert expected_dice.predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
 
 
 def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
     good = LINE.model_copy(update={"worst_fifth": 0.9})
-
     assert [LINE.at(x).is_low for x in (0.72, 0.75)] == [True, False]
     assert [good.at(x).is_low for x in (0.75, 0.81)] == [True, False]
 
 
-@pytest.mark.parametrize("n_cases", [FEWEST_CASES, 12, 40])
+@pytest.mark.parametrize("n_cases", [expected_dice.FEWEST_CASES, 12, 40])
 def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None:
     rng = np.random.default_rng(0)
     n_covered = 0
@@ -92,11 +78,12 @@ def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None
         x = rng.uniform(0.5, 1, n_cases + 1)
         y = np.clip(1.4 * x - 0.45 + rng.normal(0, 0.08, n_cases + 1), 0, 1)
         counts = [counts_of(value, value, value) for value in y]
-        (line, *_) = fit_predicted_dice([np.full(3, value) for value in x[:-1]], counts[:-1])
+        (line, *_) = expected_dice.fit_predicted_dice(
+            [np.full(3, value) for value in x[:-1]], counts[:-1]
+        )
         expected = line.at(x[-1])
         n_covered += expected.low - 1e-3 <= dice(counts[-1])[0] <= expected.high + 1e-3
-
-    assert n_covered / 250 > COVERAGE - 0.05
+    assert n_covered / 250 > expected_dice.COVERAGE - 0.05
 
 
 LINES = tuple(
@@ -108,31 +95,22 @@ LINES = tuple(
 NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
-def test_an_exported_model_keeps_the_predicted_dice(tmp_path: Path) -> None:
+def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> None:
     """It describes a model, but does not change it: its fingerprint is that without it."""
-    plain = write_run(tmp_path / "plain")
-    described = write_run(tmp_path / "described", notes=NOTES)
-
-    export_model([described], tmp_path / "model")
-
+    plain, one = write_run(tmp_path / "plain"), write_run(tmp_path / "one", notes=NOTES)
+    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
+    export_model([one], tmp_path / "model")
     (network,) = read_exported(tmp_path / "model").networks
     assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
-
-
-def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", notes=NOTES)
-    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
-    plain = write_run(tmp_path / "plain", seed=2)
-
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
+    assert (expected_dice.dice_lines(both.notes), expected_dice.dice_lines(mixed.notes)) == (
+        LINES,
+        (),
+    )
 
-    assert (dice_lines(both.notes), dice_lines(mixed.notes)) == (LINES, ())
 
-
-def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
-    run: Run, tmp_path: Path
-) -> None:
+def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:
     """Of a usual and a swapped scan; a model without a fit has no columns of it."""
     images, _ = phantom(20)
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):
@@ -148,17 +126,18 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     assert (code, plain[0]) == (0, 0), errors
     lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
     records = {record["case_id"]: record for record in map(json.loads, lines)}
-    row = pd.read_csv(tmp_path / "out" / "volumes.csv").set_index("case_id").loc["usual"]
+    table = pd.read_csv(tmp_path / "out" / "volumes.csv").set_index("case_id")
     assert records["usual"]["predicted_dice"]
     for one in records["usual"]["predicted_dice"]:
         assert one["low"] < one["dice"] < one["high"]
-        assert row[f"{one['region']}_predicted_dice"] == one["dice"]
+        assert table.loc["usual", f"{one['region']}_predicted_dice"] == one["dice"]
         assert f"{one['region'].upper()} {one['dice']:.2f} (" in shown
     assert "predicted Dice" not in plain[1]
     assert not any("predicted" in name for name in pd.read_csv(tmp_path / "plain-out/volumes.csv"))
     said = records["swapped"]["warnings"]
-    (unusual,) = [text for text in said if text.startswith("modalities may be mixed up")]
-    assert unusual in shown
-    assert any("predicted Dice may be too high" in text for text in said)
+    assert all(f"note: {text}" in shown for text in said)
+    assert table.loc["swapped", "warnings"] == " | ".join(said)
+    for beginning in ("modalities may be mixed up", "the predicted Dice may be too high"):
+        assert any(text.startswith(beginning) for text in said)
     usual = " ".join(records["usual"]["warnings"])
     assert not any(text in usual for text in ("mixed up", "may be too high"))

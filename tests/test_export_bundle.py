@@ -115,11 +115,9 @@ def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> No
     export_model([write_run(tmp_path / "run")], model, file_format="bundle")
     config = ConfigParser()
     config.read_config(model / "configs" / "inference.json")
-
     output = tmp_path / "bundle"
     config.update({"bundle_root": str(model), "output_dir": str(output), "image": files_of(case)})
     config.get_parsed_content("run")
-
     metadata = json.loads((model / "configs" / "metadata.json").read_text())
     assert "brats_seg" in metadata["required_packages_version"]
     assert not list((model / "models").glob("*"))
@@ -130,7 +128,6 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     model = bundles / "plain"
     metadata = json.loads((model / "configs" / "metadata.json").read_text())
     config = ConfigParser.load_config_file(model / "configs" / "inference.json")
-
     run = bundles / "plain0"
     assert load_model([model], CPU).fingerprint == load_model([run], CPU).fingerprint
     formats = metadata["network_data_format"]

@@ -17,13 +17,7 @@ from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.model import load_model
 from brats_seg.models import autoencoder
-from brats_seg.survival.features import (
-    encode,
-    features_of_folder,
-    load_networks,
-    patient_ids,
-    with_patients,
-)
+from brats_seg.survival import features
 from brats_seg.survival.table import read_features
 from tests.builders import write_case
 from tests.inference_builders import CPU, IDENTITY, read_scan, write_run
@@ -52,7 +46,7 @@ def root(tmp_path: Path) -> Path:
 
 def extract(root: Path, **options):
     output = root.parent / "out" / "features.csv"
-    return features_of_folder(root, output, device="cpu", precision="fp32", **options)
+    return features.features_of_folder(root, output, device="cpu", precision="fp32", **options)
 
 
 def numbers(row) -> list[float]:
@@ -133,19 +127,19 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
     before = scan.image.copy()
     identity = replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w"))
     run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
-    model = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
+    model = features.load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
     def with_network(network: nn.Module):
         return replace(model, members=(replace(model.members[0], network=network),))
 
-    latent = encode(with_network(Encoder()), scan)
+    latent = features.encode(with_network(Encoder()), scan)
 
     assert list(latent) == [f"latent0_00{index}" for index in range(4)]
     means = scan.image.mean(axis=(1, 2, 3))[[3, 0, 1, 2]]
     assert [*latent.values()] == pytest.approx(means.tolist(), abs=1e-6)
     assert np.array_equal(scan.image, before)
     with pytest.raises(CaseError, match="NaN or infinity in 2 values"):
-        encode(with_network(Encoder(1.0, np.nan, np.inf)), scan)
+        features.encode(with_network(Encoder(1.0, np.nan, np.inf)), scan)
 
 
 PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
@@ -203,7 +197,7 @@ def test_a_case_is_seen_under_every_id_of_its_patient(
 
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path, tmp_path / "best.pt"):
-            model = with_patients(load_model([path], CPU), path, clinical, [JOINED])
-            assert model.seen(*patient_ids(clinical, case_id, patient_id)) == seen
+            model = features.with_patients(load_model([path], CPU), path, clinical, [JOINED])
+            assert model.seen(*features.patient_ids(clinical, case_id, patient_id)) == seen
 
     assert ("does not name all cases" in caplog.text) == (train is None)

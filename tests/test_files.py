@@ -12,26 +12,14 @@ from typing import Any
 
 import pytest
 
+from brats_seg import files
 from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.files import (
-    READING_NAME,
-    alone_at,
-    check_current_folder,
-    explained,
-    free_bytes,
-    locked,
-    reading,
-    remove_leftovers,
-    whole_file,
-    whole_folder,
-    writable_folder,
-)
 from tests.builders import limited_files, touch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
-whole = pytest.mark.parametrize("write", [whole_file, whole_folder])
+whole = pytest.mark.parametrize("write", [files.whole_file, files.whole_folder])
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -96,14 +84,14 @@ def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
     too_large = pytest.raises(EnvironmentalError, match=r"a could not be written: .*ulimit -f")
-    with limited_files(1000), too_large, whole_file(path) as beside:
+    with limited_files(1000), too_large, files.whole_file(path) as beside:
         beside.write_bytes(bytes(2000))
     assert content_of(path) == "old"
 
 
 def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
     """Processes of two containers have the same ids."""
-    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+    with files.whole_file(tmp_path / "a") as first, files.whole_file(tmp_path / "a") as second:
         first.write_text("first")
         second.write_text("second")
     assert content_of(tmp_path / "a") == "first"
@@ -115,12 +103,12 @@ def test_the_clean_up_does_not_hide_the_error(
     """The current folder of a notebook may have been removed."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
-    check_current_folder()
+    files.check_current_folder()
     (tmp_path / "gone").rmdir()
     with pytest.raises(EnvironmentalError, match=r"current folder is gone .*Change to a folder"):
-        check_current_folder()
+        files.check_current_folder()
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(ValueError, match="the error that matters"), whole_file(Path("a.txt")):
+    with pytest.raises(ValueError, match="the error that matters"), files.whole_file(Path("a.txt")):
         raise ValueError("the error that matters")
 
 
@@ -132,7 +120,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(
         tmp_path, *(f"{name}/file" for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"))
     )
     touch(tmp_path, ".5-folds.csv")  # with folders, another process may be writing it
-    remove_leftovers(tmp_path, folders=folders)
+    files.remove_leftovers(tmp_path, folders=folders)
     left = {".5-folds.csv"} if folders else {".12-new-a", ".3-old-a"}
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
@@ -141,12 +129,12 @@ def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = tmp_path / "a" / "b"
-    assert free_bytes(wanted) > 0
-    assert writable_folder(wanted) == wanted
+    assert files.free_bytes(wanted) > 0
+    assert files.writable_folder(wanted) == wanted
     assert list(wanted.iterdir()) == []
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert [writable_folder(wanted)] == [*tmp_path.glob("b-*")]
+    assert [files.writable_folder(wanted)] == [*tmp_path.glob("b-*")]
     assert "cannot be written to (Permission denied): results are written to" in caplog.text
 
 
@@ -162,7 +150,7 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", fail_for_new)
-    with pytest.raises(EnvironmentalError, match="Permission denied"), whole_folder(path):
+    with pytest.raises(EnvironmentalError, match="Permission denied"), files.whole_folder(path):
         pass
 
     assert list(tmp_path.rglob("*")) == [path, path / "old"]
@@ -175,10 +163,10 @@ def test_a_lock_that_is_taken_is_waited_for(
     order = []
 
     def second() -> None:
-        with locked(tmp_path / ".lock"):
+        with files.locked(tmp_path / ".lock"):
             order.append("second")
 
-    with locked(tmp_path / ".lock"):
+    with files.locked(tmp_path / ".lock"):
         thread = threading.Thread(target=second)
         thread.start()
         thread.join(timeout=0.2)
@@ -190,7 +178,7 @@ def test_a_lock_that_is_taken_is_waited_for(
 
 
 def hold_with_a_child_and_die(path: Path) -> None:
-    with locked(path), worker_pool(1, when_killed="") as pool:
+    with files.locked(path), worker_pool(1, when_killed="") as pool:
         pool.submit(os.getpid).result()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -200,7 +188,7 @@ def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
     process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
     process.start()
     process.join()
-    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
+    with files.locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert process.exitcode == -signal.SIGKILL
 
 
@@ -221,7 +209,7 @@ def test_a_drive_without_locks_is_used_with_a_warning(
 
     monkeypatch.setattr(fcntl, "flock", have_none)
 
-    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
+    with files.locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert "has no locks (No locks available): start no second process" in caplog.text
 
 
@@ -233,12 +221,16 @@ def test_results_are_written_by_one_process_at_a_time_and_not_while_they_are_rea
     path = tmp_path / "results"
     second = pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it")
     reader = pytest.raises(UsageError, match="it is read")
-    with alone_at(path, is_folder=is_folder), second, alone_at(path, is_folder=is_folder):
+    with (
+        files.alone_at(path, is_folder=is_folder),
+        second,
+        files.alone_at(path, is_folder=is_folder),
+    ):
         pytest.fail("both write")
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder
-    replaced = locked(tmp_path / READING_NAME, when_taken=UsageError("it is read"))
-    with reading(tmp_path), reading(tmp_path), reader, replaced:
+    replaced = files.locked(tmp_path / files.READING_NAME, when_taken=UsageError("it is read"))
+    with files.reading(tmp_path), files.reading(tmp_path), reader, replaced:
         pytest.fail("it is replaced while it is read")
 
 
@@ -246,5 +238,5 @@ def test_an_error_names_the_current_folder_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    error = explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
+    error = files.explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")

@@ -127,7 +127,7 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
         ),
     ],
 )
-def test_names_tell_the_files_of_a_case(
+def test_names_tell_the_files(
     tmp_path: Path, ignored: list[str], expected: dict[str, list[str]]
 ) -> None:
     """The case `jones` is ignored where it is only a neighbour."""
@@ -212,9 +212,7 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         (["BraTS-MEN-RT-0002-1_t1c.nii"], "one modality and another target; expected t1n"),
     ],
 )
-def test_what_is_wrong_with_files_is_a_problem(
-    tmp_path: Path, names: list[str], problem: str
-) -> None:
+def test_wrong_files_are_a_problem(tmp_path: Path, names: list[str], problem: str) -> None:
     touch(tmp_path, *names, *scans("BraTS2021_00001"))
     bad, good = sorted(find_cases(tmp_path).cases, key=lambda case: case.usable)
     assert [problem in text for text in bad.problems] == [True]
@@ -331,7 +329,7 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
         *((labels, "") for labels in ({"tumour": 1}, {"ET": 2, "ED": 1}, {"edema": "1"}, {})),
     ],
 )
-def test_labels_name_the_convention(
+def test_labels_name_a_convention(
     tmp_path: Path, labels: dict[str, object], convention: str
 ) -> None:
     names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz")

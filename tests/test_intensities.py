@@ -16,21 +16,6 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from brats_seg.data import intensities
-from brats_seg.data.intensities import (
-    CHANGES,
-    BrainMask,
-    Change,
-    RandIntensitiesd,
-    add_noise,
-    change_brightness,
-    change_contrast,
-    change_gamma,
-    change_inverted_gamma,
-    drop_modalities,
-    lower_resolution,
-    smooth,
-    smoothed_along,
-)
 from brats_seg.data.transforms import FULL
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
@@ -55,13 +40,13 @@ def make_image(seed: int = 0) -> Tensor:
     return torch.from_numpy(image)
 
 
-def changed(change: Change, seed: int = 0, image: Tensor | None = None) -> Tensor:
+def changed(change: intensities.Change, seed: int = 0, image: Tensor | None = None) -> Tensor:
     image = make_image() if image is None else image.clone()
     return certain(change).set_random_state(seed)({"image": image})["image"]
 
 
-def certain(*changes: Change) -> RandIntensitiesd:
-    return RandIntensitiesd("image", [(change, 1.0) for change in changes])
+def certain(*changes: intensities.Change) -> intensities.RandIntensitiesd:
+    return intensities.RandIntensitiesd("image", [(change, 1.0) for change in changes])
 
 
 def inside(image: Tensor) -> np.ndarray:
@@ -72,20 +57,20 @@ def test_the_brain_is_where_any_channel_is_not_0_and_has_its_statistics() -> Non
     image = torch.zeros(4, 3, 3, 3)
     image[0, 0, 0, 0], image[3, 1, 2, 0] = -1, 2
     for kind in (image, image.half()):
-        assert BrainMask.of(kind).n_voxels == 2
-        assert BrainMask.of(kind).mask.nonzero().tolist() == [[0, 0, 0], [1, 2, 0]]
-    mean, std = BrainMask.of(make_image()).mean_and_std(make_image()[1])
+        assert intensities.BrainMask.of(kind).n_voxels == 2
+        assert intensities.BrainMask.of(kind).mask.nonzero().tolist() == [[0, 0, 0], [1, 2, 0]]
+    mean, std = intensities.BrainMask.of(make_image()).mean_and_std(make_image()[1])
     assert mean == pytest.approx(inside(make_image())[1].mean(), abs=1e-6)
     assert std == pytest.approx(inside(make_image())[1].std(), rel=1e-5)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", intensities.CHANGES)
 def test_a_change_depends_on_its_random_state_and_leaves_the_background(
-    change: Change, all_channels: None
+    change: intensities.Change, all_channels: None
 ) -> None:
     flat = make_image()
     flat[2] = (flat[2] != 0) * 0.5  # a channel without contrast
-    background = BrainMask.of(flat).mask == 0
+    background = intensities.BrainMask.of(flat).mask == 0
     for image in (make_image(), flat):
         found = [changed(change, seed, image) for seed in (3, 3, 4)]
         assert torch.equal(found[0], found[1])
@@ -97,8 +82,7 @@ def test_a_change_depends_on_its_random_state_and_leaves_the_background(
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -> None:
-    noise = inside(changed(add_noise, seed)) - inside(make_image())
-
+    noise = inside(changed(intensities.add_noise, seed)) - inside(make_image())
     random = np.random.RandomState(seed)
     random.uniform()  # whether there is noise
     std = random.uniform(0, 0.1)
@@ -109,20 +93,20 @@ def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -
 @pytest.mark.parametrize("seed", range(3))
 def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) -> None:
     before = inside(make_image())
-    factors = inside(changed(change_brightness, seed)) / before
+    factors = inside(changed(intensities.change_brightness, seed)) / before
 
     np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
     assert len(set(factors[:, 0].tolist())) == 4
     assert ((factors > 0.75) & (factors < 1.25)).all()
     # contrast moves values from the mean within their range
-    for old, new in zip(before, inside(changed(change_contrast, seed)), strict=True):
+    for old, new in zip(before, inside(changed(intensities.change_contrast, seed)), strict=True):
         within = (new > old.min()) & (new < old.max())
         factors = (new[within] - old.mean()) / (old[within] - old.mean())
         assert factors.std() < 1e-3
         assert 0.75 < factors.mean() < 1.25
         assert old.min() <= new.min() < new.max() <= old.max()
     # gamma keeps mean, deviation and order
-    for change in (change_gamma, change_inverted_gamma):
+    for change in (intensities.change_gamma, intensities.change_inverted_gamma):
         after = inside(changed(change, seed))
         np.testing.assert_allclose(after.mean(axis=1), before.mean(axis=1), atol=1e-5)
         np.testing.assert_allclose(after.std(axis=1), before.std(axis=1), rtol=1e-4)
@@ -132,8 +116,7 @@ def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) ->
 def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
     """Against a plain loop over voxels, on an image that is brain throughout."""
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 6, 5, 4)) + 9).float()
-    smoothed = smoothed_along(image[0], 1, 0.8)
-
+    smoothed = intensities.smoothed_along(image[0], 1, 0.8)
     weights = [math.exp(-0.5 * (offset / 0.8) ** 2) for offset in range(4)]
     for j in range(5):
         near = [k for k in range(5) if abs(k - j) <= 3]
@@ -143,7 +126,7 @@ def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
 
 
 def test_smoothing_and_low_resolution_take_half_of_the_channels() -> None:
-    for change in (smooth, lower_resolution):
+    for change in (intensities.smooth, intensities.lower_resolution):
         n_changed = sum(
             int((changed(change, seed) != make_image()).any(dim=(1, 2, 3)).sum())
             for seed in range(50)
@@ -152,20 +135,20 @@ def test_smoothing_and_low_resolution_take_half_of_the_channels() -> None:
 
 
 def test_changes_come_as_often_as_their_chances_say() -> None:
-    counts = np.zeros(len(CHANGES))
-    transform = RandIntensitiesd("image", tuple(zip(CHANGES, FULL.intensities, strict=True)))
+    counts = np.zeros(len(intensities.CHANGES))
+    transform = intensities.RandIntensitiesd(
+        "image", tuple(zip(intensities.CHANGES, FULL.intensities, strict=True))
+    )
     for seed in range(1000):
         transform.set_random_state(seed).randomize()
-        counts += [change in transform.drawn for change in CHANGES]
-
+        counts += [change in transform.drawn for change in intensities.CHANGES]
     assert counts.tolist() == pytest.approx([100, 200, 150, 150, 250, 100, 300], abs=50)
     assert not transform({"image": torch.zeros(4, 5, 5, 5)})["image"].any()
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: Change) -> None:
+@pytest.mark.parametrize("change", intensities.CHANGES)
+def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: intensities.Change) -> None:
     expected = changed(change)
-
     for image in (make_image().numpy(), MetaTensor(make_image()), make_image().double()):
         found = certain(change).set_random_state(0)({"image": image})["image"]
         assert type(found) is Tensor
@@ -175,28 +158,36 @@ def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: Change) -> Non
 @pytest.mark.parametrize(
     ("ours", "factor", "theirs"),
     [
-        *((change_gamma, gamma, AdjustContrast(gamma, retain_stats=True)) for gamma in (0.7, 1.5)),
-        (change_inverted_gamma, 0.7, AdjustContrast(0.7, invert_image=True, retain_stats=True)),
-        (change_contrast, 0.75, ScaleIntensityFixedMean(-0.25, preserve_range=True)),
-        (change_contrast, 1.2, ScaleIntensityFixedMean(0.2, preserve_range=True)),
+        *(
+            (intensities.change_gamma, gamma, AdjustContrast(gamma, retain_stats=True))
+            for gamma in (0.7, 1.5)
+        ),
+        (
+            intensities.change_inverted_gamma,
+            0.7,
+            AdjustContrast(0.7, invert_image=True, retain_stats=True),
+        ),
+        (intensities.change_contrast, 0.75, ScaleIntensityFixedMean(-0.25, preserve_range=True)),
+        (intensities.change_contrast, 1.2, ScaleIntensityFixedMean(0.2, preserve_range=True)),
     ],
 )
 def test_a_change_is_monais_where_all_is_brain(
-    ours: Change, factor: float, theirs: Any, monkeypatch: pytest.MonkeyPatch
+    ours: intensities.Change, factor: float, theirs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intensities, "_around_one", lambda *_: factor)
     found = changed(ours, image=BRAIN_THROUGHOUT)
-
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_low_resolution_are_those_of_monai(
+def test_noise_and_resolution_are_monais(
     monkeypatch: pytest.MonkeyPatch, all_channels: None
 ) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
     monkeypatch.setattr(intensities, "NOISE_STD", (0.1, 0.1))
     noise = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)
-    spread = changed(add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
+    spread = (
+        changed(intensities.add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
+    )
     assert ks_2samp(spread, noise(torch.zeros(4, 20, 20, 20)).numpy().ravel()).pvalue > 0.01
 
     monkeypatch.setattr(intensities, "RESOLUTION", (0.5, 0.5))
@@ -204,11 +195,13 @@ def test_noise_and_low_resolution_are_those_of_monai(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"
     )
     expected = theirs.set_random_state(0)(BRAIN_THROUGHOUT.clone())
-    found = changed(lower_resolution, image=BRAIN_THROUGHOUT)
+    found = changed(intensities.lower_resolution, image=BRAIN_THROUGHOUT)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     # of four voxels the second and the fourth are kept, and spread to where they stand for
     line = torch.ones(4, 1, 1, 4) * torch.tensor([1.0, 2.0, 3.0, 6.0])
-    np.testing.assert_allclose(changed(lower_resolution, image=line)[0, 0, 0], [2, 3, 5, 6])
+    np.testing.assert_allclose(
+        changed(intensities.lower_resolution, image=line)[0, 0, 0], [2, 3, 5, 6]
+    )
 
 
 def kept_of(image: Tensor) -> tuple[str, ...]:
@@ -218,18 +211,18 @@ def kept_of(image: Tensor) -> tuple[str, ...]:
 
 
 def test_modality_dropout_leaves_every_subset_of_whole_channels_equally_often() -> None:
-    dropout = RandIntensitiesd("image", [(drop_modalities, 0.7)]).set_random_state(seed=0)
+    dropout = intensities.RandIntensitiesd(
+        "image", [(intensities.drop_modalities, 0.7)]
+    ).set_random_state(seed=0)
     n_draws = 4000
-
     found = Counter(
         kept_of(dropout({"image": torch.ones(4, 1, 1, 1)})["image"]) for _ in range(n_draws)
     )
-
     assert {*found} == {MODALITIES, *MODALITY_SUBSETS}
     assert found.pop(MODALITIES) / n_draws == pytest.approx(0.3, abs=0.03)
     for n_found in found.values():
         assert n_found / n_draws == pytest.approx(0.05, abs=0.02)
     for seed in range(20):
-        result = changed(drop_modalities, seed)
+        result = changed(intensities.drop_modalities, seed)
         for name, channel, before in zip(MODALITIES, result, make_image(), strict=True):
             assert channel.equal(before if name in kept_of(result) else torch.zeros_like(before))

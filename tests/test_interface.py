@@ -18,7 +18,6 @@ from brats_seg.models.interface import (
     TrainingOutput,
     as_output,
     output_from,
-    run_level,
     set_activation_checkpointing,
     structure_of,
     tensors_of,
@@ -86,7 +85,6 @@ def saved_bytes(network: nn.Module) -> int:
 def test_outputs_are_taken_apart_and_put_together() -> None:
     fine, coarse = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 3, 2, 2, 2)
     output = TrainingOutput(logits=(fine, coarse))
-
     assert as_output(fine).logits == (fine,)
     assert as_output(output) is output
     assert output_from(structure_of(output), tensors_of(output)) == output
@@ -106,9 +104,7 @@ def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckp
     network = make_network(name, 64 if is_large else 16)
     image = torch.randn(1, 4, 64, 32, 32) if is_large else None
     before = gradients(network, image=image)
-
     network.checkpointing = mode  # also the last one, which no fallback takes on a CPU
-
     assert same(before, gradients(network, image=image))
 
 
@@ -116,7 +112,6 @@ def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckp
 def test_random_layers_replay(precision: torch.dtype) -> None:
     network = with_dropout(make_network())
     before = gradients(network, precision)
-
     for mode in LOWER:
         network.checkpointing = mode
         assert same(before, gradients(network, precision))
@@ -137,7 +132,6 @@ def test_two_passes_of_accumulation_replay_too(mode: ActivationCheckpointing) ->
         torch.manual_seed(3)
         result = accumulator.step([make_batch(n, seed=n) for n in (1, 2, 1)])
         found.append([torch.tensor(result.loss), *network.parameters(), torch.rand(1)])
-
     assert all(map(torch.equal, *found))
 
 
@@ -148,7 +142,6 @@ def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
     for mode in ActivationCheckpointing:
         network.checkpointing = mode  # the last one too: copies on the host are not the graph's
         kept.append(saved_bytes(network))
-
     assert all(more > less for more, less in pairwise(kept))
     assert list(network.state_dict()) == names
     set_activation_checkpointing(network, ActivationCheckpointing.NONE)
@@ -158,35 +151,11 @@ def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
 def test_a_device_and_a_network_have_the_modes_that_they_support() -> None:
     network, plain = make_network(), nn.Conv3d(4, 3, 1)
     set_activation_checkpointing(network, ActivationCheckpointing.TOP)
-
     assert not set_activation_checkpointing(network, ActivationCheckpointing.HOST)
     assert network.checkpointing is ActivationCheckpointing.TOP
     for mode in ActivationCheckpointing:
         is_supported = mode is ActivationCheckpointing.NONE
         assert set_activation_checkpointing(plain, mode) is is_supported
-
-
-class OwnNetwork(nn.Module):
-    """A network of somebody else that supports the modes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.Tanh(), nn.Tanh())
-        self.head = nn.Conv3d(4, 3, 1)
-        self.checkpointing = ActivationCheckpointing.NONE
-
-    def forward(self, image: Tensor) -> TrainingOutput:
-        features = run_level(self.checkpointing, 0, self.inner, image)
-        return TrainingOutput(logits=(self.head(features),))
-
-
-def test_a_network_from_elsewhere_can_support_the_modes() -> None:
-    network = OwnNetwork()
-    before, kept = gradients(network), saved_bytes(network)
-
-    assert set_activation_checkpointing(network, ActivationCheckpointing.TOP)
-    assert saved_bytes(network) < kept
-    assert same(before, gradients(network))
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -199,9 +168,7 @@ def test_a_copy_has_its_own_mode(name: str, duplicate: Callable[[nn.Module], nn.
         for parameter in copied.parameters():
             parameter *= 2
     before = gradients(copied)
-
     set_activation_checkpointing(network, ActivationCheckpointing.ALL)
-
     assert copied.checkpointing is ActivationCheckpointing.NONE
     assert all(map(torch.equal, before, gradients(copied)))
     assert not torch.equal(gradients(network)[0], before[0])
@@ -218,5 +185,4 @@ def test_a_gpu_has_every_mode(mode: ActivationCheckpointing) -> None:
         network.zero_grad()
         network(image).logits[0].square().mean().backward()
         found.append([p.grad for p in network.parameters() if p.grad is not None])
-
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*found, strict=True))

@@ -88,12 +88,9 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
 
 
 @pytest.mark.parametrize("numbering", NUMBERINGS, ids=lambda numbering: numbering.name)
-def test_another_numbering_under_any_name_is_read_right_or_refused(
-    numbering: LabelConvention,
-) -> None:
+def test_another_numbering_is_read_right_or_refused(numbering: LabelConvention) -> None:
     images, truth = phantom(CLEAR)
     labels = shown_by(images, renumbered(truth, numbering))
-
     oedema, _, enhancing = numbering.painted
     assert (labels.outermost, labels.enhancing) == (oedema, enhancing)
     assert {*outcomes(truth, labels, numbering).values()} <= {"own right", "right", "refused"}
@@ -102,9 +99,7 @@ def test_another_numbering_under_any_name_is_read_right_or_refused(
 @pytest.mark.parametrize("seed", range(0, 8, 2))
 def test_phantoms_are_no_false_alarm(seed: int) -> None:
     images, truth = phantom(seed, with_et=seed != 6)
-
     judgement = placed(images, truth)
-
     assert (judgement.refusal, judgement.warnings) == (None, ())
     assert judge_group([shown_by(images, truth)], BRATS2017) == (NO_JUDGEMENT,)
 
@@ -112,11 +107,9 @@ def test_phantoms_are_no_false_alarm(seed: int) -> None:
 def test_the_numbering_that_fits_is_named() -> None:
     """A person who named the convention gets a remark instead; other advice can be given."""
     labels = shown(outermost=1, enhancing=3)
-
     (judgement,) = judge_group([labels], BRATS2023)
     (named,) = judge_group([labels], BRATS2023, is_named=True)
     (advised,) = judge_group([labels], BRATS2023, next_step="Renumber it.")
-
     assert isinstance(judgement.refusal, LabelError)
     assert "label 1 surrounds the others, but oedema is 2" in str(judgement.refusal)
     assert "msd fits. Name the right one with --labels" in str(judgement.refusal)
@@ -153,7 +146,6 @@ def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
 ) -> None:
     (judgement,) = judge_group([labels], convention)
     (named,) = judge_group([labels], convention, is_named=True)
-
     assert f"numbering is {convention.name} or {others}: " in judgement.warnings[0]
     assert named == NO_JUDGEMENT
     # several of one origin are judged together
@@ -174,11 +166,10 @@ def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
         ([shown(1, is_on_scan=False), shown(2, 3), shown(2, 3)], [False, False, False]),
     ],
 )
-def test_the_clear_label_maps_of_a_release_decide_for_the_others(
+def test_the_clear_label_maps_decide_for_the_others(
     group: list[ShownLabels], is_refused: list[bool]
 ) -> None:
     judgements = judge_group(group, BRATS2023)
-
     assert [judgement.refusal is not None for judgement in judgements] == is_refused
     assert all("msd fits" in str(one.refusal) for one in judgements if one.refusal)
 
@@ -187,7 +178,6 @@ def test_a_ring_has_an_outline_that_shows_oedema() -> None:
     x = np.abs(np.arange(-20, 21))
     distance = np.maximum(np.maximum(x[:, None, None], x[:, None]), x)
     labels = np.select([distance < 8, distance < 12, distance < 18], [1, 3, 2]).astype(np.uint8)
-
     assert outermost_of_outline(labels[2:-2, 2:-2, 2:-2], (1, 1, 1)) == 2
     assert outermost_of_outline(np.where(labels == 2, labels, 0), (1, 1, 1)) is None
     # too small to be judged
@@ -222,9 +212,7 @@ MISPLACED: dict[str, Callable[[LabelMap], LabelMap]] = {
 @pytest.mark.parametrize("fault", [fault for fault in MISPLACED if fault != "transposed"])
 def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
     images, truth = phantom(CLEAR)
-
     refusal = placed(images, MISPLACED[fault](truth)).refusal
-
     assert isinstance(refusal, LabelError)
     assert ("fit if it were mirrored left to right" in str(refusal)) == (fault == "mirrored")
     # less than 50 ml are no brain: its labels may be anything
@@ -242,7 +230,6 @@ def test_real_cases_in_every_numbering_are_right_or_refused(real_data: Path) -> 
         for numbering in NUMBERINGS:
             labels = shown_by(images, renumbered(truth, numbering))
             found.update(outcomes(truth, labels, numbering).values())
-
     assert len(cases) == 12
     assert (found["wrong"] + found["own wrong"], found["own refused"]) == (1, 0)
 
@@ -264,6 +251,5 @@ def test_real_label_maps_that_are_misplaced_are_refused_or_remarked_on(real_data
         faults = [fault(truth) for fault in MISPLACED.values()]
         faults += [cases[number - 1][1], cases[number - 2][1]]
         judgements += [placed(images, label_map) for label_map in faults]
-
     assert all(one.refusal or one.warnings for one in judgements)
     assert np.mean([one.refusal is not None for one in judgements]) >= 0.8

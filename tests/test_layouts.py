@@ -9,14 +9,6 @@ import pytest
 
 from brats_seg.cases import layouts
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.layouts import (
-    Folder,
-    holds_dicom,
-    release_at,
-    resolve,
-    resolve_all,
-    walk_folders,
-)
 from brats_seg.errors import ConfigError, LayoutError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
 from tests.builders import touch
@@ -185,21 +177,21 @@ def test_release_shape_and_values_tell_the_convention(
     expected: tuple[str, str],
 ) -> None:
     """A question mark: neither name nor values decide."""
-    convention, is_ambiguous = resolve(release, values, shape=shape)
-    assert (release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
+    convention, is_ambiguous = layouts.resolve(release, values, shape=shape)
+    assert (layouts.release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
 
 
 def test_a_declared_convention_is_taken_as_it_is() -> None:
-    assert resolve("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd") == (MSD, False)
+    assert layouts.resolve("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd") == (MSD, False)
     with pytest.raises(ConfigError, match="'brats1999' is unknown"):
-        resolve("unknown", (), declared="brats1999")
+        layouts.resolve("unknown", (), declared="brats1999")
 
 
 def conventions(
     values: dict[str, set[int]], shape: tuple[int, int, int] = SHAPE
 ) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
-    return list(resolve_all(maps).values())
+    return list(layouts.resolve_all(maps).values())
 
 
 PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
@@ -236,7 +228,7 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
         ),
     ],
 )
-def test_maps_tell_about_each_other(
+def test_maps_resolve_each_other(
     values: dict[str, set[int]], expected: list[LabelConvention]
 ) -> None:
     assert conventions(values) == expected
@@ -248,7 +240,7 @@ def test_the_shape_counts_in_folders_of_label_maps_too() -> None:
 
 def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
     names = ("b_t1.nii.gz", "a_t1.nii", "notes.txt", "b/x.nii", "b/y_t1.nii/x", "b/y_t1.nii/z")
-    top, below, *_ = walk_folders(touch(tmp_path, *names))
+    top, below, *_ = layouts.walk_folders(touch(tmp_path, *names))
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii", "b_t1.nii.gz"]
     assert top.others == ("notes.txt",)
     # a folder called like a file that does not hold a single file is a folder
@@ -266,8 +258,8 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "scandir", refuse)
 
-    locked = Folder(path=Path("locked"), refused="Permission denied")
-    assert list(walk_folders(tmp_path))[1] == locked
+    locked = layouts.Folder(path=Path("locked"), refused="Permission denied")
+    assert list(layouts.walk_folders(tmp_path))[1] == locked
     assert find_cases(tmp_path).notices == ("the folder locked cannot be read (Permission denied)",)
 
 
@@ -285,11 +277,11 @@ def test_dicom_files_are_known_by_what_they_hold(
 ) -> None:
     for name in names:
         touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(content)
-    assert holds_dicom(tmp_path) is is_dicom
+    assert layouts.holds_dicom(tmp_path) is is_dicom
     with pytest.raises(LayoutError) as refused:
         find_cases(tmp_path)
     assert ("DICOM files are not read, such as p (1 in all)" in str(refused.value)) is is_dicom
-    assert not holds_dicom(touch(tmp_path, "smith_t1.nii"))
+    assert not layouts.holds_dicom(touch(tmp_path, "smith_t1.nii"))
 
 
 def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path: Path) -> None:
@@ -297,8 +289,8 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
     for name in ("a_t1.nii", "loop", "folder/loop"):
         (tmp_path / name).symlink_to(Path(name).name)
     os.mkfifo(tmp_path / "0001")
-    top, below = walk_folders(tmp_path)
+    top, below = layouts.walk_folders(tmp_path)
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
     assert (top.others, below.others) == (("0001", "loop"), ("loop",))
-    assert not holds_dicom(tmp_path / "folder")
+    assert not layouts.holds_dicom(tmp_path / "folder")
     assert find_cases(tmp_path).cases[0].modalities == ("t1n",)

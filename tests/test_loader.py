@@ -22,19 +22,7 @@ from monai.transforms import (
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
-from brats_seg.data.loader import (
-    PatchDataset,
-    PatchKey,
-    Sample,
-    _Receiver,
-    _Sender,
-    _SentSample,
-    epoch_patches,
-    patch_loader,
-    patch_seed,
-    stable_seed,
-    whole_case,
-)
+from brats_seg.data import loader
 from brats_seg.data.store import open_case
 from brats_seg.data.transforms import KEYS, transforms_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
@@ -45,13 +33,13 @@ from tests.prepared import write_prepared
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
 PAIR = IDS[:2]
 AUGMENTS = ("none", "light", "full")
-DRAW = PatchKey(epoch=3, case_id="a", draw=1)
+DRAW = loader.PatchKey(epoch=3, case_id="a", draw=1)
 
 
-class DeadlyDataset(PatchDataset):
+class DeadlyDataset(loader.PatchDataset):
     """Kills the process that loads the fourth patch of a case, as the system does if memory runs out."""
 
-    def __getitem__(self, key: PatchKey) -> Sample:
+    def __getitem__(self, key: loader.PatchKey) -> loader.Sample:
         if key.draw == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(key)
@@ -63,66 +51,65 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_dataset(
-    folder: Path, kind: type[PatchDataset] = PatchDataset, names: tuple[str, ...] = ()
-) -> PatchDataset:
+    folder: Path, kind: type[loader.PatchDataset] = loader.PatchDataset, names: tuple[str, ...] = ()
+) -> loader.PatchDataset:
     patch, extra = PatchConfig(size=(12, 12, 12)), transforms_named(names)
     return kind(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
 
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
-    assert stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
-    parts = [(1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)]
-    seeds = [stable_seed(*part) for part in parts]
-    assert len({*seeds}) == len(parts)
+    assert loader.stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
+    seeds = {
+        loader.stable_seed(*p) for p in ((1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,))
+    }
+    assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-    draws = [
-        DRAW,
-        *(replace(DRAW, **other) for other in ({"epoch": 4}, {"case_id": "b"}, {"draw": 0})),
-    ]
-    drawn = [(55, draw, "place") for draw in draws] + [(56, DRAW, "place"), (55, DRAW, "augment")]
-    first = [np.random.default_rng(patch_seed(*one)).random() for one in [*drawn, drawn[0]]]
+    changes = ({}, {"epoch": 4}, {"case_id": "b"}, {"draw": 0})
+    drawn = [(55, replace(DRAW, **change), "place") for change in changes]
+    drawn += [(56, DRAW, "place"), (55, DRAW, "augment")]
+    first = [np.random.default_rng(loader.patch_seed(*one)).random() for one in [*drawn, drawn[0]]]
     assert len({*first}) == 6
     assert first[0] == first[-1]
 
 
 def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     ids = [f"case{number}" for number in range(20)]
-    keys = epoch_patches(ids, 2, 3, 55)
-
+    keys = loader.epoch_patches(ids, 2, 3, 55)
     assert Counter(key.case_id for key in keys) == dict.fromkeys(ids, 3)
     assert len(set(keys)) == 60
     assert {key.draw for key in keys} == {0, 1, 2}
     assert list(keys) != sorted(keys, key=lambda patch: (patch.case_id, patch.draw))
-    assert keys == epoch_patches(ids[::-1], 2, 3, 55)
-    assert len({epoch_patches(ids, *other)[0].case_id for other in ((3, 3, 55), (2, 3, 56))}) == 2
+    assert keys == loader.epoch_patches(ids[::-1], 2, 3, 55)
+    assert (
+        len({loader.epoch_patches(ids, *other)[0].case_id for other in ((3, 3, 55), (2, 3, 56))})
+        == 2
+    )
 
 
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> None:
-    samples = patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 20, 1), 2)
+    samples = loader.patch_loader(make_dataset(folder), loader.epoch_patches(IDS, 0, 20, 1), 2)
     next(samples)
     assert len(multiprocessing.active_children()) == 2
-
     samples.close()
-
     assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> None:
-    keys = [PatchKey(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
-    samples = patch_loader(make_dataset(folder), keys, n_workers)
+    keys = [loader.PatchKey(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
+    samples = loader.patch_loader(make_dataset(folder), keys, n_workers)
     assert next(samples).case_id == IDS[0]
-
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
         next(samples)
 
 
-def test_a_killed_worker_and_too_little_shared_memory_are_explained(
+def test_a_killed_worker_and_small_memory_are_explained(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = patch_loader(make_dataset(folder, DeadlyDataset), epoch_patches(IDS, 0, 5, 1), 2)
+    samples = loader.patch_loader(
+        make_dataset(folder, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
+    )
     killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
     with pytest.raises(EnvironmentalError, match=killed):
         list(samples)
@@ -134,7 +121,7 @@ def test_a_killed_worker_and_too_little_shared_memory_are_explained(
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
     with pytest.raises(EnvironmentalError, match=too_small):
-        list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
+        list(loader.patch_loader(make_dataset(folder), loader.epoch_patches(IDS, 0, 1, 1), 1))
 
 
 class RandShiftOfTheirs(RandomizableTransform, MapTransform):
@@ -169,11 +156,10 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_
 def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
     folder: Path, names: tuple[str, ...], n_workers: int
 ) -> None:
-    keys, plain = epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
+    keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
     dataset, alone = (make_dataset(folder, names=names) for _ in range(2))
     before = torch.get_rng_state()
-    samples = list(patch_loader(dataset, keys, n_workers))
-
+    samples = list(loader.patch_loader(dataset, keys, n_workers))
     assert torch.equal(torch.get_rng_state(), before)
     assert len(samples) == 15
     for key, sample in reversed(list(zip(keys, samples, strict=True))):
@@ -209,16 +195,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def dataset_of(
     pair: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
-) -> PatchDataset:
+) -> loader.PatchDataset:
     patch = PatchConfig(size=size, foreground=foreground)
-    return PatchDataset(pair, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed)
+    return loader.PatchDataset(pair, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed)
 
 
-def keys_of(n: int) -> list[PatchKey]:
-    return [PatchKey(epoch=0, case_id=PAIR[number % 2], draw=number) for number in range(n)]
+def keys_of(n: int) -> list[loader.PatchKey]:
+    return [loader.PatchKey(epoch=0, case_id=PAIR[number % 2], draw=number) for number in range(n)]
 
 
-def equal(one: Sample, other: Sample) -> bool:
+def equal(one: loader.Sample, other: loader.Sample) -> bool:
     return (
         one.case_id == other.case_id
         and torch.equal(one.image, other.image)
@@ -240,7 +226,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) 
         assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
         assert (sample.target.shape, sample.target.dtype) == ((3, 16, 24, 8), torch.uint8)
         assert sample.image.isfinite().all()
-        # ET lies in TC, TC in WT
         wt, tc, et = sample.target
         assert ((et <= tc) & (tc <= wt)).all()
         assert torch.equal(sample.image, image)
@@ -253,60 +238,60 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) 
 def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) -> None:
     """A whole case is rounded up to a size that the network takes, but for a held-out one."""
     case, key = open_case(pair, PAIR[0]), keys_of(1)[0]
-    sample = dataset_of(pair, size=size)[key] if size else whole_case(pair, PAIR[0])
-    box = {"whole": Box.at((0, 0, 0), (48, 48, 64)), None: Box.at((0, 0, 0), case.shape)}.get(
-        size, Box.at(tuple((n - 60) // 2 for n in case.shape), (60, 60, 60))
-    )
-
+    sample = dataset_of(pair, size=size)[key] if size else loader.whole_case(pair, PAIR[0])
+    box = Box.at((0, 0, 0), (48, 48, 64) if size else case.shape)
+    if size not in {"whole", None}:
+        box = Box.at(tuple((n - 60) // 2 for n in case.shape), size)
     assert (sample.case_id, sample.image.dtype) == (PAIR[0], torch.float16)
     np.testing.assert_array_equal(sample.image, case.read_image(box))
     np.testing.assert_array_equal(sample.target, regions_of(case.read_labels(box), BRATS2017))
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_threads_and_the_order_change_no_bit(pair: Path, augment: str) -> None:
+def test_threads_and_order_change_no_bit(
+    pair: Path, augment: str, request: pytest.FixtureRequest
+) -> None:
     dataset = dataset_of(pair, augment, size=(48, 48, 48))
     alone = [dataset[key] for key in keys_of(12)]
-    before = torch.get_num_threads()
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(3)
-    try:
-        # nor does the order
-        together = [dataset[key] for key in reversed(keys_of(12))][::-1]
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-
+    together = [dataset[key] for key in reversed(keys_of(12))][::-1]
+    assert torch.get_num_threads() == 3
     assert all(map(equal, alone, together))
 
 
 def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
     unlabelled, key = write_prepared(tmp_path, labelled=False), keys_of(1)[0]
     for read in (
-        lambda: whole_case(unlabelled, PAIR[0]),
+        lambda: loader.whole_case(unlabelled, PAIR[0]),
         *(partial(dataset_of(unlabelled, augment).__getitem__, key) for augment in AUGMENTS),
     ):
         with pytest.raises(CaseError, match=f"case {PAIR[0]}, .*found no label map"):
             read()
 
 
-def make_sample(value: float, edge: int = 4) -> Sample:
+def make_sample(value: float, edge: int = 4) -> loader.Sample:
     """A sample whose tensors are not contiguous, as far as its size allows."""
     image = torch.full((4, edge, edge, edge), value, dtype=torch.float16)
     target = torch.full((3, edge, edge, edge), int(value) % 2, dtype=torch.uint8)
     image[0, 0], target[0, :, 0] = 7, 3
-    return Sample(image=image.transpose(1, 2), target=target.transpose(1, 3), case_id=f"{value}")
+    return loader.Sample(
+        image=image.transpose(1, 2), target=target.transpose(1, 3), case_id=f"{value}"
+    )
 
 
-def ends_of(samples: list[Sample]) -> tuple[Callable[[int], _SentSample], _Receiver]:
+def ends_of(
+    samples: list[loader.Sample],
+) -> tuple[Callable[[int], loader._SentSample], loader._Receiver]:
     """Return what sends a sample, and what receives it; here both ends are in one process."""
-    sender = _Sender(cast(PatchDataset, samples))
-    return lambda index: sender.send(cast(PatchKey, index)), _Receiver()
+    sender = loader._Sender(cast(loader.PatchDataset, samples))
+    return lambda index: sender.send(cast(loader.PatchKey, index)), loader._Receiver()
 
 
 def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
     samples = [make_sample(number) for number in range(10)]
     whole = torch.arange(24.0).reshape(1, 2, 3, 4)
-    samples.append(Sample(image=whole, target=whole, case_id="autoencoder"))
+    samples.append(loader.Sample(image=whole, target=whole, case_id="autoencoder"))
     (send, receiver), blocks = ends_of(samples), set()
 
     for index, sample in enumerate(samples):
@@ -341,7 +326,6 @@ def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
         kept.append((sample.image[1:3, 2].permute(1, 2, 0), sample.target[1][None]))
         del sample
     del receiver
-
     for number, (image, target) in enumerate(kept):
         assert image.unique().tolist() == [number]
         assert target.unique().tolist() == [number % 2]

@@ -13,19 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 from brats_seg.config import LossConfig
 from brats_seg.errors import ConfigError
 from brats_seg.models.interface import TrainingOutput
-from brats_seg.training.losses import (
-    BACKGROUND_WEIGHT,
-    BatchDiceBce,
-    DiceBce,
-    ReconstructionLoss,
-    RunningSums,
-    add_squares,
-    build_criterion,
-    count_voxels,
-    error_columns,
-    overlap_columns,
-    reduction_of,
-)
+from brats_seg.training import losses
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 HALF_RIGHT = [[2, 1, 0], [2, 0, 0], [2, 1, 0], [10, 14, 16]]
@@ -46,7 +34,9 @@ def random_images(n: int, edge: int = 8) -> tuple[Tensor, Tensor]:
     return images + 0.3 * torch.randn(images.shape, generator=generator), images
 
 
-def at_once(criterion: BatchDiceBce, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+def at_once(
+    criterion: losses.BatchDiceBce, output: Tensor | TrainingOutput, target: Tensor
+) -> Tensor:
     return criterion.of_sums(criterion.sums(output, target), len(target))
 
 
@@ -60,15 +50,18 @@ def test_a_patch_of_even_odds_has_the_loss_computed_by_hand_and_what_is_right_co
 
     # probability 1/2 everywhere: 2 inside the target, 4 + 4 in both together, smoothed by one voxel
     expected = 1 - (2 * 2 + 1) / (8 + 1) + math.log(2)
-    assert DiceBce()(even, target).item() == pytest.approx(expected)
-    assert DiceBce()((target.double() - 0.5) * 100, target).max() < 1e-6
-    assert float(ReconstructionLoss()(images, images).abs().max()) < 1e-6
+    assert losses.DiceBce()(even, target).item() == pytest.approx(expected)
+    assert losses.DiceBce()((target.double() - 0.5) * 100, target).max() < 1e-6
+    assert float(losses.ReconstructionLoss()(images, images).abs().max()) < 1e-6
     # a region that is empty and left empty
-    assert DiceBce(LossConfig(bce=0))(even - 50, 0 * target).item() == pytest.approx(0, abs=1e-6)
+    assert losses.DiceBce(LossConfig(bce=0))(even - 50, 0 * target).item() == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    ("criterion", "pair"), [(DiceBce(), random_pair(3)), (ReconstructionLoss(), random_images(3))]
+    ("criterion", "pair"),
+    [(losses.DiceBce(), random_pair(3)), (losses.ReconstructionLoss(), random_images(3))],
 )
 def test_losses_of_a_batch_are_those_of_its_patches(
     criterion: Callable[..., Tensor], pair: tuple[Tensor, Tensor]
@@ -76,7 +69,7 @@ def test_losses_of_a_batch_are_those_of_its_patches(
     together = criterion(*pair)
     alone = [criterion(*one) for one in zip(*(part.split(1) for part in pair), strict=True)]
 
-    assert reduction_of(criterion) == "patches"
+    assert losses.reduction_of(criterion) == "patches"
     assert together.shape == (3,)
     assert torch.allclose(together, torch.cat(alone), atol=1e-7)
 
@@ -87,32 +80,34 @@ def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
 ) -> None:
     logits, target = random_pair(n)
 
-    loss = at_once(BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
+    loss = at_once(losses.BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
 
-    assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item())
+    assert loss.item() == pytest.approx(losses.DiceBce(config)(logits, target).mean().item())
 
 
 def test_coarser_levels_weigh_half_also_for_a_loss_by_dotted_name() -> None:
     logits, target = random_pair(2)
     coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
     output = TrainingOutput(logits=(logits, coarse))
-    named = build_criterion(own("torch.nn.BCEWithLogitsLoss"))
+    named = losses.build_criterion(own("torch.nn.BCEWithLogitsLoss"))
 
-    expected = (2 * DiceBce()(logits, target) + DiceBce()(coarse, coarse_target)) / 3
-    assert torch.allclose(DiceBce()(output, target), expected)
+    expected = (2 * losses.DiceBce()(logits, target) + losses.DiceBce()(coarse, coarse_target)) / 3
+    assert torch.allclose(losses.DiceBce()(output, target), expected)
     expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3
     assert torch.allclose(named(output, target), expected)
 
 
 def test_half_precision_is_summed_in_single_precision() -> None:
-    loss = DiceBce()(torch.zeros(1, 3, 32, 32, 32).bfloat16(), torch.zeros(1, 3, 32, 32, 32))
+    loss = losses.DiceBce()(torch.zeros(1, 3, 32, 32, 32).bfloat16(), torch.zeros(1, 3, 32, 32, 32))
     # 32768 * 0.5 is exact in float32; a bfloat16 sum stops growing at 256
     assert loss.item() == pytest.approx(1 - 1 / (16384 + 1) + math.log(2), rel=1e-5)
 
     reconstructions, images = (pair.float() for pair in random_images(1, edge=16))
-    loss = ReconstructionLoss()(reconstructions.bfloat16(), images)
+    loss = losses.ReconstructionLoss()(reconstructions.bfloat16(), images)
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, ReconstructionLoss()(reconstructions.bfloat16().float(), images))
+    assert torch.equal(
+        loss, losses.ReconstructionLoss()(reconstructions.bfloat16().float(), images)
+    )
 
 
 def test_batch_dice_pools_patches_before_the_ratio() -> None:
@@ -122,11 +117,11 @@ def test_batch_dice_pools_patches_before_the_ratio() -> None:
     logits[1, :, 0, 0, 0] = 50  # and has one false voxel of 8
     config = LossConfig(bce=0)
 
-    loss = at_once(BatchDiceBce(config), logits, target)
+    loss = at_once(losses.BatchDiceBce(config), logits, target)
 
     assert loss.item() == pytest.approx(1 - (2 * 8 + 1) / (9 + 8 + 1))
     # patch by patch the false voxel costs half of a Dice
-    assert DiceBce(config)(logits, target).mean().item() == pytest.approx((1 - 1 / 2) / 2)
+    assert losses.DiceBce(config)(logits, target).mean().item() == pytest.approx((1 - 1 / 2) / 2)
 
 
 DICE_FOCAL = "monai.losses.DiceFocalLoss"
@@ -140,13 +135,13 @@ def test_a_loss_by_dotted_name_gets_plain_logits_unless_it_declares_how_it_reduc
     logits, target = random_pair(2)
     expected = DiceFocalLoss(sigmoid=True)(logits, target.double())
 
-    criterion = build_criterion(own(DICE_FOCAL, sigmoid=True))
+    criterion = losses.build_criterion(own(DICE_FOCAL, sigmoid=True))
 
-    assert reduction_of(criterion) == "outputs"
+    assert losses.reduction_of(criterion) == "outputs"
     assert torch.allclose(criterion(logits, target), expected)
     assert torch.allclose(criterion(TrainingOutput(logits=(logits,)), target), expected)
-    declared = build_criterion(own("brats_seg.training.losses.BatchDiceBce"))
-    assert isinstance(declared, BatchDiceBce)
+    declared = losses.build_criterion(own("brats_seg.training.losses.BatchDiceBce"))
+    assert isinstance(declared, losses.BatchDiceBce)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +157,11 @@ def test_a_loss_that_cannot_be_built_or_is_no_scalar_is_named(
     config: LossConfig, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_criterion(config)(*random_pair(2))
+        losses.build_criterion(config)(*random_pair(2))
 
 
 def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
-    scores = overlap_columns(RunningSums(counts={"a": HALF_RIGHT, "b": PERFECT}))
+    scores = losses.overlap_columns(losses.RunningSums(counts={"a": HALF_RIGHT, "b": PERFECT}))
 
     expected = {
         "dice": [(0.5 + 1) / 2, (2 / 3 + 1) / 2, 1],
@@ -180,25 +175,25 @@ def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
     logits, target = torch.full((2, 3, 2, 2, 2), -1.0), torch.zeros(2, 3, 2, 2, 2)
     logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
     target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
-    assert count_voxels(logits, target)[:, :, 0].tolist() == [[2, 2, 2, 2], [0, 0, 0, 8]]
+    assert losses.count_voxels(logits, target)[:, :, 0].tolist() == [[2, 2, 2, 2], [0, 0, 0, 8]]
     logits[1, 2, 1, 1, 1] = 1  # ET alone, which label maps write as part of TC and WT
-    assert count_voxels(logits, target)[1].T.tolist() == [[0, 1, 0, 7]] * 3
+    assert losses.count_voxels(logits, target)[1].T.tolist() == [[0, 1, 0, 7]] * 3
 
 
 def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
-    sums = RunningSums(loss_sum=3.0, n_patches=2)
+    sums = losses.RunningSums(loss_sum=3.0, n_patches=2)
     sums.add("a", HALF_RIGHT)
     sums.add("a", PERFECT)
 
-    scores = overlap_columns(sums)
+    scores = losses.overlap_columns(sums)
 
     assert scores["loss"] == 1.5
     assert scores["dice_wt"] == pytest.approx(2 * 6 / (8 + 8))
-    in_order, reversed_order = RunningSums(n_patches=1), RunningSums(n_patches=1)
+    in_order, reversed_order = losses.RunningSums(n_patches=1), losses.RunningSums(n_patches=1)
     for sums, ids in ((in_order, "abc"), (reversed_order, "cba")):
         for case_id in ids:
             sums.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
-    assert overlap_columns(in_order) == overlap_columns(reversed_order)
+    assert losses.overlap_columns(in_order) == losses.overlap_columns(reversed_order)
 
 
 def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
@@ -207,33 +202,33 @@ def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
     # 4 voxels of brain that are missed by 2, 4 of background missed by 1
     image[:, 3, 0] = 5
     missed = torch.where((image != 0).any(1, keepdim=True), image + 2, 1.0)
-    expected = (4 * 2**2 + 4 * BACKGROUND_WEIGHT * 1**2) / (4 + 4 * BACKGROUND_WEIGHT)
-    assert ReconstructionLoss()(missed, image).tolist() == [pytest.approx(expected)]
-    assert add_squares(missed, image)[0].tolist() == [[16] * 4, [4] * 4]
+    expected = (4 * 2**2 + 4 * losses.BACKGROUND_WEIGHT * 1**2) / (4 + 4 * losses.BACKGROUND_WEIGHT)
+    assert losses.ReconstructionLoss()(missed, image).tolist() == [pytest.approx(expected)]
+    assert losses.add_squares(missed, image)[0].tolist() == [[16] * 4, [4] * 4]
 
     # a patch of background alone has a loss and no error
     nothing = torch.zeros_like(image)
-    sums = RunningSums(counts={"a": add_squares(nothing + 1, nothing)[0].tolist()})
-    assert ReconstructionLoss()(nothing + 1, nothing).item() == pytest.approx(1)
-    assert math.isnan(error_columns(sums)["rmse"])
+    sums = losses.RunningSums(counts={"a": losses.add_squares(nothing + 1, nothing)[0].tolist()})
+    assert losses.ReconstructionLoss()(nothing + 1, nothing).item() == pytest.approx(1)
+    assert math.isnan(losses.error_columns(sums)["rmse"])
 
 
 def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:
     """Two patches of case a, with 1 and 3 voxels; one of case b."""
-    sums = RunningSums(loss_sum=6.0, n_patches=3)
+    sums = losses.RunningSums(loss_sum=6.0, n_patches=3)
     sums.add("a", [[1, 0, 0, 4], [1, 1, 1, 1]])
     sums.add("a", [[3, 0, 0, 12], [3, 3, 3, 3]])
     sums.add("b", [[18, 0, 0, 0], [2, 2, 2, 2]])
 
     by_modality = {"rmse_t1n": (1 + 3) / 2, "rmse_t1c": 0, "rmse_t2w": 0, "rmse_t2f": (2 + 0) / 2}
     expected = {"loss": 2, "rmse": sum(by_modality.values()) / 4, **by_modality}
-    assert error_columns(sums) == pytest.approx(expected)
+    assert losses.error_columns(sums) == pytest.approx(expected)
 
 
 def test_squares_agree_with_a_loop() -> None:
     reconstruction, image = (part.numpy() for part in random_images(2, edge=5))
 
-    rows = add_squares(torch.from_numpy(reconstruction), torch.from_numpy(image))
+    rows = losses.add_squares(torch.from_numpy(reconstruction), torch.from_numpy(image))
 
     for n, modality in np.ndindex(2, 4):
         brain = (image[n] != 0).any(0)

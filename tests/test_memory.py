@@ -9,14 +9,7 @@ import pytest
 import torch
 
 from brats_seg.errors import UsageError
-from brats_seg.runtime.memory import (
-    Fallback,
-    free_memory,
-    is_out_of_memory,
-    parse_memory,
-    peak_memory_mb,
-    total_memory,
-)
+from brats_seg.runtime import memory
 
 CPU = torch.device("cpu")
 
@@ -32,11 +25,11 @@ CPU = torch.device("cpu")
     ],
 )
 def test_out_of_memory_errors_are_recognised(error: Exception, expected: bool) -> None:
-    assert is_out_of_memory(error) is expected
+    assert memory.is_out_of_memory(error) is expected
     # what the CPU raises, for a size that is larger than any machine has
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
-    assert is_out_of_memory(refused.value)
+    assert memory.is_out_of_memory(refused.value)
 
 
 SIZES = {
@@ -50,10 +43,10 @@ SIZES = {
 
 
 def test_sizes_are_read_and_others_refused() -> None:
-    assert {text: parse_memory(text) for text in SIZES} == SIZES
+    assert {text: memory.parse_memory(text) for text in SIZES} == SIZES
     for text in ("15", "GiB", "-1GiB", "15 parsecs", "0GiB", "1e3MB", "", "15G"):
         with pytest.raises(UsageError, match="is not a size; expected for example 15GiB"):
-            parse_memory(text)
+            memory.parse_memory(text)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -70,8 +63,8 @@ def test_a_limit_on_the_process_counts() -> None:
     )
 
     assert 0 < int(free) < limit
-    assert 2**20 < free_memory(CPU) <= total_memory(CPU) < 2**50
-    assert 10 < peak_memory_mb(CPU) < 1e6
+    assert 2**20 < memory.free_memory(CPU) <= memory.total_memory(CPU) < 2**50
+    assert 10 < memory.peak_memory_mb(CPU) < 1e6
 
 
 @pytest.mark.parametrize(
@@ -87,9 +80,9 @@ def test_a_limit_on_the_group_counts_without_what_is_only_cached(
     monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
 
     if total is None:
-        assert min(free_memory(CPU), total_memory(CPU)) > 2**20
+        assert min(memory.free_memory(CPU), memory.total_memory(CPU)) > 2**20
     else:
-        assert (total_memory(CPU), free_memory(CPU)) == (total, free)
+        assert (memory.total_memory(CPU), memory.free_memory(CPU)) == (total, free)
 
 
 FAULTS = """
@@ -123,7 +116,7 @@ def always_full(mode: str) -> str:
 
 
 def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
-    fallback = Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
+    fallback = memory.Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
 
     first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
 
@@ -132,9 +125,9 @@ def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCapture
 
 
 def test_in_the_last_mode_and_of_another_kind_an_error_is_raised() -> None:
-    fallback = Fallback(["large", "small"], CPU, UsageError)
+    fallback = memory.Fallback(["large", "small"], CPU, UsageError)
 
     with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
         fallback.run(always_full)
     with pytest.raises(ValueError, match="invalid literal"):
-        Fallback([1, 2], CPU, UsageError).run(lambda _: int("x"))
+        memory.Fallback([1, 2], CPU, UsageError).run(lambda _: int("x"))

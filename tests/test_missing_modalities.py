@@ -17,7 +17,7 @@ from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model, PredictionSettings
-from brats_seg.inference.predict import Predictor, predict_scan
+from brats_seg.inference.predict import Predictor
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from brats_seg.pages.html import PageOptions
 from brats_seg.pages.write import write_report
@@ -73,7 +73,7 @@ def test_a_model_refuses_by_name_what_it_was_not_trained_for(
     # nor does a prepared scan reach its networks
     scan = Predictor(model=DROPOUT).prepare(Predictor(model=DROPOUT).read(find_inputs([folder])[0]))
     with pytest.raises(CaseError, match=f"found no {missing}; expected .*{expected}"):
-        predict_scan(model, scan)
+        Predictor(model=model).predict_scan(scan)
 
 
 @pytest.mark.parametrize("kept", MODALITY_SUBSETS)

@@ -72,7 +72,6 @@ def series(description: str = "", number: int = 1, **fields: Any) -> Series:
 )
 def test_a_series_is_sorted(description: str, header: dict[str, Any], modality: str) -> None:
     (one,) = sort_series([series(description, **header)])
-
     assert (one.modality, bool(one.reason)) == (modality, True), one.reason
 
 
@@ -99,7 +98,6 @@ def test_a_series_is_sorted(description: str, header: dict[str, Any], modality: 
 )
 def test_words_for_contrast_agent_in_other_languages(modality: str, descriptions: str) -> None:
     one_by_one = {name: sort_series([series(name, **T1)])[0] for name in descriptions.split("|")}
-
     assert not {name: one.modality for name, one in one_by_one.items() if one.modality != modality}
 
 
@@ -112,9 +110,7 @@ def test_words_for_contrast_agent_in_other_languages(modality: str, descriptions
         ("AX T1", T1 | {"has_agent": True}, "T1 by its description; its header names a contrast"),
     ],
 )
-def test_the_reason_names_what_it_was_judged_by(
-    description: str, header: dict[str, Any], reason: str
-) -> None:
+def test_the_reason_is_named(description: str, header: dict[str, Any], reason: str) -> None:
     assert reason in sort_series([series(description, **header)])[0].reason
 
 
@@ -122,10 +118,8 @@ def test_the_best_of_several_series_is_taken() -> None:
     thick, thin = series("AX T2", 2, **T2), series("T2 thin", 1, **T2 | {"spacing_mm": (1, 1, 1)})
     broken = series("AX T2", 3, problem="gap", **T2 | {"spacing_mm": THIN})
     derived = series("T2", 4, image_type=("DERIVED",), **T2 | {"spacing_mm": THIN})
-
     found = sort_series([thick, thin, broken, derived])
     equal = sort_series([series("AX T2", number, **T2) for number in (3, 9, 5)])
-
     assert [one.modality for one in found] == ["", "t2w", "", ""]
     assert found[0].reason.startswith("t2w, but series 1 has thinner slices")
     assert found[2].reason == "t2w, but gap"
@@ -136,9 +130,7 @@ def test_the_best_of_several_series_is_taken() -> None:
 def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:
     first, second = series("AX T1", 4, **T1), series("AX T1", 5, **T1)
     scans = [first, second, series("special sequence", 6), series("AX FLAIR", 7, **FLAIR)]
-
     found = sort_series(scans, parse_overrides(["t1ce=5", "T2=Special"]))
-
     assert [one.modality for one in found] == ["t1n", "t1c", "t2w", "t2f"]
     assert found[1].reason == "chosen by --series t1c=5"
     assert missing_words(found) == ""
@@ -155,10 +147,8 @@ def test_two_t1_without_contrast_agent_are_not_guessed() -> None:
     first, later = (series("T1", number, **T1) for number in (1, 5))
     others = [series("T1 POST", 2, **T1), series("T2", 3, **T2), series("FLAIR", 4, **FLAIR)]
     derived = replace(later, image_type=("DERIVED",))
-
     found = sort_series([first, later, *others])
     known = sort_series([first, later, series("T1 PRE", 6, **T1), *others])
-
     assert missing_words(found) == "no series for t1n"
     assert "no contrast agent is named, and it is not the only T1 series" in found[0].reason
     assert [one.number for one in known if one.modality == "t1n"] == [6]

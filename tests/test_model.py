@@ -1,5 +1,6 @@
 """Test loading models: agreement of members, fingerprints, windows and label conventions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,12 +8,14 @@ import pytest
 import torch
 
 from brats_seg.config import Config, PatchConfig
-from brats_seg.errors import ConfigError, ResumeError, UsageError
-from brats_seg.inference.model import PredictionSettings, load_model
+from brats_seg.errors import ConfigError, UsageError
+from brats_seg.inference.model import PredictionSettings, load_model, prediction_settings, resolve
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+
+ORDER = ("t2f", "t1n", "t1c", "t2w")
 
 
 def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path) -> None:
@@ -28,6 +31,9 @@ def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path
     assert not member.network.training
     for name, value in member.network.state_dict().items():
         assert torch.equal(value, weights[name])
+    # modalities in another order are put right
+    other = write_run(tmp_path / "other", identity=replace(IDENTITY, modalities=ORDER))
+    assert load_model([other], CPU).members[0].channels == (3, 0, 1, 2)
 
 
 def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_path: Path) -> None:
@@ -80,23 +86,9 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     assert load_model([dropout, plain], CPU).subsets == ()
 
 
-def test_modalities_in_another_order_are_put_right(tmp_path: Path) -> None:
-    order = ("t2f", "t1n", "t1c", "t2w")
-    run = write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=order))
-
-    assert load_model([run], CPU).members[0].channels == (3, 0, 1, 2)
-
-
-def test_a_folder_without_a_model_and_a_flipped_byte_are_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    content = bytearray((run / "best.pt").read_bytes())
-    weights = next(iter(read_trained(run)[0].weights.values()))
-    content[content.index(weights.numpy().tobytes()) + 5] ^= 4
-    (run / "best.pt").write_bytes(content)
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(ResumeError, match=r"best\.pt is not a checkpoint that can be read"):
-        load_model([run], CPU)
     for name in ("empty", "nowhere"):
         with pytest.raises(UsageError, match=rf"{name} holds no model: found .*expected best\.pt"):
             load_model([tmp_path / name], CPU)
@@ -142,3 +134,62 @@ def test_the_window_is_that_of_training_unless_another_is_given(
             ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."
         ):
             load_model([run], CPU, PredictionSettings(window=(9, 8, 7)))
+
+
+DEFAULT_WINDOW = Window(size=(12, 12, 12), overlap=0.25)
+FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, DEFAULT_WINDOW),
+        ({"window": "auto"}, DEFAULT_WINDOW),
+        ({"window": "whole"}, Window(size=None, overlap=0.25)),
+        ({"window": "8,8,4"}, Window(size=(8, 8, 4), overlap=0.25)),
+        ({"window": (8, 8, 8), "overlap": 0.75}, Window(size=(8, 8, 8), overlap=0.75)),
+        ({"overlap": 0}, Window(size=(12, 12, 12), overlap=0)),
+    ],
+)
+def test_a_window_that_is_given_replaces_the_default(given: dict, expected: Window) -> None:
+    window, decoding = resolve(prediction_settings(given), FITTED, DEFAULT_WINDOW)
+
+    assert (window, decoding) == (expected, FITTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("thresholds", (0.5, 0.5, 0.5)), ("smallest_mm3", (0, 0, 0)), ("smallest_et_mm3", 0)],
+)
+def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: object) -> None:
+    settings = prediction_settings({name: value})
+
+    assert resolve(settings, FITTED, DEFAULT_WINDOW)[1] == FITTED.model_copy(update={name: value})
+    # results must be told apart
+    assert settings != PredictionSettings()
+    assert settings.result_text != PredictionSettings().result_text
+
+
+def test_finished_predictions_are_recognised_by_what_they_depend_on() -> None:
+    settings = prediction_settings({"thresholds": (0.4, 0.5, 0.6), "device": "cpu", "labels": None})
+
+    names = {*PredictionSettings.model_fields} - {"device", "report"}
+    assert {*json.loads(settings.result_text)} == names
+    assert PredictionSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
+        ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
+        ({"window": ["64", "64"]}, "setting window: expected three positive whole numbers"),
+        ({"window": "a,64,64"}, "setting window: expected three positive whole numbers"),
+        ({"window": "centre"}, "setting window: .* or 'whole'"),
+        ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
+        ({"speed": 3}, "setting speed"),
+    ],
+)
+def test_settings_out_of_range_are_named(given: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prediction_settings(given)

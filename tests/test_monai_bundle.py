@@ -131,9 +131,7 @@ def test_every_known_network_is_read(tmp_path: Path, name: str) -> None:
     expected = getattr(nets, name)(**ARGUMENTS[name]).eval()
     torch.save({"state_dict": expected.state_dict()}, model / "models/model.pt")
     image = torch.rand(1, 4, *size)
-
     member = Predictor.load([model], PredictionSettings(**FP32)).model.members[0]
-
     with torch.no_grad():
         torch.testing.assert_close(member.network(image), expected(image), atol=1e-4, rtol=1e-4)
 
@@ -221,6 +219,5 @@ def test_a_bundle_of_something_else_or_with_code_is_refused(
     model = write_bundle(tmp_path / "model", **({} if is_lacking else changes))
     if is_lacking:
         (model / changes).unlink()
-
     with pytest.raises(UsageError, match=message):
         Predictor.load([model], PredictionSettings(**FP32))

@@ -9,13 +9,12 @@ import numpy.typing as npt
 import pytest
 from scipy import ndimage
 
-from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.folds import check_covers, make_folds
+from brats_seg.cases.folds import make_folds
 from brats_seg.cases.index import index_cases, summarise
 from brats_seg.cases.nifti import Volume, read_volume
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import BRATS_AFFINE, make_case, write_nifti
@@ -78,7 +77,6 @@ CHANGES: dict[str, Callable[[Array], Array]] = {
 def test_a_copy_with_a_small_change_is_found(change: str) -> None:
     original = phantom_arrays(0)[0]
     cases = [case_of("a", original), case_of("b", CHANGES[change](original))]
-
     assert near_copies(cases) == ((0, 1),)
 
 
@@ -89,35 +87,16 @@ def test_a_reoriented_copy_has_nearly_the_same_fingerprint() -> None:
     stored = np.linalg.inv(affine[:3, :3]) @ BRATS_AFFINE[:3, :3]
     volume = volume_of(array.transpose(np.abs(stored).argmax(axis=1)), affine)
     assert turned(volume.array, turn_of(affine)).shape == array.shape
-
     cases = [case_of("a", array), make_case("b", fingerprint=fingerprint_of(volume))]
-
     assert near_copies(cases) == ((0, 1),)
 
 
-def test_phantoms_of_different_patients_are_no_copies() -> None:
-    cases = [case_of(str(seed), phantom_arrays(seed)[0]) for seed in range(8)]
-
-    assert near_copies(cases) == ()
-
-
-def test_scans_of_one_patient_are_not_reported() -> None:
-    array = phantom_arrays(0)[0]
-    cases = [case_of("a-1", array, patient_id="a"), case_of("a-2", array, patient_id="a")]
-
-    assert near_copies(cases) == ()
-
-
-def test_more_cases_than_are_compared_at_once_are_all_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_cases_are_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pairs are those of a loop over all, in any order of the cases."""
     seeds = (0, 1, 2, 0, 1, 0)
     cases = [case_of(str(n), phantom_arrays(seed)[0]) for n, seed in enumerate(seeds)]
     expected = tuple((a, b) for a, b in combinations(range(len(seeds)), 2) if seeds[a] == seeds[b])
-
     monkeypatch.setattr("brats_seg.quality.near_copies._N_COMPARED", 2)
-
     assert near_copies(cases) == expected
     assert near_copies(cases[::-1]) == tuple(sorted((5 - b, 5 - a) for a, b in expected))
 
@@ -138,68 +117,32 @@ def test_more_cases_than_are_compared_at_once_are_all_compared(
 )
 def test_what_shows_no_brain_has_no_fingerprint_and_no_copies(array: Array) -> None:
     cases = [case_of("a", array), case_of("b", array)]
-
     assert cases[0].facts.fingerprint == ""
     assert near_copies(cases) == ()
 
 
-def write_cases_with_a_copy(root: Path) -> None:
-    """Write four patients; 00007 is 00001, scaled, moved and brighter."""
+def test_the_index_names_both_of_a_pair_and_they_are_in_one_fold(tmp_path: Path) -> None:
+    """00003 is 00001, scaled, moved and brighter; the others are no copies."""
     for number in range(3):
-        write_arrays(root, f"BraTS2021_{number:05d}", phantom_arrays(number))
+        write_arrays(tmp_path, f"BraTS2021_{number:05d}", phantom_arrays(number))
     *images, label_map = (np.roll(array, 1, axis=1) for array in phantom_arrays(1))
     brighter = [(1.01 * image + 1).astype(np.int16) for image in images]
-    write_arrays(root, "BraTS2021_00007", (*brighter, label_map))
+    write_arrays(tmp_path, "BraTS2021_00003", (*brighter, label_map))
+    index = index_cases(tmp_path)
+    remarks = [" ".join(case.remarks).partition(",")[0] for case in index.cases]
+    copies = [f"nearly the same scan as BraTS2021_0000{number}" for number in (3, 1)]
+    assert remarks == ["", copies[0], "", copies[1]]
+    assert f"BraTS2021_00003: {copies[1]}" in "\n".join(summarise(index))
+    for seed in range(6):
+        rows = make_folds(index.cases, FoldConfig(n_folds=3, seed=seed)).rows
+        assert rows[1].fold == rows[3].fold
+        assert len({row.fold for row in rows}) == 3
 
 
-@pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory) -> CaseIndex:
-    root = tmp_path_factory.mktemp("copied")
-    write_cases_with_a_copy(root)
-    return index_cases(root)
-
-
-def test_the_index_names_both_of_a_pair(copied: CaseIndex) -> None:
-    remarks = {case.case_id: " ".join(case.remarks) for case in copied.cases}
-
-    one, other = "BraTS2021_00001", "BraTS2021_00007"
-    assert remarks["BraTS2021_00000"] == remarks["BraTS2021_00002"] == ""
-    assert remarks[one].startswith(f"nearly the same scan as {other}")
-    assert remarks[other].startswith(f"nearly the same scan as {one}")
-    assert f"{other}: nearly the same scan as {one}" in "\n".join(summarise(copied))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_near_copies_are_in_one_fold(copied: CaseIndex, seed: int) -> None:
-    table = make_folds(copied.cases, FoldConfig(n_folds=3, seed=seed))
-
-    fold = {row.case_id: row.fold for row in table.rows}
-    assert fold["BraTS2021_00001"] == fold["BraTS2021_00007"]
-    assert len(set(fold.values())) == 3
-
-
-def test_near_copies_are_kept_together_by_a_case_that_is_left_out() -> None:
-    """The copies of an unlabelled scan are copies of each other."""
-    copies = {"a": ("x",), "b": ("x",), "c": ()}
-    cases = [make_case(name, near_copies=names) for name, names in copies.items()]
-
-    table = make_folds(cases, FoldConfig(n_folds=2))
-
-    fold = {row.case_id: row.fold for row in table.rows}
-    assert fold["a"] == fold["b"] != fold["c"]
-
-
-def test_a_fold_table_that_parts_near_copies_leaks(copied: CaseIndex) -> None:
-    """The table was made by a version that did not compare the scans."""
-    unaware = [
-        Case(case_id=case.case_id, patient_id=case.patient_id, release=case.release)
-        for case in copied.cases
-    ]
-    table = make_folds(unaware, FoldConfig(n_folds=4))
-
-    leak = "BraTS2021_00001, BraTS2021_00007 are .* near copies of one, but lie in folds"
-    with pytest.raises(FoldError, match=leak):
-        check_covers(table, copied.cases)
+def test_phantoms_of_different_patients_and_scans_of_one_are_no_copies() -> None:
+    arrays = [phantom_arrays(seed)[0] for seed in range(8)]
+    assert near_copies([case_of(str(seed), array) for seed, array in enumerate(arrays)]) == ()
+    assert near_copies([case_of(name, arrays[0], patient_id="a") for name in ("a-1", "a-2")]) == ()
 
 
 @pytest.mark.real
@@ -217,6 +160,5 @@ def test_no_two_real_patients_are_paired_and_their_copies_are(real_data: Path) -
         case_of(f"copy {n}", np.roll(array[5:, :, 2:], 1, axis=1) * 1.01 + 1)
         for n, array in enumerate(first_modalities)
     ]
-
     assert near_copies(cases) == ()
     assert near_copies([*cases, *copies]) == tuple((n, n + len(cases)) for n in range(len(cases)))

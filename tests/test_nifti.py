@@ -6,6 +6,7 @@ import os
 import socket
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -34,8 +35,7 @@ TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 def geometry(
     affine: npt.NDArray[np.float64] = BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1
 ) -> nifti.Geometry:
-    codes = {"qform_code": qform_code, "sform_code": sform_code}
-    return nifti.Geometry(shape=SHAPE, affine=affine, qform=affine, **codes)
+    return replace(nifti.Geometry.at(affine, SHAPE, qform_code=qform_code), sform_code=sform_code)
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:

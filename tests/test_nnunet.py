@@ -93,9 +93,7 @@ def painted(regions: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
 def test_regions_are_those_of_nnunet(tmp_path: Path, case: Path, is_residual: bool) -> None:
     model = write_nnunet(tmp_path / "model", is_residual=is_residual)
     network = nnunet_network(3, seed=0, is_residual=is_residual)
-
     result = predicted(model, case)
-
     assert len(np.unique(result.label_map)) > 2
     assert result.convention == BRATS2017
     np.testing.assert_array_equal(result.label_map, painted(oracle(case, [network]) > 0))
@@ -105,7 +103,6 @@ def test_folds_and_mirror_images_are_averaged_as_logits(tmp_path: Path, case: Pa
     model = write_nnunet(tmp_path / "model", labels=TISSUE_LABELS, n_folds=2)
     networks: list[torch.nn.Module] = [nnunet_network(4, seed=n) for n in range(2)]
     labels = np.array([0, 2, 1, 4], dtype=np.uint8)
-
     for mirrored in (False, True):
         found = predicted(model, case, tta=mirrored).label_map
         expected = labels[oracle(case, networks, mirrored=mirrored).argmax(axis=0)]
@@ -115,23 +112,18 @@ def test_folds_and_mirror_images_are_averaged_as_logits(tmp_path: Path, case: Pa
 def test_one_fold_can_be_given_alone(tmp_path: Path, case: Path) -> None:
     model = write_nnunet(tmp_path / "model", n_folds=2)
     networks = [nnunet_network(3, seed=n) for n in range(2)]
-
     alone = predicted(model / "fold_1", case).label_map
     by_file = predicted(model / "fold_1" / "checkpoint_final.pth", case).label_map
-
     np.testing.assert_array_equal(alone, painted(oracle(case, networks[1:]) > 0))
     np.testing.assert_array_equal(alone, by_file)
 
 
 @pytest.mark.parametrize("spacing", [[2.0, 1.5, 1.25], [5.0, 1.2, 1.2]])
-def test_scans_of_another_voxel_size_are_resampled_and_back(
-    tmp_path: Path, case: Path, spacing: list[float]
-) -> None:
+def test_scans_are_resampled_and_back(tmp_path: Path, case: Path, spacing: list[float]) -> None:
     model = write_nnunet(tmp_path / "model", configuration={"spacing": spacing})
     predictor = load(model)
     scan = predictor.prepare(load_case(find_inputs([case])[0]))
     given = predictor.model.method.to_network(scan)
-
     y, z, x = scan.image.shape[2], scan.image.shape[3], scan.image.shape[1]
     edges = zip((y, z, x), spacing, strict=True)
     assert given.image.shape[1:] == tuple(round(n / mm) for n, mm in edges)
@@ -143,9 +135,7 @@ def test_scans_of_another_voxel_size_are_resampled_and_back(
 
 def test_the_fingerprint_changes_with_the_weights_and_not_with_the_folder(tmp_path: Path) -> None:
     models = [write_nnunet(tmp_path / name, n_folds=1 + (name == "c")) for name in "abc"]
-
     one, again, other = (load(model).model.fingerprint for model in models)
-
     assert one == again != other
 
 
@@ -154,7 +144,6 @@ def test_scans_whose_names_show_no_release_get_the_labels_of_the_model(tmp_path:
     model = write_nnunet(tmp_path / "model", labels=TISSUE_LABELS)
     dataset = json.loads((model / "dataset.json").read_text()) | {"labels": labels}
     (model / "dataset.json").write_text(json.dumps(dataset))
-
     assert predicted(model, write_case(tmp_path / "scans", "mine")).convention == BRATS2023
 
 
@@ -189,10 +178,8 @@ def test_a_model_with_missing_or_damaged_files_is_refused(
 ) -> None:
     model = write_nnunet(tmp_path / "model", n_folds=2)
     damage(model / "fold_1")
-
     with pytest.raises(UsageError, match=message):
         load(model)
-
     assert "code of the checkpoint" not in capsys.readouterr().out
 
 
@@ -219,18 +206,14 @@ MAMBA = {"network_class_name": "a.Mamba", "arch_kwargs": {}}
         (configured(architecture=MAMBA), "class_name: .*ResidualEncoderUNet.* .got 'a.Mamba'"),
     ],
 )
-def test_a_model_of_something_else_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     model = write_nnunet(tmp_path / "model", **changes)
-
     with pytest.raises(UsageError, match=message):
         load(model)
 
 
 def test_it_is_neither_averaged_with_others_nor_exported(tmp_path: Path) -> None:
     model = write_nnunet(tmp_path / "model")
-
     with pytest.raises(UsageError, match="only `predict` takes it, and alone"):
         load(model, model)
     with pytest.raises(UsageError, match="only `predict` takes it, and alone"):

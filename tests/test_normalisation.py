@@ -1,4 +1,3 @@
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +10,18 @@ from hypothesis.extra.numpy import arrays
 from brats_seg.cases.case import load_case
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.data.normalisation import (
-    at_spacing,
-    choose_spacing,
-    extract_brain,
-    grid_of,
-    resampled_labels,
-    spacing_line,
-)
+from brats_seg.data import normalisation
 from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
 from brats_seg.voxels.box import Box, background_of, brain_mask
 from brats_seg.voxels.grids import Resampling
 
-GEOMETRY = Geometry(shape=(6, 6, 6), affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1)
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
 FINER = Resampling(before=(4, 1, 1), after=(8, 1, 1))
 
 
 def volume(array: npt.NDArray[np.generic], file: str = "t1.nii") -> Volume:
-    return Volume(array=array, geometry=replace(GEOMETRY, shape=array.shape), file=file)
+    return Volume(array=array, geometry=Geometry.at(np.eye(4), array.shape), file=file)
 
 
 def modalities(
@@ -49,24 +40,23 @@ def modalities(
 def test_the_crop_is_the_brain_whatever_the_background(
     rng: np.random.Generator, background: float, dtype: str
 ) -> None:
-    brain = extract_brain("a", modalities(rng, background=background, dtype=dtype), None)
-
+    brain = normalisation.extract_brain(
+        "a", modalities(rng, background=background, dtype=dtype), None
+    )
     assert brain.box == Box(start=(2, 1, 3), stop=(4, 4, 5))
     assert brain.image.shape == (4, 2, 3, 2)
     assert brain.image.dtype == np.float16
     assert brain.labels is None
 
 
-def test_each_modality_has_mean_0_and_deviation_1_inside_and_0_around(
-    rng: np.random.Generator,
-) -> None:
+def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Generator) -> None:
     volumes = modalities(rng)
     # a voxel of the box that is background in all modalities, and one that is in only one
     for item in volumes:
         item.array[2, 1, 3] = 0
     volumes[0].array[3, 3, 4] = 0
 
-    brain = extract_brain("a", volumes, None)
+    brain = normalisation.extract_brain("a", volumes, None)
 
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
@@ -83,26 +73,24 @@ def test_each_modality_has_mean_0_and_deviation_1_inside_and_0_around(
 
 def test_the_box_holds_all_modalities_and_all_labels(rng: np.random.Generator) -> None:
     volumes, labels = modalities(rng), np.zeros((6, 6, 6), dtype=np.uint8)
-    assert extract_brain("a", volumes, volume(labels)).box == Box(start=(2, 1, 3), stop=(4, 4, 5))
+    assert normalisation.extract_brain("a", volumes, volume(labels)).box == Box(
+        start=(2, 1, 3), stop=(4, 4, 5)
+    )
     volumes[2].array[4, 4, 5] = -3  # values below the background are brain
     labels[2, 1, 3], labels[0, 5, 3] = 2, 4
-
-    brain = extract_brain("a", volumes, volume(labels, "seg.nii"))
-
+    brain = normalisation.extract_brain("a", volumes, volume(labels, "seg.nii"))
     assert brain.box == Box(start=(0, 1, 3), stop=(5, 6, 6))
     assert brain.labels is not None
     np.testing.assert_array_equal(brain.box.placed(brain.labels, (6, 6, 6)), labels)
 
 
 def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Generator) -> None:
-    volumes = modalities(rng)
-    blank = [volume(np.zeros((6, 6, 6), dtype=np.int16), f"{n}.nii") for n in range(4)]
+    volumes, blank = modalities(rng), [volume(np.zeros((6, 6, 6)), f"{n}.nii") for n in range(4)]
     mask = volume((volumes[1].array > 0).astype(np.int16), "mask.nii")
-
     with pytest.raises(CaseError, match=r"file 0.nii: found no voxel that differs"):
-        extract_brain("a", blank, None)
+        normalisation.extract_brain("a", blank, None)
     with pytest.raises(CaseError, match=r"case a, file mask.nii: found the value 1 in the whole"):
-        extract_brain("a", [volumes[0], mask, *volumes[2:]], None)
+        normalisation.extract_brain("a", [volumes[0], mask, *volumes[2:]], None)
     # the background is what most of the edges hold
     array = np.full((6, 6, 6), 9.0)
     array[1:5, 1:5, 1:5] = 3
@@ -132,29 +120,24 @@ def line_of(*values: int) -> Volume:
     ],
 )
 def test_the_spacing_is_the_median_along_each_axis(spacings, chosen) -> None:
-    assert choose_spacing(spacings) == chosen
-    assert choose_spacing(spacings[::-1]) == chosen
+    assert normalisation.choose_spacing(spacings) == chosen
+    assert normalisation.choose_spacing(spacings[::-1]) == chosen
 
 
 def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
     """X of this grid points to the head, Y to the left and Z to the back."""
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 5.0, -0.9, -0.8, 1.0
-    stored = Geometry(shape=(20, 30, 40), affine=affine, qform=affine, qform_code=1, sform_code=1)
+    assert normalisation.grid_of(Geometry.at(affine, (20, 30, 40))) == (
+        (30, 40, 20),
+        (0.9, 0.8, 5.0),
+    )
 
-    assert grid_of(stored) == ((30, 40, 20), (0.9, 0.8, 5.0))
 
-
-def test_image_and_labels_are_resampled_to_one_grid_unless_it_is_nearly_theirs(
-    tiny_scans: Path,
-) -> None:
+def test_image_and_labels_are_resampled_to_one_grid(tiny_scans: Path) -> None:
     loaded = load_case(index_cases(tiny_scans).cases[0])
-    assert at_spacing(loaded, (1.04, 1.0, 0.97)) == (loaded, None)
-
-    finer, resampling = at_spacing(loaded, (0.5, 0.5, 0.5))
-
-    assert resampling is not None
-    assert finer.label is not None
+    assert normalisation.at_spacing(loaded, (1.04, 1.0, 0.97)) == (loaded, None)
+    finer, resampling = normalisation.at_spacing(loaded, (0.5, 0.5, 0.5))
     grids = [volume.geometry for volume in (*finer.volumes, finer.label)]
     assert all(grid == grids[0] for grid in grids)
     assert grids[0].spacing_mm == (0.5, 0.5, 0.5)
@@ -171,8 +154,7 @@ def test_image_and_labels_are_resampled_to_one_grid_unless_it_is_nearly_theirs(
     ],
 )
 def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
-    finer = resampled_labels(line_of(*values), BRATS2017, FINER)
-
+    finer = normalisation.resampled_labels(line_of(*values), BRATS2017, FINER)
     assert finer.array[:, 0, 0].tolist() == expected
 
 
@@ -185,19 +167,16 @@ def test_resampled_regions_are_nested(
 ) -> None:
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)
     assume(resampling is not None)
-
-    finer = resampled_labels(volume(array), BRATS2024, resampling)
-
+    finer = normalisation.resampled_labels(volume(array), BRATS2024, resampling)
     wt, tc, et = regions_of(finer.array, BRATS2024)
     assert not ((tc & ~wt) | (et & ~tc)).any()
 
 
 def test_a_line_says_which_cases_are_resampled() -> None:
     spacings = [ONE] * 3 + [TWO] * 2 + [(0.5, 0.5, 5.0), (3.0, 3.0, 3.0), (4.0, 4.0, 4.0)]
-
-    assert spacing_line([ONE, (0.98, 1.0, 1.0)], ONE) is None
-    assert spacing_line([TWO] * 3, TWO) == "cases are prepared at 2x2x2 mm"
-    assert spacing_line(spacings, ONE) == (
+    assert normalisation.spacing_line([ONE, (0.98, 1.0, 1.0)], ONE) is None
+    assert normalisation.spacing_line([TWO] * 3, TWO) == "cases are prepared at 2x2x2 mm"
+    assert normalisation.spacing_line(spacings, ONE) == (
         "cases are prepared at 1x1x1 mm; 5 of 8 are resampled: 2 from 2x2x2 mm, "
         "1 from 0.5x0.5x5 mm, 1 from 3x3x3 mm, 1 from 4x4x4 mm"
     )

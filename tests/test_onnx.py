@@ -13,11 +13,8 @@ from brats_seg.inference.model import load_model
 from tests.inference_builders import CPU, write_run
 
 
-def test_without_onnx_the_command_to_install_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_onnx_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-
     with pytest.raises(EnvironmentalError, match=r'pip install "brats_seg\[onnx'):
         export_model([write_run(tmp_path / "run")], tmp_path / "model", file_format="onnx")
 
@@ -29,7 +26,6 @@ def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path: Path) -> N
     export_model([write_run(tmp_path / "run")], model, file_format="onnx")
     session = onnxruntime.InferenceSession(model / "member0.onnx")
     (member,) = load_model([model], CPU).members
-
     for size in ((8, 8, 8), (24, 16, 40)):
         image = torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(0))
         (logits,) = session.run(None, {"image": image.numpy()})

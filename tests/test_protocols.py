@@ -3,7 +3,14 @@
 import pytest
 
 from brats_seg.errors import ConfigError
-from brats_seg.evaluation.protocols import PROTOCOLS, LesionRules, ScoredRegion, protocol_named
+from brats_seg.evaluation.protocols import (
+    PROGRAMS,
+    PROTOCOLS,
+    LesionRules,
+    MatchingRules,
+    ScoredRegion,
+    protocol_named,
+)
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 
 BRATS_SHAPE = (240, 240, 155)
@@ -51,12 +58,44 @@ def test_legacy_is_one_for_all_tasks_and_the_diagonal_of_an_image_is_in_mm() -> 
 
 
 def test_unknown_names_are_refused_with_those_there_are() -> None:
-    with pytest.raises(
-        ConfigError, match="'lesion' is unknown; there are legacy, lesionwise2023, lesionwise2024"
-    ):
+    with pytest.raises(ConfigError, match=r"'lesion' is unknown; there are legacy, .*, brats2026"):
         protocol_named("lesion")
     with pytest.raises(ConfigError, match="no task 'MEN-RT'; there are GLI, SSA, PED, MEN, MET"):
         protocol_named("lesionwise2023", "MEN-RT")
+    with pytest.raises(ConfigError, match="brats2025 has no task 'SSA'"):
+        protocol_named("brats2025", "SSA")
+
+
+MATCHED = {
+    # task: regions and voxel values in the configuration of the program
+    "GLI": "wt 123 tc 13 et 3 netc 1 snfh 2 rc 4",
+    "MET": "wt 123 tc 13 et 3 rc 4",
+    "PED": "wt 1234 tc 123 et 1 netc 2 cc 3 ed 4",
+    "MEN": "wt 123 tc 13 et 3",
+    "GOAT": "wt 123 tc 13 et 3",
+    "MEN-RT": "gtv 1",
+}
+
+
+@pytest.mark.parametrize(("year", "metastases"), [(2025, (20, 0.1)), (2026, (27, 0.2))])
+def test_the_tasks_of_2025_have_the_regions_of_the_program(year: int, metastases) -> None:
+    for task, regions in MATCHED.items():
+        protocol = protocol_named(f"brats{year}", task)
+
+        labels = protocol.labels or BRATS2024
+        values = ("".join(map(str, region.values(labels))) for region in protocol.regions)
+        pairs = zip(protocol.region_names, values, strict=True)
+        assert " ".join(f"{name} {those}" for name, those in pairs) == regions
+        assert (protocol.penalty_mm, protocol.lesions) == (373, None)
+        numbers = metastases if task == "MET" else (0, 0)
+        assert protocol.matching == MatchingRules(large_mm3=numbers[0], found_dice=numbers[1])
+
+
+def test_titles_name_protocol_task_challenge_and_program() -> None:
+    assert protocol_named("legacy", "MET").title.startswith("legacy: BraTS 2017 to 2022")
+    expected = "brats2025 MET: BraTS 2025 as in brats-evaluation 0.0.10"
+    assert protocol_named("brats2025", "met").title == expected
+    assert {protocol.name for protocol in PROTOCOLS} == PROGRAMS.keys()
 
 
 VALUES = {

@@ -10,7 +10,7 @@ import torch
 
 from brats_seg.training.ranks import Ranks, joined_ranks
 from tests.builders import write_case
-from tests.test_accumulation import CRITERIA, LEARNT
+from tests.test_optimisation import CRITERIA, LEARNT
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,6 +1,5 @@
 """Test the warnings about predicted label maps that cannot be right."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pytest
 from scipy.ndimage import binary_erosion
 
@@ -17,9 +15,7 @@ from brats_seg.labels import BRATS2017, LabelMap, regions_of
 from brats_seg.quality.result import JudgedPrediction, implausibilities
 from brats_seg.voxels.box import brain_mask
 from brats_seg.wings import PredictedDice
-from tests.builders import Run, write_case
 from tests.check_builders import images_of, real_cases
-from tests.inference_builders import write_run
 
 Mask = npt.NDArray[np.bool_]
 
@@ -96,22 +92,16 @@ def test_a_network_that_cannot_decide_is_flagged() -> None:
     """The label map is that of a tumour, but other voxels are nearly as likely."""
     prediction = prediction_of(TUMOUR)
     doubtful = np.where(prediction.regions, 0.9, np.where(BRAIN, 0.4, 0)).astype(np.float32)
-
     (said,) = implausibilities(replace(prediction, probabilities=doubtful))
-
     assert said.startswith("the network is undecided in very many voxels")
 
 
 @pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.5, False)])
-def test_enhancing_tumour_that_does_not_enhance_is_flagged(
-    enhancement: float, *, is_flagged: bool
-) -> None:
+def test_tumour_that_does_not_enhance_is_flagged(enhancement: float, *, is_flagged: bool) -> None:
     prediction = prediction_of(TUMOUR)
     noise = np.random.default_rng(0).normal(1, 0.3, SHAPE).astype(np.float32)
     uptake = noise + np.float32(enhancement) * prediction.regions[2]
-
     said = list(implausibilities(replace(prediction, uptake=uptake)))
-
     assert len(said) == is_flagged
     assert all("is hardly brighter in t1c than its surroundings" in one for one in said)
 
@@ -127,24 +117,6 @@ def test_a_low_predicted_dice_is_flagged_and_that_of_an_unusual_scan_is_doubted(
     assert said(wt) == said(is_unusual=True) == ""
     assert said(wt, et).endswith("held-out cases of the model: ET 0.41 (0.20 to 0.60)]")
     assert said(wt, is_unusual=True).startswith("the predicted Dice may be too high")
-
-
-def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Path) -> None:
-    """A network with random weights predicts a case of 61 ml of brain."""
-    write_case(tmp_path / "scans", shape=(52, 52, 52))
-    model = write_run(tmp_path / "run")
-
-    options = ("-o", "out", "--model", model, "--set", "preview=false", "--window", "whole")
-    code, shown, errors = run("predict", "scans", *options)
-
-    assert code == 0, errors
-    (line,) = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
-    warnings = json.loads(line)["warnings"]
-    assert any("the network is undecided in" in warning for warning in warnings)
-    (row,) = pd.read_csv(tmp_path / "out" / "volumes.csv").to_dict("records")
-    assert row["warnings"] == " | ".join(warnings)
-    for warning in warnings:
-        assert f"note: {warning}" in shown
 
 
 @pytest.mark.real

@@ -13,7 +13,7 @@ import pytest
 from brats_seg.errors import UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.model import PredictionSettings
-from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
@@ -123,7 +123,9 @@ def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
 
 def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
     scan, path = read_scan(folder), folder.with_suffix(".png")
-    write_preview(scan, predict_scan(make_model(decoding=decoding or Decoding()), scan), path)
+    write_preview(
+        scan, Predictor(model=make_model(decoding=decoding or Decoding())).predict_scan(scan), path
+    )
     return matplotlib.image.imread(path)
 
 

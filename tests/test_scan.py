@@ -15,22 +15,9 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.scan import (
-    Limit,
-    check_modalities,
-    likeliest_order,
-    local_contrast,
-    remarks,
-    scan_remarks,
-)
+from brats_seg.quality import scan
 from tests.builders import make_label_map, write_case, write_nifti
-from tests.check_builders import (
-    images_of,
-    phantom,
-    real_cases,
-    sample_of,
-    volumes_of,
-)
+from tests.check_builders import images_of, phantom, real_cases, sample_of, volumes_of
 
 Images = npt.NDArray[Any]
 Change = Callable[[Images], Images]
@@ -43,11 +30,11 @@ def remarks_on(images: Images, spacing_mm: float = 1, angle: float = 0) -> list[
     turn = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     affine[:2, :2] = turn @ affine[:2, :2]
     volumes, sample = volumes_of(images, affine), sample_of(images, affine=affine)
-    return list(scan_remarks(volumes, sample, MODALITIES[: len(images)]))
+    return list(scan.scan_remarks(volumes, sample, MODALITIES[: len(images)]))
 
 
 def check(images: Images) -> None:
-    check_modalities("a", volumes_of(images), sample_of(images))
+    scan.check_modalities("a", volumes_of(images), sample_of(images))
 
 
 def in_brain(change: Change, *places: int) -> Change:
@@ -120,77 +107,63 @@ def egg() -> Images:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_phantom_is_usual_in_any_unit(seed: int) -> None:
     images, _ = phantom(seed, with_et=seed != 3)
-
     check(images)
-
     assert remarks_on(images) == remarks_on(1000 * images.astype(np.float32)) == []
 
 
 @pytest.mark.parametrize("remark", DAMAGES)
 def test_damage_is_one_line_of_what_to_look_at(remark: str) -> None:
     said = remarks_on(DAMAGES[remark](phantom(0)[0]))
-
     assert any(one.startswith(remark) for one in said), said
 
 
 @pytest.mark.parametrize("remark", SHAPES)
 def test_size_shape_and_orientation_are_those_of_a_brain(remark: str) -> None:
     usual, damaged = remarks_on(egg(), 3), remarks_on(SHAPES[remark](egg()), 3)
-
     assert any(one.startswith(remark) for one in damaged), damaged
     assert not any(one.startswith(tuple(SHAPES)) for one in usual), usual
 
 
 def test_a_remark_holds_the_measure_and_its_limits_and_unknown_values_have_none() -> None:
     limits = [
-        Limit("mm", 1, 2, "look at {of}"),
-        Limit("ml", -inf, 2, "look there"),
-        Limit("degrees", 3, inf, "turn it"),
+        scan.Limit("mm", 1, 2, "look at {of}"),
+        scan.Limit("ml", -inf, 2, "look there"),
+        scan.Limit("degrees", 3, inf, "turn it"),
     ]
     values = {"mm": {"t1n": 0.5, "t1c": 1.5, "t2w": 2.5}, "ml": {"": 2.1}, "degrees": {"": 2.0}}
-
-    assert list(remarks(limits, values)) == [
+    assert list(scan.remarks(limits, values)) == [
         "look at t1n and t2w [mm: 0.5, 2.5; usual 1 to 2]",
         "look there [ml: 2.1; usual at most 2]",
         "turn it [degrees: 2; usual at least 3]",
     ]
-    assert list(remarks(limits, {"mm": {"t1n": np.nan}})) == []
+    assert list(scan.remarks(limits, {"mm": {"t1n": np.nan}})) == []
 
 
 def test_every_mix_up_of_a_phantom_is_noticed() -> None:
-    local = local_contrast(sample_of(phantom(0)[0]))
-
+    local = scan.local_contrast(sample_of(phantom(0)[0]))
     for order in ORDERS:
-        assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
+        assert scan.likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
 
 
 @pytest.mark.parametrize("kept", [(0, 1, 3), (2,)])
-def test_fewer_than_four_modalities_are_not_compared_but_their_grid_is_checked(
-    kept: tuple[int, ...],
-) -> None:
+def test_of_fewer_than_four_modalities_the_grid_is_checked(kept: tuple[int, ...]) -> None:
     """The order of the modalities and the contrast agent show only beside the others."""
     swapped = phantom(0)[0][list(kept)][::-1]
-
     assert remarks_on(swapped) == []
     (found,) = remarks_on(swapped, angle=0.45)
     assert found.startswith("the scan does not seem to be registered")
     assert "body: 25.8; usual at most 10]" in found
 
 
-def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are(
-    rng: np.random.Generator,
-) -> None:
+def test_modalities_that_are_all_different_keep_their_order(rng: np.random.Generator) -> None:
     noise = rng.integers(1, 900, (4, 50, 50, 50))
-
     check(noise)
-
-    assert likeliest_order(local_contrast(sample_of(noise))) == MODALITIES
+    assert scan.likeliest_order(scan.local_contrast(sample_of(noise))) == MODALITIES
 
 
 @pytest.mark.parametrize("shape", [(240, 240, 1), (3, 160, 150)])
 def test_a_few_thick_slices_are_judged_without_an_error(shape: tuple[int, ...]) -> None:
     noise = np.random.default_rng(0).uniform(1, 2, (4, *shape)) * 1e300
-
     assert any(
         one.startswith("a part of the brain seems to be cut") for one in remarks_on(noise, 3)
     )
@@ -200,7 +173,6 @@ def test_a_few_thick_slices_are_judged_without_an_error(shape: tuple[int, ...]) 
 def test_one_image_in_two_places_is_refused_even_if_scaled_and_rounded(scale: float) -> None:
     images = phantom(0)[0].astype(np.float32)
     images[1] = np.round(images[0] * scale)
-
     with pytest.raises(CaseError, match=r"the same (voxels|image) for t1n and t1c"):
         check(images)
 
@@ -208,7 +180,6 @@ def test_one_image_in_two_places_is_refused_even_if_scaled_and_rounded(scale: fl
 def test_loading_a_case_checks_its_modalities(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
     write_nifti(folder / "BraTS2021_00000_t2.nii.gz", make_label_map())
-
     with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found only the values 0, 1, 2, 4"):
         load_case(find_cases(tmp_path).cases[0])
 
@@ -221,13 +192,12 @@ def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_dat
     for loaded in cases:
         assert loaded.case.remarks == ()
         images = images_of(loaded)
-        local = local_contrast(sample_of(images))
+        local = scan.local_contrast(sample_of(images))
         for order in ORDERS:
-            assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
+            assert scan.likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
         native = without_agent(images, 1, 0.05 * images[0][images[0] > 0].mean())
         assert any(text.startswith("t1c shows no contrast") for text in remarks_on(native))
         for width_mm in (5, 10):
             assert remarks_on(with_shell(images, width_mm))
         assert remarks_on(in_brain(lambda one: gaussian_filter(one, 1))(images))
-
     assert len(cases) == 14

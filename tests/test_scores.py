@@ -12,6 +12,7 @@ from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import (
     LESION_COLUMNS,
+    MATCHED_COLUMNS,
     REGION_COLUMNS,
     AllSubsetScores,
     SubsetScores,
@@ -30,6 +31,10 @@ from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 REGION_VALUES = (2 / 3, 0.5, 373.12866, 1.0, 0.99, 1.25, 0.0)
 LESION_VALUES = (0.25, 187.0, 0.1, 0.2, 3, 1, 2)
 PLAIN = pd.DataFrame([("a", "wt", *REGION_VALUES)], columns=["case_id", "region", *REGION_COLUMNS])
+MATCHED_VALUES = (0.2, 9.0, 0.5, 0.3, np.inf, 0.4, 3, 1, 2, 0.4, *(np.nan,) * 3, 1.0, 2.0, 0.5)
+MATCHED = PLAIN.assign(
+    protocol="brats2025", **dict(zip(MATCHED_COLUMNS, MATCHED_VALUES, strict=True))
+)
 LESIONWISE = PLAIN.join(pd.DataFrame([LESION_VALUES], columns=list(LESION_COLUMNS)))
 HEAD = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"
 
@@ -50,7 +55,7 @@ def table_of(dices, **columns) -> pd.DataFrame:
 
 def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "scores.csv"
-    for scores in (PLAIN, joined_scores(()), LESIONWISE):
+    for scores in (PLAIN, joined_scores(()), MATCHED, LESIONWISE):
         write_scores(scores, path)
         options = {"check_dtype": not scores.empty, "atol": 1e-6}
         pd.testing.assert_frame_equal(read_scores(path), scores, **options)
@@ -69,7 +74,7 @@ def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) ->
         ("a,b\n1,2\n", "has no column case_id, region, dice.*; found the columns a, b"),
         (f"{HEAD}\na,wt,high,1,1,1,1,1,1\n", "not a table of scores, .*'high'"),
         (f"{HEAD}\na,wt,,1,1,1,1,1,1\n", "not a table of scores"),
-        (f"{HEAD},lesionwise_dice\na,wt,1,1,1,1,1,1,1,1\n", "not a table of scores"),
+        (f"{HEAD},remark\na,wt,1,1,1,1,1,1,1,good\n", "not a table of scores, .*'good'"),
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
@@ -85,6 +90,10 @@ def test_the_worst_scores_keep_volumes_and_counts() -> None:
 
     assert [row[c] for c in REGION_COLUMNS] == [0, 0, 337, 0, 0, 1.25, 0]
     assert [row[c] for c in LESION_COLUMNS] == [0, 337, 0, 0, 3, 1, 2]
+    # the program of 2025 gives 0 and 373 in all of its columns
+    [row] = with_worst_scores(MATCHED, 373.0).to_dict("records")
+    assert [row[c] for c in MATCHED_COLUMNS] == [0, 373, 0, 0, 373, 0, 3, *(0,) * 9]
+    assert row["prediction_ml"] == 0
 
 
 def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) -> None:
@@ -98,6 +107,23 @@ def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) 
     assert spread.mean_low < 0.6 < spread.mean_high
     assert spread.mean_text(5).startswith("0.600 [")
     assert spread.mean_text(1) == "0.600"
+
+
+def test_what_is_no_number_is_left_out_and_an_infinite_distance_stays_infinite(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    nothing = table_of((0.5, np.nan, 0.9, 0.1)).assign(f1=np.nan, nsd=[1.0, 2.0, np.inf, 3.0])
+    [summary] = summarise_scores(nothing, rng)
+
+    dice, nsd, f1 = map(summary.spread, ("dice", "nsd", "f1"))
+    assert (dice.mean, dice.median) == pytest.approx((0.5, 0.5))
+    assert 0.1 <= dice.mean_low < dice.mean_high <= 0.9
+    assert (nsd.mean, nsd.mean_high, nsd.upper_quartile) == (np.inf, np.inf, np.inf)
+    assert (nsd.lower_quartile, nsd.median) == (1.75, 2.5)
+    assert np.isnan([f1.mean, f1.mean_low, f1.median]).all()
+    write_summary([summary], tmp_path / "a.json")
+    written = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)["wt"]
+    assert (written["f1"]["mean"], written["nsd"]["mean"]) == (None, None)
 
 
 def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing() -> None:

@@ -11,19 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.figures.sections import (
-    REGION_COLOURS,
-    Grid,
-    add_dark_legend,
-    centre_of,
-    dark_figure,
-    draw_outlines,
-    draw_overlay,
-    draw_scale_bar,
-    draw_section,
-    line_key,
-    write_figure,
-)
+from brats_seg.figures import sections
 from brats_seg.voxels.grids import AXES
 
 ONE_MM = (1.0, 1.0, 1.0)
@@ -33,7 +21,9 @@ def drawn_axes(
     image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
 ) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
-    draw_section(axes, image, axis, index, Grid(spacing_mm=spacing, directions=directions))
+    sections.draw_section(
+        axes, image, axis, index, sections.Grid(spacing_mm=spacing, directions=directions)
+    )
     return axes
 
 
@@ -44,9 +34,9 @@ def test_the_planes_go_through_the_largest_sections() -> None:
     regions[0, 3, 2, 2] = True
     regions[0, 0:2, 4:6, 5] = True
 
-    assert centre_of(regions, np.zeros((4, 6, 6), np.float32)) == (3, 1, 2)
+    assert sections.centre_of(regions, np.zeros((4, 6, 6), np.float32)) == (3, 1, 2)
     # of all of it, the section at the far end along X and the bar along Y
-    assert centre_of(np.zeros_like(regions), regions[0].astype(np.float32)) == (0, 1, 2)
+    assert sections.centre_of(np.zeros_like(regions), regions[0].astype(np.float32)) == (0, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +94,8 @@ def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() ->
     spacing = (2.0, 1.0, 3.0)
     for axis in range(3):
         axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)
-        draw_overlay(axes, np.zeros((*axes.images[0].get_array().shape, 4)))
-        draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
+        sections.draw_overlay(axes, np.zeros((*axes.images[0].get_array().shape, 4)))
+        sections.draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
         length, words = bar_pixels(axes)
         left, right, bottom, top = axes.images[0].get_extent()
         corners = axes.transData.transform([(left, bottom), (right, top)])
@@ -117,7 +107,7 @@ def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() ->
 
     for n, expected in ((130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")):
         axes = drawn_axes(np.ones((n, n, n), np.float32))
-        draw_scale_bar(axes, 1.0)
+        sections.draw_scale_bar(axes, 1.0)
 
         assert bar_pixels(axes)[1] == expected
 
@@ -127,13 +117,13 @@ def drawn_colours(regions: np.ndarray) -> list[int]:
     figure = Figure(figsize=(3, 3), dpi=150)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.imshow(np.zeros((60, 60)), cmap="gray")
-    draw_outlines(axes, regions, 2, 0)
+    sections.draw_outlines(axes, regions, 2, 0)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     picture = np.asarray(canvas.buffer_rgba())[..., :3] / 255
-    off = [np.linalg.norm(picture - to_rgb(colour), axis=-1) for colour in REGION_COLOURS]
+    off = [np.linalg.norm(picture - to_rgb(colour), axis=-1) for colour in sections.REGION_COLOURS]
     nearest = np.argmin(off, axis=0)[np.ptp(picture, axis=-1) > 0.3]
-    return np.bincount(nearest, minlength=len(REGION_COLOURS)).tolist()
+    return np.bincount(nearest, minlength=len(sections.REGION_COLOURS)).tolist()
 
 
 def test_the_whole_tumour_is_seen_where_outlines_coincide() -> None:
@@ -172,7 +162,7 @@ def smallest_difference(colours: tuple[str, ...], vision: str) -> float:
 def test_regions_are_told_apart_with_any_colour_vision() -> None:
     often = ("tab:green", "tab:orange", "tab:red")
     for vision, matrix in VISIONS.items():
-        assert smallest_difference(REGION_COLOURS, matrix) > 0.4
+        assert smallest_difference(sections.REGION_COLOURS, matrix) > 0.4
         # colours that are often used fail
         assert vision == "tritanopia" or smallest_difference(often, matrix) < 0.3
 
@@ -182,8 +172,8 @@ def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
     width: float, n_rows: int
 ) -> None:
     words = [f"entry number {k}, of some length" for k in range(5)]
-    figure = dark_figure(width, 4)
-    add_dark_legend(figure, [line_key(text, "red", 1, "-") for text in words])
+    figure = sections.dark_figure(width, 4)
+    sections.add_dark_legend(figure, [sections.line_key(text, "red", 1, "-") for text in words])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
 
@@ -198,7 +188,7 @@ def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
 def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     begins = {"a.png": b"\x89PNG", "a.SVG": b"<?xml", "a.pdf": b"%PDF"}
     for name, expected in begins.items():
-        write_figure(Figure(), tmp_path / "new" / name)
+        sections.write_figure(Figure(), tmp_path / "new" / name)
         assert (tmp_path / "new" / name).read_bytes().startswith(expected)
     assert {path.name for path in (tmp_path / "new").iterdir()} == begins.keys()
 
@@ -206,4 +196,4 @@ def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(tmp_
     refused = (("a.jpg", UsageError), ("a", UsageError), ("file/a.png", EnvironmentalError))
     for name, error in refused:
         with pytest.raises(error):
-            write_figure(Figure(), tmp_path / name)
+            sections.write_figure(Figure(), tmp_path / name)

@@ -158,7 +158,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     check_voxels(tmp_path / "a.dcm", affine, labels)
 
 
-def test_a_label_map_on_another_grid_is_sampled_at_the_slices(
+def test_a_label_map_on_another_grid_is_sampled(
     tmp_path: Path, axial: tuple[Geometry, DicomSource]
 ) -> None:
     coarse, source = axial
@@ -233,7 +233,7 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
 
 
 @pytest.mark.parametrize("is_gone", [True, False])
-def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
+def test_without_a_segmentation_there_is_the_label_map(
     tmp_path: Path, run: Run, is_gone: bool
 ) -> None:
     """A file of the series is gone, or is no DICOM file any more."""

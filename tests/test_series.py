@@ -31,9 +31,7 @@ def only_series(folder: Path) -> Series:
 
 def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
     write_examination(tmp_path / "exam", degrees=(10, -7, 20))
-
     (study,) = find_studies(tmp_path / "exam")
-
     assert study.case_id == "exam"
     assert [series.number for series in study.series] == [1, 2, 3, 4]
     assert study.series[0].spacing_mm == pytest.approx((1, 1, 1))
@@ -50,9 +48,7 @@ def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
         write_one(tmp_path / "all" / folder, study=str(study))
     write_one(tmp_path / "all" / long / ("m" * 120), study="9")
     write_one(tmp_path / "all" / long / "other", study="10")
-
     names = [study.case_id for study in find_studies(tmp_path / "all")]
-
     # neither a folder that holds others nor a very long path is a name
     assert names[:4] == ["first", f"{long}_other", "second_after", "second_before"]
     assert all(name.startswith("study-") for name in names[4:])
@@ -60,23 +56,19 @@ def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Doe_J", "exam-HOSPITAL-4711", "x19700101", "john"])
-def test_a_folder_that_is_called_after_the_patient_does_not_name_the_case(
+def test_a_folder_named_after_the_patient_does_not_name_the_case(
     tmp_path: Path, folder: str
 ) -> None:
     write_one(tmp_path / "real" / folder)
     write_one(tmp_path / "anonymised" / folder, PatientIdentityRemoved="YES")
-
     (hidden,) = find_studies(tmp_path / "real" / folder)
     (shown,) = find_studies(tmp_path / "real" / folder, with_identifiers=True)
     (anonymised,) = find_studies(tmp_path / "anonymised" / folder)
-
     assert hidden.case_id.startswith("study-")
     assert shown.case_id == anonymised.case_id == folder
 
 
-def test_two_patients_in_one_folder_are_two_cases(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_two_patients_are_two_cases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of two patients in one examination, neither can be used."""
     write_one(tmp_path / "exam", study="1")
     write_one(tmp_path / "exam", study="2", PatientID="OTHER-9", PatientName="ROE^JANE")
@@ -84,7 +76,6 @@ def test_two_patients_in_one_folder_are_two_cases(
         studies = find_studies(tmp_path / "exam")
     write_one(tmp_path / "exam", study="1", number=3, PatientID="OTHER-9")
     problems = [study.problem for study in find_studies(tmp_path / "exam")]
-
     assert [(len(study.series), study.problem) for study in studies] == [(1, ""), (1, "")]
     assert all(study.case_id.startswith("study-") for study in studies)
     assert "exam holds 2 patients: each examination is a case" in caplog.text
@@ -144,20 +135,17 @@ def test_what_is_wrong_with_a_series_is_seen(
     tmp_path: Path, write: Callable[[Path], object], problem: str
 ) -> None:
     write(tmp_path / "exam")
-
     series = only_series(tmp_path / "exam")
-
     assert problem in series.problem
     assert problem or (len(series.files), series.problem) == (16, "")
 
 
-def test_values_that_are_not_as_the_standard_says_are_not_quoted(
+def test_values_outside_the_standard_are_not_quoted(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     for path in write_one(tmp_path / "exam"):
         # a date that is none, which pydicom warns of
         path.write_bytes(path.read_bytes().replace(b"19700101", b"DOE 1970"))
-
     assert only_series(tmp_path / "exam").problem == ""
     assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
 
@@ -174,15 +162,12 @@ def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:
     write_one(tmp_path / "exam/a", EchoTime=20, RepetitionTime=3000)
     for path in write_one(tmp_path / "exam/b", EchoTime=90, RepetitionTime=3000):
         change(path, SOPInstanceUID=f"1.2.{path.name.split('_')[-1]}")
-
     (study,) = find_studies(tmp_path / "exam")
-
     assert [(one.echo_ms, len(one.files)) for one in study.series] == [(20.0, 16), (90.0, 16)]
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("no image")
-
     with pytest.raises(UsageError, match="holds no DICOM images"):
         find_studies(tmp_path)
 

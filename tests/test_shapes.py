@@ -8,15 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brats_seg.voxels.shapes import (
-    NO_DIAMETERS,
-    _face_centres,
-    cell_areas,
-    cell_codes,
-    first_of_group,
-    longest_diameter_mm,
-    section_diameters,
-)
+from brats_seg.voxels import shapes
 
 
 @given(keys=st.lists(st.sets(st.integers(0, 30), max_size=4), max_size=25))
@@ -27,8 +19,7 @@ def test_groups_equal_those_of_repeated_merging(keys):
             merged = groups[one] | groups[other]
             for item in merged:
                 groups[item] = merged
-
-    assert first_of_group(keys) == tuple(min(group) for group in groups)
+    assert shapes.first_of_group(keys) == tuple(min(group) for group in groups)
 
 
 CUBES = (1.0, 1.0, 1.0)
@@ -43,42 +34,35 @@ def ball(radius: float, shape: tuple[int, int, int]) -> np.ndarray:
 def test_the_longest_diameter_is_that_of_all_pairs(seed: int) -> None:
     mask = np.random.default_rng(seed).random((4, 5, 3)) > 0.8
     mask[0, 0, 0] = True
-    pairs = itertools.combinations(_face_centres(mask, (1.0, 0.5, 3.0)), 2)
-
+    pairs = itertools.combinations(shapes._face_centres(mask, (1.0, 0.5, 3.0)), 2)
     expected = max(np.linalg.norm(a - b) for a, b in pairs)
-    assert longest_diameter_mm(mask, (1.0, 0.5, 3.0)) == pytest.approx(expected)
+    assert shapes.longest_diameter_mm(mask, (1.0, 0.5, 3.0)) == pytest.approx(expected)
 
 
 def test_a_voxel_has_the_diameters_of_its_faces() -> None:
     mask = np.zeros((3, 3, 3), bool)
-    assert section_diameters(mask, CUBES) == NO_DIAMETERS
-    assert longest_diameter_mm(mask, CUBES) == 0
+    assert shapes.section_diameters(mask, CUBES) == shapes.NO_DIAMETERS
+    assert shapes.longest_diameter_mm(mask, CUBES) == 0
     mask[1, 1, 1] = True
-
-    found = section_diameters(mask, (1.0, 2.0, 5.0))
-
-    assert longest_diameter_mm(mask, (1.0, 2.0, 5.0)) == 5.0
+    found = shapes.section_diameters(mask, (1.0, 2.0, 5.0))
+    assert shapes.longest_diameter_mm(mask, (1.0, 2.0, 5.0)) == 5.0
     assert (found.longest_mm, found.perpendicular_mm, found.index) == (2.0, 1.0, 1)
 
 
 def test_diameters_of_a_ball_are_its_own_and_of_a_ring_go_across_its_hole() -> None:
     mask = ball(10, (25, 25, 25))
-
-    found = section_diameters(mask, CUBES)
-
-    of_all = (longest_diameter_mm(mask, CUBES), found.longest_mm, found.perpendicular_mm)
+    found = shapes.section_diameters(mask, CUBES)
+    of_all = (shapes.longest_diameter_mm(mask, CUBES), found.longest_mm, found.perpendicular_mm)
     assert of_all == pytest.approx((21, 21, 21), abs=0.5)
     assert found.index == 12
-    assert section_diameters(mask & ~ball(5, mask.shape), CUBES) == found
+    assert shapes.section_diameters(mask & ~ball(5, mask.shape), CUBES) == found
 
 
 def test_a_tilted_box_is_measured_along_its_own_axes() -> None:
     x, y = np.indices((80, 80)) - 40
     along, across = (x + y) / np.sqrt(2), (x - y) / np.sqrt(2)
     mask = ((np.abs(along) <= 25) & (np.abs(across) <= 5))[:, :, None]
-
-    found = section_diameters(mask, CUBES)
-
+    found = shapes.section_diameters(mask, CUBES)
     assert found.longest_mm == pytest.approx(np.hypot(50, 10), abs=1.5)
     # the chord perpendicular to the diagonal of a box of 50 x 10
     assert found.perpendicular_mm == pytest.approx(10 / np.cos(np.arctan(0.2)), abs=1.0)
@@ -87,9 +71,7 @@ def test_a_tilted_box_is_measured_along_its_own_axes() -> None:
 def test_an_ellipse_on_long_voxels_is_measured_in_mm() -> None:
     x, y = np.indices((41, 21)) - np.array([20, 10])[:, None, None]
     mask = ((x / 18) ** 2 + (y * 2 / 16) ** 2 <= 1)[:, :, None]
-
-    found = section_diameters(mask, (1.0, 2.0, 1.0))
-
+    found = shapes.section_diameters(mask, (1.0, 2.0, 1.0))
     assert found.longest_mm == pytest.approx(37, abs=0.5)
     assert found.perpendicular_mm == pytest.approx(34, abs=0.5)
 
@@ -98,7 +80,7 @@ def test_the_section_with_the_largest_product_is_measured() -> None:
     mask = np.zeros((20, 20, 4), bool)
     mask[1:19, 5, 0] = True
     mask[4:16, 4:16, 3] = True
-    assert section_diameters(mask, CUBES).index == 3
+    assert shapes.section_diameters(mask, CUBES).index == 3
 
 
 def code_of(*corners: tuple[int, int, int]) -> int:
@@ -106,11 +88,11 @@ def code_of(*corners: tuple[int, int, int]) -> int:
     block = np.zeros((2, 2, 2), dtype=bool)
     for corner in corners:
         block[corner] = True
-    return int(cell_codes(block)[1, 1, 1])
+    return int(shapes.cell_codes(block)[1, 1, 1])
 
 
 def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
-    codes = cell_codes(np.ones((1, 1, 1), dtype=bool))
+    codes = shapes.cell_codes(np.ones((1, 1, 1), dtype=bool))
     # the voxel is the last corner of the first cell and the first corner of the last
     assert codes.ravel().tolist() == [1 << bit for bit in reversed(range(8))]
     assert codes.shape == (2, 2, 2)
@@ -138,13 +120,12 @@ def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
     ],
 )
 def test_areas_worked_out_by_hand(corners: list[tuple[int, int, int]], area: float) -> None:
-    assert cell_areas(CUBES)[code_of(*corners)] == pytest.approx(area)
+    assert shapes.cell_areas(CUBES)[code_of(*corners)] == pytest.approx(area)
 
 
 def test_inside_and_outside_have_one_surface() -> None:
-    areas = cell_areas((1.0, 1.5, 3.0))
+    areas = shapes.cell_areas((1.0, 1.5, 3.0))
     face = code_of((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
-
     # the face of a voxel in mm2
     assert areas[face] == pytest.approx(1.5 * 3)
     assert areas == pytest.approx(areas[::-1])
@@ -152,17 +133,16 @@ def test_inside_and_outside_have_one_surface() -> None:
 
 
 def test_turned_and_mirrored_cells_have_the_same_area() -> None:
-    areas = cell_areas(CUBES)
-
+    areas = shapes.cell_areas(CUBES)
     for code, axes, flips in itertools.product(
         range(256), itertools.permutations(range(3)), ([], [0], [1, 2], [0, 1, 2])
     ):
         block = np.array([code >> bit & 1 for bit in range(8)], dtype=bool).reshape(2, 2, 2)
         turned = np.flip(block.transpose(axes), flips)
-        assert areas[cell_codes(turned)[1, 1, 1]] == pytest.approx(areas[code])
+        assert areas[shapes.cell_codes(turned)[1, 1, 1]] == pytest.approx(areas[code])
 
 
 def test_the_surface_of_a_ball_is_that_of_a_sphere() -> None:
-    area = cell_areas(CUBES)[cell_codes(ball(11.99, (27, 27, 27)))].sum()
+    area = shapes.cell_areas(CUBES)[shapes.cell_codes(ball(11.99, (27, 27, 27)))].sum()
     # planes through the middles of edges follow a sphere with steps
     assert area == pytest.approx(4 * math.pi * 12**2, rel=0.1)

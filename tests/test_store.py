@@ -1,39 +1,63 @@
+"""Prepared cases on disk: their arrays, manifest, verification and buffers."""
+
 import errno
-import os
+import hashlib
+import json
 import pickle
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from brats_seg.data.store import (
-    MANIFEST_NAME,
-    Buffers,
-    open_array,
-    open_case,
-    read_manifest,
-    write_array,
-)
-from brats_seg.errors import CaseError
-from brats_seg.labels import BRATS2017
+from brats_seg.cases.case import ScanFile, read_case_files
+from brats_seg.cases.layouts import LABEL
+from brats_seg.cases.nifti import Geometry
+from brats_seg.data import store
+from brats_seg.data.loader import whole_case
+from brats_seg.data.store import MANIFEST_NAME, Manifest, SourceFile, open_case, read_manifest
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.voxels.box import Box
-from tests.builders import make_label_map, make_volumes
+from tests.builders import make_case, make_label_map, make_volumes, write_nifti
 from tests.prepared import write_prepared
+from tests.training_builders import open_six, tiny_settings, train
 
 CASE = "BraTS2021_00000"
+NAMES = ("image.npy", "labels.npy", "foreground.npy", MANIFEST_NAME)
+GRID = Geometry(
+    shape=(240, 240, 155),
+    affine=np.diag([-1, -1, 1 / 3, 1]),
+    qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
+    qform_code=1,
+    sform_code=2,
+)
+MANIFEST = Manifest(
+    convention="brats2017",
+    sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),
+    contents=("abc#2",),
+    spacing_mm=(1.0, 1.0, 1.0),
+    scan=GRID,
+    geometry=GRID,
+    box=Box(start=(1, 2, 3), stop=(4, 5, 6)),
+    means=(1.5, 2.0, 3.0, 4.0),
+    stds=(1 / 3, 2.0, 3.0, 4.0),
+    files=(store.StoredFile(name="image.npy", n_bytes=8, crc32=2**32 - 1),),
+)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data"))
+    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
 
 
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> Path:
-    """A prepared case whose files may be changed."""
+    """A copy of prepared cases, in which files may be changed."""
     return Path(shutil.copytree(whole, tmp_path / "prepared"))
 
 
@@ -80,7 +104,6 @@ def test_a_box_is_read_with_0_beyond_the_crop(whole: Path, box: Box) -> None:
     # nothing may be left of what used arrays held
     image = np.full((4, *box.shape), np.nan, dtype=np.float16)
     labels = np.full(box.shape, 77, dtype=np.uint8)
-
     assert case.read_image(box, image) is image
     assert case.read_labels(box, labels) is labels
     for read in (image, case.read_image(box)):
@@ -110,47 +133,29 @@ def test_a_case_without_label_map_has_none_to_read_and_a_lack_of_memory_is_no_da
         open_case(unlabelled, CASE)
 
 
-@pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy"])
-def test_a_damaged_case_is_named(folder: Path, name: str) -> None:
-    path = folder / CASE / name
-    path.write_bytes(path.read_bytes()[:100])
-
-    with pytest.raises(CaseError, match=rf"{name}: found a file that cannot be read .*again"):
-        open_case(folder, CASE)
-
-
-def test_an_array_of_another_case_is_refused(folder: Path) -> None:
+def test_a_damaged_case_and_an_array_of_another_case_are_named(folder: Path) -> None:
+    for name in NAMES[:3]:
+        content = (folder / CASE / name).read_bytes()
+        (folder / CASE / name).write_bytes(content[:100])
+        with pytest.raises(CaseError, match=rf"{name}: found a file that cannot be read .*again"):
+            open_case(folder, CASE)
+        (folder / CASE / name).write_bytes(content)
     manifest = read_manifest(folder / CASE)
     assert manifest is not None
     other = replace(manifest, box=replace(manifest.box, stop=(99, 99, 99)))
     (folder / CASE / MANIFEST_NAME).write_text(other.to_json())
-
     with pytest.raises(CaseError, match=r"found an array of shape .*; expected shape"):
         open_case(folder, CASE)
 
 
 @pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
-def test_what_was_written_is_read_by_numpy_too(
+def test_numpy_reads_it_too(
     tmp_path: Path, rng: np.random.Generator, shape: tuple[int, ...]
 ) -> None:
     array = rng.normal(size=shape).astype(np.float16)
-
-    write_array(tmp_path / "image.npy", array[:, ::-1])
-
-    for read in (open_array(tmp_path / "image.npy"), np.load(tmp_path / "image.npy")):
+    store.write_array(tmp_path / "image.npy", array[:, ::-1])
+    for read in (store.open_array(tmp_path / "image.npy"), np.load(tmp_path / "image.npy")):
         np.testing.assert_array_equal(read, array[:, ::-1])
-
-
-def test_a_full_disk_is_recognisable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_array(tmp_path / "image.npy", np.zeros((2, 2, 2), dtype=np.float16))
-
-    assert caught.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize(
@@ -165,10 +170,8 @@ def test_a_full_disk_is_recognisable(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
     ids=["array", "view", "other type", "tensor", "tensor view", "array of tensor"],
 )
-def test_memory_that_anything_refers_to_is_not_handed_out_and_free_memory_is_used_again(
-    hold,
-) -> None:
-    buffers = Buffers()
+def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> None:
+    buffers = store.Buffers()
     array = buffers.take((3, 5, 2), np.float16)
     assert (array.shape, array.dtype, array.flags.c_contiguous) == ((3, 5, 2), np.float16, True)
     # shapes of the same power of two
@@ -187,3 +190,131 @@ def test_memory_that_anything_refers_to_is_not_handed_out_and_free_memory_is_use
     packed = pickle.dumps(buffers)
     assert len(packed) < 200
     assert pickle.loads(packed).take((2, 2), np.uint8).shape == (2, 2)
+
+
+def flip_bit(path: Path, rng: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    path.write_bytes(content)
+
+
+OTHER_VERSION = json.dumps(json.loads(MANIFEST.to_json()) | {"version": store.FORMAT_VERSION + 1})
+
+
+def test_reading_gives_what_was_written_and_nothing_of_a_damaged_file_or_another_version(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
+    path = tmp_path / MANIFEST_NAME
+    assert read_manifest(tmp_path) is None
+    path.write_text(MANIFEST.to_json())
+    assert read_manifest(tmp_path) == MANIFEST
+    for text in ("", "{", "[]", "{}", '{"version": 1}', "\x00", OTHER_VERSION):
+        path.write_text(text)
+        assert read_manifest(tmp_path) is None, text
+    for _ in range(300):
+        path.write_text(MANIFEST.to_json())
+        flip_bit(path, rng)
+        assert read_manifest(tmp_path) in (None, MANIFEST)
+
+
+def test_the_key_changes_with_contents_convention_and_spacing_but_not_with_names() -> None:
+    assert replace(MANIFEST, sources=()).key == MANIFEST.key
+    for change in (
+        {"contents": ("abd#2",)},
+        {"convention": "brats2023"},
+        {"spacing_mm": (2.0, 2.0, 2.0)},
+        {"scan": replace(GRID, shape=(120, 120, 155))},
+    ):
+        assert replace(MANIFEST, **change).key != MANIFEST.key
+    # runs are resumed only on cases of the same key
+    assert MANIFEST.key == hashlib.sha256(b"2\nbrats2017\nabc#2").hexdigest()
+
+
+def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
+    scans = [ScanFile(path=Path(f"{name}.nii")) for name in ("a", "b", "c", "d", "seg")]
+    for scan in scans:
+        (tmp_path / scan.path).write_text(scan.path.name)
+    case = make_case(root=tmp_path, files=dict(zip((*MODALITIES, LABEL), scans, strict=True)))
+    sources = store.sources_of(case)
+    assert [source.name for source in sources] == ["a.nii", "b.nii", "c.nii", "d.nii", "seg.nii"]
+    changed_ns = (tmp_path / "a.nii").stat().st_mtime_ns
+    assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=changed_ns)
+    # contents distinguish files and volumes
+    for name, value in {"a": 0, "b": 0, "seg": 1}.items():
+        write_nifti(tmp_path / f"{name}.nii", np.full((2, 2, 2, 2), value, np.int16))
+    in_one = [replace(scans[0], volume=n) for n in range(2)]
+    files = zip((*MODALITIES, LABEL), (*in_one, *scans[:2], scans[4]), strict=True)
+    contents = read_case_files(replace(case, files=dict(files))).hashes
+    assert contents[2] == contents[3]
+    assert len(set(contents)) == 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flipped_bit_and_another_length_is_found(folder: Path, name: str) -> None:
+    """Spaces between the entries of the manifest may change: they mean nothing."""
+    path, rng = folder / CASE / name, np.random.default_rng(0)
+    content = path.read_bytes()
+    damages = [partial(flip_bit, path, rng)] * 20
+    damages += [partial(path.write_bytes, other) for other in (content[:-1], content + b"\0")]
+    for damage in [*damages, path.unlink]:
+        damage()
+        same = path.exists() and path.read_bytes().split() == content.split()
+        if name != MANIFEST_NAME or not same:
+            with pytest.raises(CaseError, match=f"case {CASE}, file .*{name}: found"):
+                store.verify_case(folder, CASE)
+        path.write_bytes(content)
+
+
+def test_arrays_of_another_case_are_found_and_the_message_says_what_to_do(folder: Path) -> None:
+    shutil.copy(folder / "BraTS2021_00001" / "image.npy", folder / CASE / "image.npy")
+    other = (
+        r"image.npy: found the check sum .*: the file is damaged; .*`brats-seg prepare --repair`"
+    )
+    with pytest.raises(CaseError, match=other):
+        store.verify_case(folder, CASE)
+    with pytest.raises(CaseError, match="image"):  # a held-out case is verified when it is read
+        whole_case(folder, CASE)
+
+
+def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> None:
+    case_ids, seen = store.prepared_ids(folder), []
+    assert store.verify_cases(case_ids, folder) == ()
+    for case_id in (case_ids[3], case_ids[1]):
+        flip_bit(folder / case_id / "labels.npy", np.random.default_rng(0))
+
+    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
+        seen.append((what, total))
+        return items
+
+    errors = store.verify_cases(case_ids, folder, track=track)
+
+    assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
+    assert seen == [("verifying prepared cases", 4)]
+    with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
+        store.raise_damage(errors)
+
+
+def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path) -> None:
+    expected = store.prepared_ids(folder)
+    (folder / "another").mkdir()
+    (folder / CASE / MANIFEST_NAME).unlink()
+    assert store.prepared_ids(folder) == expected
+    with pytest.raises(UsageError, match="holds no prepared cases"):
+        store.prepared_ids(folder / "absent")
+
+
+def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    config = tiny_settings("training.n_epochs=1")
+    data = open_six(tmp_path_factory, config)
+    damaged = data.folder / data.split.train[0] / "image.npy"
+    content = damaged.read_bytes()
+    for resumes in (False, True):
+        flip_bit(damaged, np.random.default_rng(0))
+        with pytest.raises(CaseError, match=r"image.npy: found .* the file is damaged"):
+            train(data, tmp_path / "run", config)
+        assert (tmp_path / "run").exists() == resumes
+        damaged.write_bytes(content)
+        if not resumes:
+            train(data, tmp_path / "run", config)

@@ -50,11 +50,17 @@ def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None
 def test_both_models_are_drawn_at_one_scale_with_the_sides_of_the_patient(
     view: CaseView, degrees: float, letters: str
 ) -> None:
+    """The whole brain is in the picture, however it is turned, and 3 % of space around it."""
     left, right = surface_figure(view, azimuth_degrees=degrees).axes
 
     assert (left.get_title(), right.get_title()) == (f"{CASE}, reference", f"{CASE}, prediction")
     assert [" ".join(letters_of(axes).values()) for axes in (left, right)] == [letters] * 2
     np.testing.assert_array_equal(left.images[0].get_array(), right.images[0].get_array())
+    points_mm = surface_of(view.images[0] != 0, view.grid.spacing_mm).points_mm
+    reach_mm = 1.03 * np.linalg.norm(points_mm - points_mm.mean(axis=0), axis=1).max()
+    length, words = bar_pixels(left)
+    share = float(words.split()[0]) / (2 * reach_mm)
+    assert length == pytest.approx(share * left.get_window_extent().width)
 
 
 def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
@@ -69,16 +75,6 @@ def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
         picture = np.asarray(axes.images[0].get_array())
         columns = np.nonzero(np.ptp(picture, axis=2) > 0.2)[1]
         assert (columns.mean() > picture.shape[1] / 2) == is_right
-
-
-def test_the_scale_bar_is_as_long_as_the_model_shows(view: CaseView) -> None:
-    """The whole brain is in the picture, however it is turned, and 3 % of space around it."""
-    points_mm = surface_of(view.images[0] != 0, view.grid.spacing_mm).points_mm
-    reach_mm = 1.03 * np.linalg.norm(points_mm - points_mm.mean(axis=0), axis=1).max()
-    for axes in surface_figure(view).axes:
-        length, words = bar_pixels(axes)
-        share = float(words.split()[0]) / (2 * reach_mm)
-        assert length == pytest.approx(share * axes.get_window_extent().width)
 
 
 def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(

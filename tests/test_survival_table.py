@@ -10,7 +10,6 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.survival.table import (
     feature_columns,
     read_features,
-    read_ids,
     read_outcomes,
     write_features,
 )
@@ -121,13 +120,3 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 def test_a_table_without_outcomes_is_refused(tmp_path: Path, header, row, error, message) -> None:
     with pytest.raises(error, match=message):
         outcomes(tmp_path, row, header=header)
-
-
-def test_the_ids_of_a_table_are_read_without_its_survival(tmp_path: Path) -> None:
-    path = tmp_path / "survival_evaluation.csv"
-    path.write_text("BraTS20ID,Age\nBraTS20_Validation_001,50\n")
-    assert read_ids(path) == ("brats20_validation_001",)
-
-    path.write_text("BraTS20ID,Age\n")
-    with pytest.raises(UsageError, match=r"evaluation.csv has no rows"):
-        read_ids(path)

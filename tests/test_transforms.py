@@ -40,15 +40,13 @@ MIRRORINGS = tuple(product([False, True], repeat=3))
 
 
 def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
-    still = np.eye(4)
-    geometry = Geometry(shape=labels.shape, affine=still, qform=still, qform_code=1, sform_code=1)
     return PreparedCase(
         case_id="a",
         key="",
         convention=BRATS2017,
         spacing_mm=(1.0, 1.0, 1.0),
         box=Box.at((0, 0, 0), labels.shape),
-        geometry=geometry,
+        geometry=Geometry.at(np.eye(4), labels.shape),
         image=image.astype(np.float16),
         labels=labels,
         foreground=(),
@@ -104,7 +102,6 @@ def test_turning_and_scaling_agree_with_another_library(case: PreparedCase, seed
     start = np.random.default_rng(seed).integers(-4, 12, size=3).tolist()
     box, matrix = Box.at(tuple(start), (12, 9, 14)), random_matrix(seed)
     image, labels = moved(case, box, SpatialTransform(mirrored=STILL, matrix=matrix))
-
     for channel, source in zip(image, case.image, strict=True):
         np.testing.assert_allclose(channel, by_scipy(source, box, matrix, 1), atol=1e-4)
     # a place right between two voxels may fall to either
@@ -141,9 +138,7 @@ def test_the_touched_box_is_as_small_as_it_can_be(seed: int) -> None:
         matrix @ (np.array(voxel) - half) + np.array(box.start) + half
         for voxel in product(*map(range, box.shape))
     ]
-
     touched = touched_box(box, matrix)
-
     assert touched.start == tuple(np.floor(np.min(places, axis=0)).astype(int))
     assert touched.stop == tuple(np.ceil(np.max(places, axis=0)).astype(int) + 1)
 
@@ -174,7 +169,6 @@ def test_every_name_in_the_settings_has_its_transforms() -> None:
     allowed = typing.get_args(TrainingConfig.model_fields["augment"].annotation)
     none = draw_spatial_transform(AUGMENTATIONS["none"], np.random.default_rng(0))
     pairs = zip(AUGMENTATIONS["light"].intensities, FULL.intensities, strict=True)
-
     assert set(AUGMENTATIONS) == set(allowed)
     assert (none.matrix, none.mirrored) == (None, STILL)
     assert not any(AUGMENTATIONS["none"].intensities)
@@ -200,7 +194,6 @@ def test_a_patch_is_read_in_single_precision_with_its_convention_from_its_random
     for seed in [*range(10), 0]:
         data = reader.set_random_state(seed)(ITEM)
         images.append(data["image"])
-
         assert data["case_id"] == ITEM["case_id"]
         assert data["convention"] == "brats2017"
         assert (data["image"].shape, data["image"].dtype) == ((4, 16, 24, 8), torch.float32)
@@ -215,7 +208,6 @@ def test_a_patch_is_read_in_single_precision_with_its_convention_from_its_random
 def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
     labels = make_label_map()
     data = {"label": torch.from_numpy(labels)[None], "convention": "brats2017"}
-
     own = RegionsOfLabelsd("label")(data)["label"]
     np.testing.assert_array_equal(own, regions_of(labels, BRATS2017))
     given = RegionsOfLabelsd("label", convention="brats2024")(data)["label"]
@@ -243,7 +235,6 @@ def boxes(n: int, *, fraction: float, foreground=NONE, shape=CASE_SHAPE, size=SI
 
 def test_patches_lie_anywhere_inside_the_case() -> None:
     found = boxes(2000, fraction=0)
-
     starts = np.array([box.start for box in found])
     assert {box.shape for box in found} == {SIZE}
     assert starts.min(axis=0).tolist() == [0, 0, 0]
@@ -260,16 +251,13 @@ def test_foreground_patches_are_centred_on_the_voxel_inside_the_case(
     voxel: tuple[int, int, int], start: tuple[int, int, int]
 ) -> None:
     found = boxes(1, fraction=1, foreground=(np.array([voxel], dtype=np.int32), *NONE[:2]))
-
     assert found == [Box.at(start, SIZE)]
 
 
 def test_regions_that_are_there_are_as_likely_whatever_their_size() -> None:
     many = np.tile(np.array([[5, 5, 5]], dtype=np.int32), (1000, 1))
     one = np.array([[15, 5, 5]], dtype=np.int32)
-
     starts = [box.start[0] for box in boxes(1000, fraction=1, foreground=(many, NONE[0], one))]
-
     assert Counter(starts) == {1: pytest.approx(500, abs=60), 11: pytest.approx(500, abs=60)}
 
 
@@ -277,9 +265,7 @@ def test_regions_that_are_there_are_as_likely_whatever_their_size() -> None:
 def test_the_share_of_foreground_patches_is_as_set(fraction: float) -> None:
     corner = np.array([[0, 0, 0]], dtype=np.int32)
     found = boxes(3000, fraction=fraction, foreground=(corner,) * 3, shape=(300, 300, 300))
-
     n_on_tumour = sum(box.start == (0, 0, 0) for box in found)
-
     assert len(set(boxes(100, fraction=fraction))) > 50  # without tumour they are anywhere
     assert n_on_tumour == pytest.approx(3000 * fraction, abs=100 if 0 < fraction < 1 else 0)
 
@@ -288,7 +274,6 @@ def test_the_share_of_foreground_patches_is_as_set(fraction: float) -> None:
 def test_a_patch_larger_than_the_case_reaches_beyond_it_on_both_sides(fraction: float) -> None:
     voxels = (np.array([[3, 3, 3]], dtype=np.int32),) * 3
     found = boxes(5, fraction=fraction, foreground=voxels, shape=(4, 7, 8))
-
     assert set(found) == {Box(start=(-2, -1, 0), stop=(6, 7, 8))}
     # and a whole case is rounded up
     assert whole_box((143, 180, 128), (16, 8, 32)) == Box.at((0, 0, 0), (144, 184, 128))

@@ -6,8 +6,9 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 from torch.nn import functional
 
+from brats_seg.interop.export_bundle import _as_dynunet
 from brats_seg.models.interface import TrainingOutput
-from brats_seg.models.unet import SMALLEST_AXIS, Level, NotebookUNet, UNet, level_strides
+from brats_seg.models.unet import SMALLEST_AXIS, NotebookUNet, UNet, level_strides
 
 Triple = tuple[int, int, int]
 
@@ -37,11 +38,10 @@ def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:
     ],
     ids=str,
 )
-def test_axes_are_halved_while_they_keep_four_voxels(
+def test_axes_are_halved_down_to_four_voxels(
     patch: Triple, n_levels: int, expected: list[Triple]
 ) -> None:
     strides = level_strides(patch, n_levels)
-
     assert list(strides) == expected
     for axis, size in enumerate(patch):
         for stride in strides:
@@ -51,15 +51,10 @@ def test_axes_are_halved_while_they_keep_four_voxels(
 
 def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> None:
     network = make_unet((64, 32, 16), (2, 2, 2, 2, 2))
-
     output = network(torch.zeros(1, 4, 64, 32, 16))
-
     assert isinstance(output, TrainingOutput)
-    assert [tuple(logits.shape) for logits in output.logits] == [
-        (1, 3, 64, 32, 16),
-        (1, 3, 32, 16, 8),
-        (1, 3, 16, 8, 4),
-    ]
+    shapes = [tuple(logits.shape) for logits in output.logits]
+    assert shapes == [(1, 3, 64, 32, 16), (1, 3, 32, 16, 8), (1, 3, 16, 8, 4)]
 
 
 @pytest.mark.parametrize("widths", [(4, 6, 8, 8), (4, 6), (4,)], ids=str)
@@ -67,41 +62,19 @@ def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple
     network = make_unet((32, 32, 32), widths)
     image = random_images(1, (32, 32, 32))
     finest = network(image).logits[0]
-
     logits = network.eval()(image)
-
     assert type(logits) is Tensor
     assert torch.equal(logits, finest)
 
 
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 8)], ids=str)
 def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
-    widths = (4, 6, 8, 8)
-    strides = level_strides(patch, len(widths))
-    ours = make_unet(patch, widths).eval()
-    theirs = DynUNet(
-        spatial_dims=3,
-        in_channels=4,
-        out_channels=3,
-        kernel_size=[3] * len(strides),
-        strides=strides,
-        upsample_kernel_size=strides[1:],
-        filters=widths,
-        norm_name=("instance", {"affine": True}),
-        trans_bias=True,
-    ).eval()
-    copy_level(theirs.input_block, ours.encoder[0])
-    for their_level, our_level in zip(theirs.downsamples, ours.encoder[1:-1], strict=True):
-        copy_level(their_level, our_level)
-    copy_level(theirs.bottleneck, ours.encoder[-1])
-    for their_level, our_level in zip(reversed(theirs.upsamples), ours.decoder, strict=True):
-        their_level.transp_conv.conv.load_state_dict(our_level.upsampling.state_dict())
-        copy_level(their_level.conv_block, our_level.level)
-    theirs.output_block.conv.conv.load_state_dict(ours.heads[0].state_dict())
+    ours = make_unet(patch, (4, 6, 8, 8)).eval()
+    theirs = _as_dynunet(ours)
+    assert isinstance(theirs, DynUNet)
     image = random_images(2, patch)
-
     with torch.no_grad():
-        assert torch.allclose(ours(image), theirs(image), atol=1e-5)
+        assert torch.allclose(ours(image), theirs.eval()(image), atol=1e-5)
 
 
 def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
@@ -110,54 +83,21 @@ def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
     below = torch.randn(2, 6, 4, 5, 3, dtype=torch.float64, requires_grad=True)
     skip = torch.randn(2, 4, 8, 10, 6, dtype=torch.float64, requires_grad=True)
     inputs = (below, skip, *decoder.upsampling.parameters(), *decoder.level[0].parameters())
-
     ours = decoder.join(below, skip)
     theirs = decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
-
     by_output = torch.randn_like(ours)
-    pairs = zip(
-        (ours, *torch.autograd.grad(ours, inputs, by_output)),
-        (theirs, *torch.autograd.grad(theirs, inputs, by_output)),
-        strict=True,
-    )
-    assert all(torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in pairs)
-
-
-def copy_level(theirs: nn.Module, ours: Level) -> None:
-    for convolution, norm, block in (
-        (theirs.conv1, theirs.norm1, ours[0]),
-        (theirs.conv2, theirs.norm2, ours[1]),
-    ):
-        convolution.conv.load_state_dict(block.convolution.state_dict())
-        norm.load_state_dict(block.norm.state_dict())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_patch_does_not_see_the_patches_beside_it(training: bool) -> None:
-    network = make_unet().double().train(training)
-    images = random_images(3, (16, 16, 16)).double()
-
-    def finest(batch: Tensor) -> Tensor:
-        output = network(batch)
-        return output.logits[0] if training else output
-
-    together = finest(images)
-    alone = torch.cat([finest(image[None]) for image in images])
-
-    assert torch.allclose(together, alone, atol=1e-12)
+    both = ((out, *torch.autograd.grad(out, inputs, by_output)) for out in (ours, theirs))
+    for one, other in zip(*both, strict=True):
+        assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4), None], ids=str)
 def test_every_parameter_learns(patch: Triple | None) -> None:
     network = make_notebook() if patch is None else make_unet(patch, (4, 5, 6, 7))
-
     output = network(random_images(1, patch or (16, 16, 16)))
     sum(logits.square().sum() for logits in output.logits).backward()
-
-    still = [
-        name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().any()
-    ]
-    assert still == []
+    learning = [p.grad is not None and bool(p.grad.any()) for p in network.parameters()]
+    assert all(learning)
 
 
 def make_notebook() -> NotebookUNet:
@@ -197,7 +137,6 @@ def described(network: NotebookUNet, image: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(16, 16, 16), (23, 31, 20)], ids=str)
 def test_computes_what_the_notebook_describes(shape: Triple) -> None:
     network, image = make_notebook(), torch.randn(2, 4, *shape)
-
     with torch.no_grad():
         output, logits = network(image), network.eval()(image)
         assert torch.allclose(logits, described(network, image), atol=1e-5)

@@ -12,22 +12,11 @@ from brats_seg.cases.folds import Split, write_split
 from brats_seg.config import Config, load_config
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.presets import TaskName
-from brats_seg.runtime.weights import (
-    Decoding,
-    FittedPrediction,
-    ModelCard,
-    ModelIdentity,
-    TrainedModel,
-    load_trained,
-    read_plain,
-    read_trained,
-    require_task,
-    store_card,
-)
+from brats_seg.runtime import weights
 from tests.inference_builders import save_run, write_run
 
-CARD = ModelCard(
-    identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
+CARD = weights.ModelCard(
+    identity=weights.ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
     config=Config(),
 )
 WEIGHTS = {"weight": torch.arange(300.0)}
@@ -36,17 +25,14 @@ WEIGHTS = {"weight": torch.arange(300.0)}
 def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
     save_run(tmp_path / "best.pt", WEIGHTS, CARD)
 
-    trained = load_trained(tmp_path / "best.pt")
+    trained = weights.load_trained(tmp_path / "best.pt")
 
     assert torch.equal(trained.weights["weight"], torch.arange(300.0))
     assert trained.card == CARD
-
-
-def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> None:
+    # averaged weights, where the run kept them
     ema = {"weight": torch.ones(300)}
     save_run(tmp_path / "last.pt", WEIGHTS, CARD, ema=ema)
-
-    assert torch.equal(load_trained(tmp_path / "last.pt").weights["weight"], ema["weight"])
+    assert torch.equal(weights.load_trained(tmp_path / "last.pt").weights["weight"], ema["weight"])
 
 
 def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -54,12 +40,12 @@ def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
     save_run(path, WEIGHTS, CARD)
     before = torch.load(path, weights_only=True)
 
-    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
+    fitted = weights.FittedPrediction(decoding=weights.Decoding(thresholds=(0.4, 0.5, 0.6)))
     card = CARD.model_copy(update={"fitted": fitted, "notes": {"part": [1, {"value": 2.5}]}})
-    store_card(path, card)
+    weights.store_card(path, card)
 
     after = torch.load(path, weights_only=True)
-    assert load_trained(path).card == card
+    assert weights.load_trained(path).card == card
     assert torch.equal(after.pop("model")["weight"], before.pop("model")["weight"])
     del before["card"], after["card"]
     assert before == after
@@ -78,14 +64,14 @@ def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
 
     assert not torch.equal(torch.load(path)["model"]["weight"], torch.arange(300.0))
     with pytest.raises(ResumeError, match=r"best\.pt is not a checkpoint .* is damaged"):
-        load_trained(path)
+        weights.load_trained(path)
 
 
 def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
     path = changed(tmp_path, card={**CARD.model_dump(), "config": {"model": {"depth": 7}}})
 
     with pytest.raises(ResumeError, match=r"config\.model\.depth: Extra"):
-        load_trained(path)
+        weights.load_trained(path)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +87,11 @@ def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
 )
 def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: str) -> None:
     config = load_config(assignments=[f"model.name={name}"])
-    trained = TrainedModel(weights={}, card=CARD.model_copy(update={"config": config}))
+    trained = weights.TrainedModel(weights={}, card=CARD.model_copy(update={"config": config}))
 
-    require_task(trained, config.model.task, Path("run"))
+    weights.require_task(trained, config.model.task, Path("run"))
     with pytest.raises(UsageError, match=message):
-        require_task(trained, asked, Path("run"))
+        weights.require_task(trained, asked, Path("run"))
 
 
 def changed(tmp_path: Path, **entries: object) -> Path:
@@ -141,7 +127,7 @@ def test_a_network_knows_the_patients_that_it_was_trained_on(
     if train:
         write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
 
-    assert load_trained(tmp_path / "best.pt").cases.seen(case_id) == seen
+    assert weights.load_trained(tmp_path / "best.pt").cases.seen(case_id) == seen
 
 
 def nested(n_levels: int, n_values: int) -> list:
@@ -154,7 +140,7 @@ def nested(n_levels: int, n_values: int) -> list:
 
 def in_card(entries: dict[str, object]) -> dict[str, object]:
     """Return the entries of a checkpoint, of which some are those of its card."""
-    own = {name: value for name, value in entries.items() if name in ModelCard.model_fields}
+    own = {name: value for name, value in entries.items() if name in weights.ModelCard.model_fields}
     rest = {name: value for name, value in entries.items() if name not in own}
     return {**rest, "card": {**CARD.model_dump(), **own}} if own else rest
 
@@ -204,7 +190,7 @@ def test_entries_that_are_absurd_are_refused_with_a_next_step(
     path = changed(tmp_path, **in_card(entries))
 
     with pytest.raises(UsageError, match=rf"best\.pt .*{message}.* Copy the file again; .*--fresh"):
-        load_trained(path)
+        weights.load_trained(path)
 
 
 def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
@@ -216,7 +202,7 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
             packed.writestr(name, content)
 
     with pytest.raises(ResumeError, match="its entries are compressed or overlap"):
-        load_trained(path)
+        weights.load_trained(path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -225,7 +211,7 @@ def test_a_program_of_torchscript_is_named_as_that(tmp_path: Path) -> None:
     torch.jit.trace(torch.nn.ReLU(), torch.zeros(1)).save(path)
 
     with pytest.raises(ResumeError, match="it is a program of TorchScript, not weights"):
-        read_plain(path, "")
+        weights.read_plain(path, "")
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
@@ -233,9 +219,9 @@ def test_what_is_no_file_is_no_checkpoint(tmp_path: Path, make) -> None:
     make(tmp_path / "last.pt")
 
     with pytest.raises(ResumeError, match=r"can be read: it is a .*\. Copy .*--fresh"):
-        load_trained(tmp_path / "last.pt")
+        weights.load_trained(tmp_path / "last.pt")
 
 
 def test_a_name_that_is_too_long_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="File name too long"):
-        read_trained(tmp_path / ("n" * 300))
+        weights.read_trained(tmp_path / ("n" * 300))

@@ -27,7 +27,7 @@ from brats_seg.data.store import PreparedCase
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import prepare_scan
 from brats_seg.inference.model import PredictionSettings
-from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.predict import Predictor
 from brats_seg.models.build import build_model
 from brats_seg.models.unet import UNet
 from brats_seg.runtime.device import Device
@@ -308,7 +308,7 @@ def test_each_window_of_a_case_is_computed_once(
     settings = PredictionSettings(tta=tta)
     counts = Counter[str]()
     with counted_calls(monkeypatch, Pointwise, "forward", counts):
-        predict_scan(make_model(settings=settings), scan)
+        Predictor(model=make_model(settings=settings)).predict_scan(scan)
     assert scan.box.shape == (23, 23, 15)
 
     assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
@@ -320,9 +320,9 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     network = build_model(ModelConfig(widths=(4, 8)), (16, 16, 16))
     scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
     model = make_model(network, window=Window(size=(16, 16, 16), overlap=0.5))
-    predict_scan(model, scan)
+    Predictor(model=model).predict_scan(scan)
     with Kernels() as kernels:
-        predict_scan(model, scan)
+        Predictor(model=model).predict_scan(scan)
 
     check(kernels.counts(), {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2})
 

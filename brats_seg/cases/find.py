@@ -262,8 +262,7 @@ class _Group:
         variant = complete[0] if len(complete) == 1 else ""
         images = {}
         for modality in MODALITIES:
-            files = sorted((scan for scan in self.scans if scan.kind == modality), key=_name_of)
-            if files:
+            if files := [scan for scan in self.scans if scan.kind == modality]:
                 images[modality] = [scan for scan in files if scan.variant == variant] or files
         return images
 
@@ -276,9 +275,7 @@ class _Group:
     @property
     def worth(self) -> tuple[int, bool]:
         """Number of modalities; derivatives are on one grid and without the skull."""
-        return len(
-            {scan.kind for scan in self.scans}
-        ), layouts.DERIVATIVES in self.folder.parent.parts
+        return len(self.images), layouts.DERIVATIVES in self.folder.parent.parts
 
 
 def _find_below(
@@ -415,10 +412,6 @@ def _named_apart(groups: Sequence[_Group]) -> list[_Group]:
     return renamed
 
 
-def _name_of(scan: NamedFile) -> Path:
-    return scan.path.with_name(scan.stem)
-
-
 def _cuts(stem: str) -> Iterator[str]:
     """Yield a name and what remains of it without its last word, its last two, and so on."""
     yield stem
@@ -487,7 +480,7 @@ def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
             ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
     if ranked:
         next_step = "Remove or rename the others, or name the right ones with --label-files."
-        return _with_file(case, LABEL, sorted(ranked[min(ranked)], key=_name_of), next_step)
+        return _with_file(case, LABEL, ranked[min(ranked)], next_step)
     if len(candidates) == 1:
         # the label map of case 355 of BraTS 2020 is W39_1998.09.19_Segm.nii
         path = candidates[0][0].path

@@ -20,6 +20,8 @@ _WHOLE = ("dice", "hd95")
 """Scores of whole regions that are printed; the file has all of them."""
 _LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
+_MATCHED = ("lesionwise_dice", "lesionwise_nsd", "f1")
+_BY_SIZE = ("large_f1", "small_f1")
 
 
 def evaluate(
@@ -164,8 +166,10 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
     n_cases = summaries[0].n_cases
     interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
     print(f"\nmean{interval} over {cases}")
-    has_lesions = {spread.column for spread in summaries[0].spreads}.issuperset(_LESIONS)
-    for columns in (_WHOLE, _LESIONS) if has_lesions else (_WHOLE,):
+    scored = {spread.column for spread in summaries[0].spreads}
+    for columns in (_WHOLE, _LESIONS, _MATCHED, _BY_SIZE):
+        if not scored.issuperset(columns):
+            continue
         rows = [
             (one.region, *(one.spread(column).mean_text(n_cases) for column in columns))
             for one in summaries

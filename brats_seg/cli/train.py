@@ -182,7 +182,7 @@ def tune(
     tuning = tune_runs(
         trained,
         prepared_path=options.prepared_path(data, prepared),
-        metric="dice" if protocol == "legacy" else "lesionwise",
+        metric="lesionwise" if protocol.startswith("lesionwise") else "dice",
         task=task,
         device=device,
         precision=precision,

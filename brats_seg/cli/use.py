@@ -267,8 +267,7 @@ def survival(
     output: Path = Path("survival"),
     fold_table: Path | None = None,
     repeats: int = 3,
-    submit: Path | None = None,
-) -> int:
+) -> None:
     """Predict days of survival, and test the predictions against chance.
 
     Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
@@ -287,15 +286,11 @@ def survival(
         output,
         folds=fold_table,
         n_repeats=repeats,
-        submit=submit,
         track=tracked,
     )
     emit(study, folder=output, conclusion=str(study.verdict))
     _print_study(study)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
-    if study.missing:
-        print(f"not in the submission, because they have no features: {', '.join(study.missing)}")
-    return int(bool(study.missing))
 
 
 def _print_study(study: "SurvivalStudy") -> None:
@@ -312,19 +307,13 @@ def _print_study(study: "SurvivalStudy") -> None:
 
 
 def _print_figures(study: "SurvivalStudy") -> None:
-    n_censored = int((study.study.outcomes["lived"] & study.predictions.held_out).sum())
-    given = {estimate.name for one in study.figures for estimate in one.estimates}
+    given = {name for estimates in study.figures.values() for name in estimates}
     shown = [figure for figure in _FIGURES if figure[0] in given]
-    columns = ["model", *(heading for _, heading, _, _ in shown)]
-    columns += ["censored too early"] * bool(n_censored)
-    rows = []
-    for one in study.figures:
-        estimates = {estimate.name: estimate for estimate in one.estimates}
-        cells = [_cell(estimates.get(name), unit, digits) for name, _, unit, digits in shown]
-        n = one.n_contradicted
-        censored = [""] if n is None else [f"{n} of {n_censored}"]
-        rows.append([one.name, *cells, *(censored if n_censored else ())])
-    print_table(columns, rows)
+    rows = [
+        [family, *(_cell(estimates.get(name), unit, digits) for name, _, unit, digits in shown)]
+        for family, estimates in study.figures.items()
+    ]
+    print_table(["model", *(heading for _, heading, _, _ in shown)], rows)
 
 
 def _cell(estimate: "Estimate | None", unit: float, digits: int) -> str:

@@ -202,8 +202,9 @@ def prepared_path_of(root: Path) -> Path:
     path = root.resolve()
     digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
     beside = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
-    # two folders called `Training` do not share one
-    cached = _cache_folder() / "prepared" / f"{path.name}-{digest}"
+    # Path.home raises an error without a home; two folders called `Training` do not share one
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    cached = Path(above, "brats_seg", "prepared", f"{path.name}-{digest}")
     for known in (beside, cached):
         if (known / _CASES_NAME).exists():
             return known
@@ -289,16 +290,6 @@ def open_split(folder: Path, split: Split) -> FoldData:
         largest_shape=(max(x), max(y), max(z)),
         spacing_mm=cases[0].spacing_mm,
     )
-
-
-def _cache_folder() -> Path:
-    """Return the folder of this package in the user's cache; the current folder without a home."""
-    if above := os.environ.get("XDG_CACHE_HOME"):
-        return Path(above) / "brats_seg"
-    try:
-        return Path.home() / ".cache" / "brats_seg"
-    except RuntimeError:
-        return Path()
 
 
 def _may_write(folder: Path) -> bool:

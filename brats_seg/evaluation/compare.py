@@ -2,7 +2,7 @@
 
 The ranking is that of the BraTS challenges: sets are ranked within every case, region and score,
 the ranks are averaged over all of them, and a permutation test gives the p value of each lead
-(Bakas et al. 2018, arXiv 1811.02629).
+(Bakas et al. 2018, arXiv 1811.02629). Which scores are ranked depends on the year.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,23 @@ from scipy import stats
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.scores import LOWER_IS_BETTER
+from brats_seg.evaluation.scores import LARGE_DISTANCE, LOWER_IS_BETTER, PROTOCOL
 from brats_seg.evaluation.significance import Values, permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 
-_RANKED_REGIONS = ("dice", "hd95")
-_RANKED_LESIONS = ("lesionwise_dice", "lesionwise_hd95")
-_TESTED = (*_RANKED_REGIONS, *_RANKED_LESIONS, "lesionwise_nsd_0.5", "lesionwise_nsd_1.0")
+_RANKED = (
+    ("lesionwise_dice", "lesionwise_nsd", "small_f1"),
+    ("dice", "nsd"),
+    ("lesionwise_dice", "lesionwise_hd95"),
+    ("dice", "hd95"),
+)
+"""Scores that are ranked: of metastases since 2025, of other tasks since 2025, of 2023 and 2024, and
+before. The first that a table has are taken."""
+_TESTED = (
+    *("dice", "hd95", "nsd", "lesionwise_dice", "lesionwise_hd95"),
+    *("lesionwise_nsd_0.5", "lesionwise_nsd_1.0", "lesionwise_nsd", "f1", "small_f1"),
+)
 
 # shape legend: S sets, C cases, R regions, K columns
 
@@ -117,8 +126,9 @@ def compare_folders(
     )
     comparison = compare_scores(names, (first.scores, second.scores), np.random.default_rng(0))
     if output is not None:
-        columns = [field.name for field in fields(PairedTest)]
-        write_table(output, columns, map(asdict, comparison.tests))
+        columns = [*(field.name for field in fields(PairedTest)), PROTOCOL]
+        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in comparison.tests]
+        write_table(output, columns, rows)
     return ComparedFolders(first=first, second=second, comparison=comparison)
 
 
@@ -132,8 +142,10 @@ def compare_scores(
     """
     columns = [column for column in _TESTED if column in sets[0]]
     table = _table(names, sets, columns)
+    first, second = _losses(table, columns)
+    gains = second - first
     tests = [
-        _test_pairs(str(region), column, *table[:, :, r, k])
+        _test_pairs(str(region), column, table[:, :, r, k], gains[:, r, k])
         for r, region in enumerate(sets[0]["region"].unique())
         for k, column in enumerate(columns)
     ]
@@ -149,9 +161,8 @@ def rank_sets(
     Raises:
         UsageError: The sets do not hold the same cases and regions.
     """
-    columns = _RANKED_LESIONS if _RANKED_LESIONS[0] in sets[0] else _RANKED_REGIONS
-    signs = [1 if column in LOWER_IS_BETTER else -1 for column in columns]
-    ranks = stats.rankdata(_table(names, sets, columns) * signs, axis=0)
+    columns = next(ranked for ranked in _RANKED if {*ranked} <= {*sets[0]})
+    ranks = stats.rankdata(_losses(_table(names, sets, columns), columns), axis=0)
     mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
     order = np.argsort(mean_ranks, kind="stable").tolist()
     # sums of half ranks are exact: means would differ in their last bits where leads are equal
@@ -185,15 +196,22 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
     return np.stack(tables).reshape(len(sets), len(cases), len(regions), len(columns))
 
 
-def _test_pairs(region: str, column: str, first: Values, second: Values) -> PairedTest:
-    """Test the values (C,) of two sets."""
-    gain = first - second if column not in LOWER_IS_BETTER else second - first
+def _losses(table: Values, columns: Sequence[str]) -> Values:
+    """Return values (..., K) of which less is better; what is neither there nor predicted is best."""
+    signs = np.array([1 if column in LOWER_IS_BETTER else -1 for column in columns])
+    losses = np.where(np.isnan(table), np.minimum(signs, 0), table * signs)
+    return np.minimum(losses, LARGE_DISTANCE)
+
+
+def _test_pairs(region: str, column: str, values: Values, gains: Values) -> PairedTest:
+    """Test the gains (C,) of the first of two sets with the values (2, C)."""
+    mean_first, mean_second = pd.DataFrame(values.T).mean()
     return PairedTest(
         region=region,
         column=column,
-        mean_first=float(first.mean()),
-        mean_second=float(second.mean()),
-        n_first_better=int((gain > 0).sum()),
-        n_second_better=int((gain < 0).sum()),
-        p_value=signed_rank_p_value(gain),
+        mean_first=float(mean_first),
+        mean_second=float(mean_second),
+        n_first_better=int((gains > 0).sum()),
+        n_second_better=int((gains < 0).sum()),
+        p_value=signed_rank_p_value(gains),
     )

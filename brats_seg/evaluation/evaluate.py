@@ -25,7 +25,7 @@ from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError, LayoutError, UsageError, counted, some_of
 from brats_seg.evaluation import metrics, scores
-from brats_seg.evaluation.lesions import Scale, score_lesions
+from brats_seg.evaluation.lesions import Scale, match_lesions, score_lesions
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
@@ -187,6 +187,7 @@ def evaluate_pairs(
     scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.joined_scores(scored.results)
+    table.insert(2, scores.PROTOCOL, protocol.title)
     answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):
         table.insert(2, scores.IN_TRAINING, answers)
@@ -350,11 +351,16 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     counts = metrics.count_regions(prediction, reference, pair.case_id)
     n_outside = int(np.prod(shape)) - label_maps[0].size
     counts = replace(counts, true_negative=counts.true_negative + n_outside)
-    hd95 = [
-        metrics.hausdorff95(*sides, spacing_mm) for sides in zip(reference, prediction, strict=True)
-    ]
     table = scores.scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
-    table.insert(4, "hd95", np.where(np.isfinite(hd95), hd95, scale.penalty_mm))
+    if protocol.matching is not None:
+        matched = match_lesions(reference, prediction, protocol, scale)
+        table["dice"] = matched.pop("dice")
+        hd95 = matched.pop("hd95")
+        table = table.join(matched)
+    else:
+        sides = zip(reference, prediction, strict=True)
+        hd95 = pd.Series([metrics.hausdorff95(*side, spacing_mm) for side in sides])
+    table.insert(4, "hd95", hd95.replace(np.inf, scale.penalty_mm))
     if protocol.lesions is not None:
         table = table.join(score_lesions(reference, prediction, protocol, scale))
     return table if pair.predicted_file else scores.with_worst_scores(table, scale.penalty_mm)

@@ -1,8 +1,8 @@
 """Score predictions lesion by lesion, and list the lesions of a label map with their diameters.
 
-The scores are those of the BraTS challenges of 2023 and 2024: each lesion of the reference is compared
-with the union of all predicted lesions that overlap its dilation, and missed and false positive lesions
-get the worst score. They are written from a description of the programs of the challenges and checked
+In 2023 and 2024 each lesion of the reference is compared with the union of all predicted lesions that
+overlap its dilation, and missed and false positive lesions get the worst score. From 2025 on lesions are
+matched one to one. The scores are written from descriptions of the programs of the challenges and checked
 against their output. The list is for a person who reads it; its lesions are not merged by dilation.
 """
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from nibabel.affines import apply_affine, voxel_sizes
-from scipy import ndimage
+from scipy import ndimage, optimize
 
-from brats_seg.evaluation import protocols
-from brats_seg.evaluation.metrics import dice_of_counts, hausdorff95, surface_dice
-from brats_seg.evaluation.protocols import LesionRules, ScoredRegion, ScoringProtocol
-from brats_seg.evaluation.scores import LESION_COLUMNS
+from brats_seg.evaluation import metrics, protocols
+from brats_seg.evaluation.metrics import Values
+from brats_seg.evaluation.protocols import LesionRules, MatchingRules, ScoringProtocol
+from brats_seg.evaluation.scores import LESION_COLUMNS, MATCHED_COLUMNS
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels import shapes
 from brats_seg.voxels.box import Mask, bounding_box
@@ -33,6 +33,8 @@ _TOUCHING = (
     ("snfh", ("et", "rc", "netc")),
 )
 """Tissues in the order in which their lesions are joined, with the tissues that join them."""
+_LEAST_OVERLAP = 1e-6
+"""Dice from which two lesions can be matched."""
 _BEST = (1.0, 0.0, *(1.0 for _ in protocols.NSD_TOLERANCES_MM))
 
 MOST_LISTED = 10
@@ -116,8 +118,23 @@ def score_lesions(
     return pd.DataFrame(rows, columns=list(LESION_COLUMNS))
 
 
+def match_lesions(
+    reference: RegionMasks, prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
+) -> pd.DataFrame:
+    """Score the region masks `(R, X, Y, Z)` of a protocol by matched lesions: a row for each region.
+
+    Where the program of the challenges differs from its description, this follows the program: the
+    whole region is measured in voxels, and the spacing of X is taken for Z and that of Z for X.
+    """
+    rules = protocol.matching
+    assert rules is not None
+    sides = (np.ascontiguousarray(masks.swapaxes(1, 3)) for masks in (reference, prediction))
+    rows = [_match_region(one, other, rules, scale) for one, other in zip(*sides, strict=True)]
+    return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
+
+
 def group_lesions(
-    masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules
+    masks: RegionMasks, regions: Sequence[protocols.ScoredRegion], rules: LesionRules
 ) -> list[Lesions]:
     """Return the lesions of each region by the rules, including small ones."""
     pairs = zip(regions, masks, strict=True)
@@ -219,8 +236,107 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
     )
 
 
+def _match_region(
+    reference: Mask, prediction: Mask, rules: MatchingRules, scale: Scale
+) -> tuple[float, ...]:
+    """Return the scores of a region whose lesions are matched, in the order of `MATCHED_COLUMNS`."""
+    lesions, predicted = number_components(reference), number_components(prediction)
+    sizes, dices = _dice_of_pairs(lesions, predicted)
+    scores = _score_matches(lesions, predicted, dices, scale.spacing_mm)
+    n_matched, (n_lesions, n_predicted) = np.count_nonzero(scores[:, 0] > 0), dices.shape
+    n_false = n_predicted - n_matched
+    is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
+    is_found = scores[:, 0] >= rules.found_dice
+    found = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
+    return (
+        *_score_whole(reference, prediction, scale.penalty_mm),
+        *_mean_scores(scores, is_large, n_false, rules, scale.penalty_mm),
+        *(n_lesions, n_false, n_lesions - n_matched),
+        2 * n_matched / (n_lesions + n_predicted) if n_lesions or n_predicted else np.nan,
+        *(found if rules.large_mm3 else ()),
+    )
+
+
+def _dice_of_pairs(lesions: Lesions, predicted: Lesions) -> tuple[Values, Values]:
+    """Return the voxels of each of n lesions, and the Dice `(n, m)` with each of m predicted ones."""
+    n, m = (int(side.max(initial=0)) + 1 for side in (lesions, predicted))
+    joint = lesions.astype(np.int64) * m + predicted
+    shared = np.bincount(joint.ravel(), minlength=n * m).reshape(n, m)
+    sizes, predicted_sizes = shared.sum(axis=1)[1:], shared.sum(axis=0)[1:]
+    return sizes, 2 * shared[1:, 1:] / (sizes[:, None] + predicted_sizes)
+
+
+def _score_matches(
+    lesions: Lesions, predicted: Lesions, dices: Values, spacing_mm: Spacing
+) -> Values:
+    """Return Dice, HD95 and NSD `(n, 3)` of each lesion with its match, NaN where it has none.
+
+    The matches are those whose Dice have the largest sum.
+    """
+    scores = np.full((len(dices), 3), np.nan)
+    overlap = dices >= _LEAST_OVERLAP
+    boxes, predicted_boxes = ndimage.find_objects(lesions), ndimage.find_objects(predicted)
+    pairs = optimize.linear_sum_assignment(np.where(overlap, 1 - dices, 1 + _LEAST_OVERLAP))
+    for lesion, match in zip(*pairs, strict=True):
+        if overlap[lesion, match]:
+            box = _union((boxes[lesion], predicted_boxes[match]))
+            masks = lesions[box] == lesion + 1, predicted[box] == match + 1
+            distances = _hd95_and_nsd(*masks, spacing_mm, min(spacing_mm))
+            scores[lesion] = dices[lesion, match], *distances
+    return scores
+
+
+def _score_whole(reference: Mask, prediction: Mask, penalty_mm: float) -> tuple[float, ...]:
+    """Return Dice, HD95 and NSD of a region; NaN if both are empty, the worst if they do not overlap."""
+    counts = [np.count_nonzero(mask) for mask in (reference & prediction, reference, prediction)]
+    if not counts[0]:
+        return (0.0, penalty_mm, 0.0) if any(counts) else (np.nan,) * 3
+    # half a voxel: only voxels that both surfaces share
+    distances = _hd95_and_nsd(reference, prediction, (1.0, 1.0, 1.0), 0.5)
+    return float(metrics.dice_of_counts(*counts)), *distances
+
+
+def _hd95_and_nsd(
+    reference: Mask, prediction: Mask, spacing_mm: Spacing, tolerance_mm: float
+) -> tuple[float, float]:
+    """Return the 95th percentile of the distances of both surfaces together, and the surface Dice."""
+    sides = metrics.surface_distances(reference, prediction, spacing_mm)
+    return float(np.percentile(np.concatenate(sides), 95)), metrics.surface_dice(
+        sides, tolerance_mm
+    )
+
+
+def _mean_scores(
+    scores: Values, is_large: Mask, n_false: int, rules: MatchingRules, penalty_mm: float
+) -> list[float]:
+    """Return the means over the matched lesions, or over the large ones and all false positives."""
+    rows = scores[~np.isnan(scores[:, 0])]
+    if not (is_large.any() if rules.large_mm3 else len(scores) or n_false):
+        rows = np.full((1, 3), np.nan)
+    elif rules.large_mm3:
+        worst = np.array([(0.0, penalty_mm, 0.0)])
+        all_large = np.where(np.isnan(scores), worst, scores)[is_large]
+        rows = np.concatenate([all_large, worst.repeat(n_false, axis=0)])
+    elif not len(rows):
+        # the table of the program has no penalty here
+        rows = np.array([(0.0, np.inf, 0.0)])
+    return rows.mean(axis=0).tolist()
+
+
+def _detection(is_found: Mask, n_false: int) -> tuple[float, ...]:
+    """Return how many lesions are found and missed, and F1; NaN without lesions."""
+    if not is_found.size:
+        return (np.nan,) * 3
+    n_found = int(is_found.sum())
+    return n_found, is_found.size - n_found, 2 * n_found / (is_found.size + n_found + n_false)
+
+
 def _score_region(
-    lesions: Lesions, predicted: Lesions, region: ScoredRegion, rules: LesionRules, scale: Scale
+    lesions: Lesions,
+    predicted: Lesions,
+    region: protocols.ScoredRegion,
+    rules: LesionRules,
+    scale: Scale,
 ) -> tuple[float, ...]:
     """Return the scores of a region, in the order of `LESION_COLUMNS`."""
     matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
@@ -232,7 +348,7 @@ def _score_region(
 
 
 def _match_lesions(
-    lesions: Lesions, predicted: Lesions, region: ScoredRegion, scale: Scale
+    lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
 ) -> tuple[list[tuple[float, ...] | None], int]:
     """Return the scores of each lesion, None if it is missed, and the number of unmatched ones."""
     predicted_boxes = ndimage.find_objects(predicted)
@@ -258,10 +374,11 @@ def _match_lesions(
 def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float, ...]:
     """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that match it."""
     counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
+    sides = metrics.surface_distances(lesion, predicted, spacing_mm)
     return (
-        float(dice_of_counts(*counts)),
-        hausdorff95(lesion, predicted, spacing_mm),
-        *surface_dice(lesion, predicted, spacing_mm, protocols.NSD_TOLERANCES_MM),
+        float(metrics.dice_of_counts(*counts)),
+        metrics.hausdorff95(lesion, predicted, spacing_mm),
+        *(metrics.surface_dice(sides, tolerance) for tolerance in protocols.NSD_TOLERANCES_MM),
     )
 
 

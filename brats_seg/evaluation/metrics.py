@@ -124,27 +124,24 @@ def hausdorff95(reference: Mask, prediction: Mask, spacing_mm: Spacing) -> float
     )
 
 
-def surface_dice(
-    reference: Mask, prediction: Mask, spacing_mm: Spacing, tolerances_mm: Sequence[float]
-) -> tuple[float, ...]:
-    """Return the share of surface voxels within each tolerance of the other surface.
+def surface_distances(
+    reference: Mask, prediction: Mask, spacing_mm: Spacing
+) -> tuple[Values, Values]:
+    """Return the distance of each surface voxel of two masks to the other surface, by side.
 
-    The shares of the two sides are averaged. They are 1 if both masks `(X, Y, Z)` are empty, and 0
-    if one is.
+    Neither mask `(X, Y, Z)` may be empty.
     """
-    if not (reference.any() and prediction.any()):
-        either = reference.any() or prediction.any()
-        return (0.0 if either else 1.0,) * len(tolerances_mm)
     # a surface voxel has at least one of its six neighbours outside the mask
     one, other = (
         side & ~ndimage.binary_erosion(side, _FACE_NEIGHBOURS)
         for side in _cropped(reference, prediction)
     )
-    sides = _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
-    return tuple(
-        float(np.mean([np.mean(side <= tolerance) for side in sides]))
-        for tolerance in tolerances_mm
-    )
+    return _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
+
+
+def surface_dice(sides: Sequence[Values], tolerance_mm: float) -> float:
+    """Return the share of surface distances up to a tolerance, as the mean of the two sides."""
+    return float(np.mean([np.mean(side <= tolerance_mm) for side in sides]))
 
 
 def _count(masks: RegionMasks) -> Counts:

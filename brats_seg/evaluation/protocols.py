@@ -2,13 +2,14 @@
 
 `legacy` scores whole regions, as BraTS 2017 to 2022 did; its HD95 is the one that the programs of
 2023 print under that name beside their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
-score lesion by lesion, with separate parameters for every task. The numbers are those of the
-published programs, mistakes included: SNFH of the adult glioma task of 2024 was meant to be dilated
-five times, but is dilated three times because its name is misspelt there.
+score lesion by lesion, with separate parameters for every task; `brats2025` and `brats2026` match
+lesions one to one. The numbers are those of the published programs, mistakes included: SNFH of the adult
+glioma task of 2024 was meant to be dilated five times, but is dilated three times because its name is
+misspelt there.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from brats_seg.errors import ConfigError
@@ -65,12 +66,23 @@ class LesionRules:
     """Whether lesions that only the prediction holds lower the score."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MatchingRules:
+    """Rules by which lesions are scored that are matched one to one."""
+
+    large_mm3: float = 0.0
+    """Volume from which a missed lesion counts as 0, and under which lesions are only counted as found
+    or missed; 0 if the scores are means over the matched lesions alone."""
+    found_dice: float = 0.0
+    """Dice from which a lesion is found."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoringProtocol:
     """The rules by which a case is scored."""
 
     name: str
-    """Name of the protocol: `legacy`, `lesionwise2023` or `lesionwise2024`."""
+    """Name of the protocol, such as `legacy`; `PROGRAMS` has all of them."""
     task: str
     """Task of the challenge; empty where all tasks are scored alike."""
     regions: tuple[ScoredRegion, ...]
@@ -81,6 +93,13 @@ class ScoringProtocol:
     """Rules for lesions; None if whole regions only are scored."""
     labels: LabelConvention | None = None
     """Label convention of a task that label values do not show; None to infer it."""
+    matching: MatchingRules | None = None
+    """Rules for lesions that are matched one to one."""
+
+    @property
+    def title(self) -> str:
+        """Name and task of the protocol, with the challenge and the program that it follows."""
+        return f"{self.name} {self.task}".rstrip() + f": {PROGRAMS[self.name]}"
 
     @property
     def region_names(self) -> tuple[str, ...]:
@@ -98,7 +117,7 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
     """Return the protocol of a task, or raise `ConfigError` with the known ones."""
     tasks = {protocol.task: protocol for protocol in PROTOCOLS if protocol.name == name}
     if not tasks:
-        known = ", ".join(dict.fromkeys(protocol.name for protocol in PROTOCOLS))
+        known = ", ".join(PROGRAMS)
         msg = f"protocol {name!r} is unknown; there are {known}"
         raise ConfigError(msg)
     protocol = tasks.get("") or tasks.get(task.upper())
@@ -113,6 +132,24 @@ def _regions(sizes: Mapping[str, tuple[int, float]]) -> tuple[ScoredRegion, ...]
     return tuple(ScoredRegion(name, *size) for name, size in sizes.items())
 
 
+def _matched(name: str, metastases: MatchingRules) -> Iterator[ScoringProtocol]:
+    """Yield the tasks of a year in which lesions are matched."""
+    for task, names in _MATCHED_REGIONS.items():
+        regions = tuple(map(ScoredRegion, names))
+        matching = metastases if task == "MET" else MatchingRules()
+        yield ScoringProtocol(name, task, regions, 373.0, None, _LABELS.get(task), matching)
+
+
+PROGRAMS = {
+    "legacy": "BraTS 2017 to 2022 as in BraTS-2023-Metrics",
+    "lesionwise2023": "BraTS 2023 as in BraTS-2023-Metrics",
+    "lesionwise2024": "BraTS 2024 as in BraTS-2024-Metrics",
+    "brats2025": "BraTS 2025 as in brats-evaluation 0.0.10",
+    "brats2026": "BraTS 2026 as in brats-evaluation 0.0.10",
+}
+"""Challenge and program that each protocol follows."""
+
+
 _ALL_COUNT = LesionRules(merges_predictions=False)
 _MERGED = LesionRules(merges_predictions=True)
 _JOINED = LesionRules(merges_predictions=True, joins_touching=True)
@@ -123,6 +160,15 @@ _GLI_2024 |= {"netc": (5, 20), "et": (3, 10), "rc": (5, 20)}
 _PED_2024 = _regions(dict.fromkeys((*REGIONS, "netc", "cc", "ed"), (5, 10)))
 _MET_2024 = _regions(dict.fromkeys((*REGIONS, "rc"), (1, 2)))
 _GTV = _regions({"gtv": (1, 50)})
+_LABELS = {"PED": BRATS2024_PED, "MEN-RT": BRATS2024_MEN_RT}
+_MATCHED_REGIONS: dict[str, tuple[str, ...]] = {
+    "GLI": (*REGIONS, "netc", "snfh", "rc"),
+    "PED": (*REGIONS, "netc", "cc", "ed"),
+    "MEN": REGIONS,
+    "MET": (*REGIONS, "rc"),
+    "GOAT": REGIONS,
+    "MEN-RT": ("gtv",),
+}
 _LARGE, _CLOSE, _SMALL = (
     _regions(dict.fromkeys(REGIONS, size)) for size in ((3, 50), (1, 50), (1, 2))
 )
@@ -141,4 +187,7 @@ PROTOCOLS = (
     ScoringProtocol("lesionwise2024", "MEN", _CLOSE, 374.0, _ALL_COUNT),
     ScoringProtocol("lesionwise2024", "MET", _MET_2024, None, _MERGED),
     ScoringProtocol("lesionwise2024", "MEN-RT", _GTV, None, _NO_FALSE_POSITIVES, BRATS2024_MEN_RT),
+    # the defaults of the program, and the numbers that the leaderboard of 2026 gives it
+    *_matched("brats2025", MatchingRules(large_mm3=20.0, found_dice=0.1)),
+    *_matched("brats2026", MatchingRules(large_mm3=27.0, found_dice=0.2)),
 )

@@ -5,7 +5,7 @@ so that the held-out cases of several runs are pooled exactly; its values are in
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from brats_seg.config import Section
 from brats_seg.errors import UsageError, counted
@@ -26,6 +27,8 @@ from brats_seg.tables import read_table, write_table
 _KEYS = ("case_id", "region")
 IN_TRAINING = "in_training"
 """Column of scores and volumes: `yes` and `no` say whether the model was trained on the patient."""
+PROTOCOL = "protocol"
+"""Column of scores that names the protocol, its challenge and the program that it follows."""
 VOLUMES_NAME = "volumes.csv"
 """Table in a folder of predictions."""
 
@@ -38,6 +41,12 @@ LESION_COLUMNS = (
     *_COUNTS,
 )
 """Columns that the lesion-wise protocols add."""
+MATCHED_COLUMNS = (
+    *("dice", "hd95", "nsd", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd"),
+    *(*_COUNTS, "f1", "n_large_found", "n_large_missed", "large_f1"),
+    *("n_small_found", "n_small_missed", "small_f1"),
+)
+"""Columns of the protocols that match lesions; the last six are those of metastases."""
 
 _TITLES = (
     ("lesionwise", "lesion-wise"),
@@ -46,6 +55,8 @@ _TITLES = (
     ("hd95", "HD95 (mm)"),
     ("nsd 0.5", "NSD at 0.5 mm"),
     ("nsd 1.0", "NSD at 1 mm"),
+    ("nsd", "NSD"),
+    ("f1", "F1"),
     (" ml", " volume (ml)"),
 )
 """Parts of the names of columns, and how they are written for people."""
@@ -53,6 +64,8 @@ _TITLES = (
 PerRegion: TypeAlias = tuple[float, float, float]
 _SMALLEST_CHANGE = 0.005
 """Change of Dice that is shown as 0.00."""
+LARGE_DISTANCE = 1e100
+"""Number in the place of an infinite distance, between which numpy can interpolate."""
 _SUMS = ("n_cases", "dice_sum", "loss_sum", "squared_loss_sum")
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
@@ -114,7 +127,7 @@ def title_of(column: str) -> str:
 
 def score_columns(scores: pd.DataFrame) -> list[str]:
     """Return the names of the numbers in a table of scores."""
-    return [column for column in scores.columns if column not in (*_KEYS, IN_TRAINING)]
+    return [column for column in scores.columns if column not in (*_KEYS, PROTOCOL, IN_TRAINING)]
 
 
 def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -140,8 +153,12 @@ def scores_of_counts(
 
 
 def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
-    """Return scores as bad as they can be, beside the volumes and counts that they have."""
-    columns = [c for c in score_columns(scores) if c not in _VOLUMES + _COUNTS]
+    """Return scores as bad as they can be, beside the volumes and counts that they have.
+
+    Where lesions are matched, the program of the challenges counts no lesion of such a case.
+    """
+    kept = _VOLUMES + (_COUNTS[:1] if "f1" in scores else _COUNTS)
+    columns = [c for c in score_columns(scores) if c not in kept]
     return scores.assign(**{c: penalty_mm if c in LOWER_IS_BETTER else 0.0 for c in columns})
 
 
@@ -162,11 +179,10 @@ def read_scores(path: Path) -> pd.DataFrame:
         UsageError: The file does not exist, or is not a table of scores.
     """
     table = read_table(path, required=(*_KEYS, *REGION_COLUMNS))
-    columns = REGION_COLUMNS + (LESION_COLUMNS if LESION_COLUMNS[0] in table else ())
+    columns = score_columns(table)
     try:
-        return table[[*_KEYS, *columns]].astype(
-            {c: int if c in _COUNTS else float for c in columns}
-        )
+        kinds = {c: int if c in _COUNTS else float for c in columns}
+        return table.drop(columns=IN_TRAINING, errors="ignore").astype(kinds)
     except (KeyError, ValueError) as error:
         msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
         raise UsageError(msg) from None
@@ -189,9 +205,9 @@ def summarise_counts(
 
 
 def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
-    """Write summaries as JSON, by region and column, atomically."""
+    """Write summaries as JSON, by region and column, atomically; what is not finite is null."""
     content = {}
-    for summary in map(asdict, summaries):
+    for summary in to_jsonable_python(summaries, inf_nan_mode="null"):
         region, spreads = summary.pop("region"), summary.pop("spreads")
         content[region] = summary | {spread.pop("column"): spread for spread in spreads}
     write_json(path, content)
@@ -199,11 +215,18 @@ def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
 
 def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> RegionSummary:
     columns = score_columns(table)
-    values = table[columns].to_numpy(np.float64).T
-    ends = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
-    quantiles = np.quantile(values, (0.5, 0.25, 0.75), axis=1)
-    means = [score.mean() for score in values]
-    rows = np.transpose([means, *ends, *quantiles]).tolist()
+    values = np.minimum(table[columns].to_numpy(np.float64).T, LARGE_DISTANCE)
+    is_score, rows = ~np.isnan(values), np.full((len(columns), 6), np.nan)
+    # columns in which the same cases have scores are resampled together
+    for cases in np.unique(is_score, axis=0):
+        if cases.any():
+            together = (is_score == cases).all(axis=1)
+            chosen = values[together][:, cases]
+            ends = bootstrap_interval(lambda drawn: drawn.mean(axis=-1), [chosen], rng)
+            quantiles = np.quantile(chosen, (0.5, 0.25, 0.75), axis=1)
+            rows[together] = np.transpose([chosen.mean(axis=1), *ends, *quantiles])
+    rows[rows > LARGE_DISTANCE / 1e9] = np.inf
+    pairs = zip(columns, rows.tolist(), strict=True)
     no_reference, no_prediction = table["reference_ml"] == 0, table["prediction_ml"] == 0
     return RegionSummary(
         region=region,
@@ -211,7 +234,7 @@ def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> Re
         n_reference_empty=int(no_reference.sum()),
         n_prediction_empty=int(no_prediction.sum()),
         n_both_empty=int((no_reference & no_prediction).sum()),
-        spreads=tuple(Spread(column, *row) for column, row in zip(columns, rows, strict=True)),
+        spreads=tuple(Spread(column, *row) for column, row in pairs),
     )
 
 

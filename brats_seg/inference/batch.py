@@ -31,7 +31,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from brats_seg.cases.case import Case, read_case_files
+from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
@@ -278,7 +278,7 @@ class CaseWork:
     def read(self, case: Case) -> ReadCase | CaseOutcome:
         """Read, check and prepare a case, unless it is finished."""
         started_s = time.monotonic()
-        case = self.predictor.accept(case)
+        self.predictor.check(case)
         files = read_case_files(case)
         wing, source = dicom(), None
         if wing is not None and "t1c" in case.files:
@@ -289,7 +289,8 @@ class CaseWork:
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = self.predictor.prepare(self.predictor.read(case, files))
+        loaded = load_case(case, with_label=False, files=files, modalities=case.modalities)
+        scan = self.predictor.prepare(loaded)
         provenance = {
             "key": key,
             "inputs": files.hashes,

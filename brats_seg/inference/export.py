@@ -14,14 +14,12 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from pydantic import Field
 from safetensors.torch import save
 
@@ -35,6 +33,7 @@ from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts,
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
+from brats_seg.inference.results import TEMPLATES
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime import weights
@@ -268,7 +267,9 @@ def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
         )
         for one in facts.networks
     ]
-    return _template().render(
+    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    names["confidence"] = 100 * CONFIDENCE
+    return TEMPLATES.get_template("model_card.md", globals=names).render(
         networks=networks,
         facts=facts,
         fingerprint=exported.fingerprint,
@@ -289,23 +290,6 @@ def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
 def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConvention]:
     names = {name for network in networks for name in network.identity.conventions}
     return [convention_named(name) for name in sorted(names)]
-
-
-@cache
-def _template() -> Template:
-    # Markdown is not escaped: `printable` keeps names and ids on their lines
-    environment = Environment(
-        loader=PackageLoader("brats_seg.inference"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["printable"] = printable
-    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
-    return environment.get_template(
-        "model_card.md", globals={**names, "confidence": 100 * CONFIDENCE}
-    )
 
 
 def _validations(

@@ -5,6 +5,7 @@ The settings of prediction are those of the user, those fitted to a model, and d
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,10 +30,6 @@ from brats_seg.wings import Notes, foreign_reader
 ResultLayout = Literal["plain", "bids"]
 
 _CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
-_SIZED_BY_SETTINGS = frozenset({"unet", "dynunet"})
-"""Networks whose number of weights depends on the widths or on the patch."""
-_USUAL_WIDTH, _USUAL_AXIS = 320, 256
-"""Width and length of a patch up to which every network takes less than 1 GB."""
 
 
 class PredictionSettings(Section):
@@ -312,24 +309,19 @@ def wrap_network(
 
 def default_of(trained: weights.TrainedModel) -> Window:
     """Return the window that a network predicts with where none is given."""
-    config, patch = trained.config, trained.identity.patch
-    if config.patch.size == "whole":
-        return Window(size=None, overlap=OVERLAP)
-    is_segmentation = config.model.task == "segmentation"
-    size = default_window(config.model, patch) if is_segmentation else patch
-    return Window(size=size, overlap=OVERLAP)
+    return Window(size=default_window(trained.config, trained.identity.patch), overlap=OVERLAP)
 
 
 def _build(trained: weights.TrainedModel) -> Member:
     config, patch = trained.config.model, trained.identity.patch
-    _check_sizes(trained)
-    # the initial weights are overwritten: drawing them must not advance torch's generator
-    with torch.random.fork_rng(devices=[]):
-        network = build_model(config, patch)
     try:
-        network.load_state_dict(trained.weights)
-    except RuntimeError as error:
-        raise _wrong_weights(config.name, f"{error}") from None
+        # the initial weights are overwritten: drawing them must not advance torch's generator
+        with torch.random.fork_rng(devices=[]):
+            network = weights.build_with(partial(build_model, config, patch), trained.weights)
+    except (RuntimeError, ValueError) as error:
+        way = "For a network of your own, load them in Python: Predictor.of_network"
+        msg = f"the weights are not those of model.name {config.name!r}: {error}. {way}"
+        raise UsageError(msg) from None
     return _member(trained, network, config.name, size_multiple(config, patch))
 
 
@@ -420,26 +412,3 @@ def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel)
                 "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)
-
-
-def _check_sizes(trained: weights.TrainedModel) -> None:
-    """Raise `UsageError` if the network of the settings has other weights than those read.
-
-    It is built without memory for its weights, because settings from elsewhere can ask for any size.
-    """
-    config, patch = trained.config.model, trained.identity.patch
-    is_usual = max(config.widths) <= _USUAL_WIDTH and max(patch) <= _USUAL_AXIS
-    if is_usual or config.name not in _SIZED_BY_SETTINGS:
-        return
-    with torch.device("meta"):
-        expected = build_model(config, patch).state_dict()
-    shapes, expected_shapes = (
-        {name: value.shape for name, value in one.items()} for one in (trained.weights, expected)
-    )
-    if shapes != expected_shapes:
-        raise _wrong_weights(config.name, f"model.widths {config.widths} need others")
-
-
-def _wrong_weights(name: str, reason: str) -> UsageError:
-    way = "For a network of your own, load them in Python: Predictor.of_network"
-    return UsageError(f"the weights are not those of model.name {name!r}: {reason}. {way}")

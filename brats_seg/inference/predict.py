@@ -18,7 +18,6 @@ from torch import nn
 from brats_seg import labels
 from brats_seg.cases.case import (
     Case,
-    CaseFiles,
     LoadedCase,
     case_of_arrays,
     load_case,
@@ -211,32 +210,23 @@ class Predictor:
         loaded = case_of_arrays(case_id, images, affine, modalities)
         return self.predict_scan(self.prepare(loaded))
 
-    def read(self, case: Case, files: CaseFiles | None = None) -> LoadedCase:
+    def read(self, case: Case) -> LoadedCase:
         """Load a case of `find_inputs`, whose modalities the model was trained for.
-
-        Args:
-            case: The case.
-            files: Files of the case, if they have been read already.
 
         Raises:
             CaseError: The case cannot be used, or lacks modalities that the model needs.
         """
-        case = self.accept(case)
-        return load_case(case, with_label=False, files=files, modalities=case.modalities)
+        self.check(case)
+        return load_case(case, with_label=False, modalities=case.modalities)
 
-    def accept(self, case: Case) -> Case:
-        """Return the case if the model takes it.
-
-        Raises:
-            CaseError: The case has problems, or lacks modalities that the model needs.
-        """
+    def check(self, case: Case) -> None:
+        """Raise `CaseError` if the case has problems, or lacks modalities that the model needs."""
         if case.problems:
             raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
         # a task of one modality, whose target is not ours
         if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
             raise refusal
         self.model.require(case.case_id, case.modalities, case.location)
-        return case
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.
@@ -247,64 +237,60 @@ class Predictor:
         return self.model.method.prepare(loaded)
 
     def predict_scan(self, scan: Scan) -> Prediction:
-        """Segment a scan that has been prepared; see the function `predict_scan`."""
-        return predict_scan(self.model, scan)
+        """Segment a scan that has been prepared.
 
-
-def predict_scan(model: Model, scan: Scan) -> Prediction:
-    """Segment a scan with the settings that the model was loaded with.
-
-    Raises:
-        CaseError: Memory runs out even in the last mode of the fallback, a network returns
-            values that are not finite, or the scan lacks modalities that the model needs.
-    """
-    model.require(scan.case_id, scan.modalities)
-    settings = model.settings
-    started_s = time.monotonic()
-    reset_peak_memory(model.device.torch_device)
-    fallback = PredictionFallback(scan.case_id, model.device)
-    mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
-    probabilities = scan.on_scan_spacing(mean)
-    convention, reason = convention_to_write(
-        settings.labels, scan.release, model.identity.conventions
-    )
-    label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
-    volumes = measure(label_map, convention, scan.voxel_mm3)
-    expected_loss = model.expected_loss(scan.modalities)
-    judged, checks = NO_JUDGEMENT, judges("result")
-    if checks is not None:
-        judged = checks.judge_result(
-            scan, probabilities, label_map, convention, volumes=volumes, notes=model.notes
+        Raises:
+            CaseError: Memory runs out even in the last mode of the fallback, a network returns
+                values that are not finite, or the scan lacks modalities that the model needs.
+        """
+        model = self.model
+        model.require(scan.case_id, scan.modalities)
+        settings = model.settings
+        started_s = time.monotonic()
+        reset_peak_memory(model.device.torch_device)
+        fallback = PredictionFallback(scan.case_id, model.device)
+        mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
+        probabilities = scan.on_scan_spacing(mean)
+        convention, reason = convention_to_write(
+            settings.labels, scan.release, model.identity.conventions
         )
-    return Prediction(
-        label_map=scan.on_scan_grid(label_map),
-        convention=convention,
-        probabilities=np.stack([scan.on_scan_grid(values) for values in probabilities])
-        if settings.probabilities
-        else None,
-        uncertainty=scan.on_scan_grid(scan.on_scan_spacing(entropy(mean)[None])[0])
-        if settings.uncertainty
-        else None,
-        summary=Summary(
-            case_id=scan.case_id,
-            modalities=scan.modalities,
-            expected_loss=expected_loss,
-            in_training=model.seen(scan.case_id),
-            convention=convention.name,
-            convention_reason=reason,
-            volumes=volumes,
-            warnings=(
-                *_subset_warnings(scan.modalities, expected_loss),
-                *scan.warnings,
-                *fallback.warnings,
-                *judged.warnings,
+        label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
+        volumes = measure(label_map, convention, scan.voxel_mm3)
+        expected_loss = model.expected_loss(scan.modalities)
+        judged, checks = NO_JUDGEMENT, judges("result")
+        if checks is not None:
+            judged = checks.judge_result(
+                scan, probabilities, label_map, convention, volumes=volumes, notes=model.notes
+            )
+        return Prediction(
+            label_map=scan.on_scan_grid(label_map),
+            convention=convention,
+            probabilities=np.stack([scan.on_scan_grid(values) for values in probabilities])
+            if settings.probabilities
+            else None,
+            uncertainty=scan.on_scan_grid(scan.on_scan_spacing(entropy(mean)[None])[0])
+            if settings.uncertainty
+            else None,
+            summary=Summary(
+                case_id=scan.case_id,
+                modalities=scan.modalities,
+                expected_loss=expected_loss,
+                in_training=model.seen(scan.case_id),
+                convention=convention.name,
+                convention_reason=reason,
+                volumes=volumes,
+                warnings=(
+                    *_subset_warnings(scan.modalities, expected_loss),
+                    *scan.warnings,
+                    *fallback.warnings,
+                    *judged.warnings,
+                ),
+                predicted_dice=judged.predicted_dice,
+                seconds=time.monotonic() - started_s,
+                peak_memory_mb=peak_memory_mb(model.device.torch_device),
+                device=str(model.device.torch_device),
             ),
-            predicted_dice=judged.predicted_dice,
-            seconds=time.monotonic() - started_s,
-            peak_memory_mb=peak_memory_mb(model.device.torch_device),
-            device=str(model.device.torch_device),
-        ),
-    )
+        )
 
 
 def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tuple[str, ...]:

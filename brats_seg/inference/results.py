@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.method import Field, Scan
@@ -59,9 +59,15 @@ _NOT_BIDS = (
     *("**/*_desc-entropy_*", "**/*.dcm"),
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""
-_TEMPLATES = Environment(
-    loader=PackageLoader("brats_seg.inference"), trim_blocks=True, keep_trailing_newline=True
+# nothing is escaped in Markdown: `printable` keeps names and ids on their lines
+TEMPLATES = Environment(
+    loader=PackageLoader("brats_seg.inference"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
+TEMPLATES.filters["printable"] = printable
 
 
 class Record(Summary):
@@ -321,7 +327,7 @@ def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str,
         for value, tissue in convention.meanings
     ]
     for name, end in tables.items():
-        template = _TEMPLATES.get_template(f"labels{end}")
+        template = TEMPLATES.get_template(f"labels{end}")
         texts[name] = template.render(rows=rows, convention=convention.name)
     return texts
 

@@ -12,18 +12,12 @@ from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig, import_by_name, is_dotted_name
+from brats_seg.config import Config, ModelConfig, import_by_name, is_dotted_name
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models import unet
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
-from brats_seg.models.unet import (
-    SMALLEST_AXIS,
-    SMALLEST_NOTEBOOK_PATCH,
-    NotebookUNet,
-    UNet,
-    level_strides,
-)
 from brats_seg.presets import NETWORKS
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -159,23 +153,25 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
         n_x, n_y, n_z = (gcd(n, OWN_MULTIPLE) for n in patch)
         return n_x, n_y, n_z
     if network.multiple is None:
-        x, y, z = zip(*level_strides(patch, len(config.widths)), strict=True)
+        x, y, z = zip(*unet.level_strides(patch, len(config.widths)), strict=True)
         return prod(x), prod(y), prod(z)
     return network.multiple, network.multiple, network.multiple
 
 
-def default_window(config: ModelConfig, patch: Triple) -> Triple:
-    """Return the window that a segmentation network predicts with where none is given or fitted.
+def default_window(config: Config, patch: Triple) -> Triple | None:
+    """Return the window that a network predicts with where none is given; None is the whole brain crop.
 
     It is 1.5 training patches along each axis, up to 128 voxels, and never smaller than the patch:
     fewer voxels are at the border of a window, where a network is least accurate, and less is computed
-    twice. A network by dotted name may take the patch only.
+    twice. A network by dotted name may take the patch only, and an autoencoder gets the patch.
     """
-    if is_dotted_name(config.name):
+    if config.patch.size == "whole":
+        return None
+    if is_dotted_name(config.model.name) or config.model.task == "reconstruction":
         return patch
     x, y, z = (
         max(n, min(ceil(n * _WINDOW_PATCHES / m), _LONGEST_WINDOW // m) * m)
-        for n, m in zip(patch, size_multiple(config, patch), strict=True)
+        for n, m in zip(patch, size_multiple(config.model, patch), strict=True)
     )
     return x, y, z
 
@@ -215,8 +211,8 @@ class _Network(NamedTuple):
 
 
 def _unet(config: ModelConfig, patch: Triple) -> Call:
-    strides = level_strides(patch, len(config.widths))
-    return UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
+    strides = unet.level_strides(patch, len(config.widths))
+    return unet.UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
 
 
 def _autoencoder(config: ModelConfig, patch: Triple) -> Call:
@@ -233,7 +229,7 @@ def _of_monai(config: ModelConfig, patch: Triple) -> Call:
 def _dynunet(config: ModelConfig, patch: Triple) -> Call:
     from brats_seg.models.monai_networks import dynunet
 
-    strides = level_strides(patch, len(config.widths))
+    strides = unet.level_strides(patch, len(config.widths))
     if len(strides) < _DYNUNET_LEVELS:
         msg = (
             f"model.name 'dynunet' has {len(strides)} levels; expected {_DYNUNET_LEVELS} at least. Give "
@@ -244,11 +240,13 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
 
 
 _NETWORKS = {
-    "unet": _Network(_unet, None, SMALLEST_AXIS),
-    "notebook": _Network(lambda *_: (NotebookUNet, _CHANNELS), 1, SMALLEST_NOTEBOOK_PATCH),
+    "unet": _Network(_unet, None, unet.SMALLEST_AXIS),
+    "notebook": _Network(
+        lambda *_: (unet.NotebookUNet, _CHANNELS), 1, unet.SMALLEST_NOTEBOOK_PATCH
+    ),
     "autoencoder": _Network(_autoencoder, 1, 1),
     "segresnet": _Network(_of_monai, 8, 8),
-    "dynunet": _Network(_dynunet, None, SMALLEST_AXIS),
+    "dynunet": _Network(_dynunet, None, unet.SMALLEST_AXIS),
     # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
     "swin-unetr": _Network(_of_monai, 32, 64),
 }

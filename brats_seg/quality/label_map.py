@@ -28,13 +28,7 @@ from brats_seg.labels import (
     LabelMap,
     convention_named,
 )
-from brats_seg.quality.scan import (
-    MIXED_UP,
-    BrainSample,
-    check_modalities,
-    sample_brain,
-    scan_remarks,
-)
+from brats_seg.quality import scan
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
@@ -92,16 +86,16 @@ def judge_scan(
     """
     images = [oriented(volume) for volume in volumes]
     oriented_label = label and oriented(label)
-    sample = sample_brain(images, oriented_label)
+    sample = scan.sample_brain(images, oriented_label)
     if sample is None:
         return NO_JUDGEMENT
     try:
-        check_modalities(case_id, images, sample, modalities)
+        scan.check_modalities(case_id, images, sample, modalities)
     except CaseError as error:
         return Judgement(refusal=error)
-    remarks = tuple(scan_remarks(images, sample, modalities))
+    remarks = tuple(scan.scan_remarks(images, sample, modalities))
     # a tumour does not look like itself in other modalities than their names say
-    if oriented_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
+    if oriented_label is None or any(remark.startswith(scan.MIXED_UP) for remark in remarks):
         return Judgement(warnings=remarks)
     judgement = judge_sample(case_id, images, oriented_label, sample)
     return replace(judgement, warnings=(*remarks, *judgement.warnings))
@@ -115,12 +109,12 @@ def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judg
         volumes: Four modalities in the axes of BraTS.
         label: Label map on the same grid, in the same axes.
     """
-    sample = sample_brain(volumes, label)
+    sample = scan.sample_brain(volumes, label)
     return NO_JUDGEMENT if sample is None else judge_sample(case_id, volumes, label, sample)
 
 
 def judge_sample(
-    case_id: str, volumes: Sequence[Volume], label: Volume, sample: BrainSample
+    case_id: str, volumes: Sequence[Volume], label: Volume, sample: scan.BrainSample
 ) -> Judgement:
     """Return the judgement of `judge_labels`, given a sample of the scan and its label map."""
     if not sample.is_brain:
@@ -193,7 +187,7 @@ def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float
     return _outermost(np.pad(np.minimum(labels, _NO_BRAIN - 1), 1), values)
 
 
-def shown_tissues(sample: BrainSample) -> tuple[int | None, int | None]:
+def shown_tissues(sample: scan.BrainSample) -> tuple[int | None, int | None]:
     """Return the values that are clearly oedema and enhancing tumour; None where it is not clear."""
     outlined = np.where(sample.brain, np.minimum(sample.labels, _NO_BRAIN - 1), _NO_BRAIN)
     counts = np.bincount(outlined.ravel(), minlength=_MOST_LABELS)
@@ -209,7 +203,7 @@ def shown_tissues(sample: BrainSample) -> tuple[int | None, int | None]:
     return outermost, _enhancing(medians)
 
 
-def edge_contrast(sample: BrainSample) -> float:
+def edge_contrast(sample: scan.BrainSample) -> float:
     """Return how much the edge of the labelled region is an edge of the images, 0.5 to 1.
 
     It is the probability that a voxel just inside is brighter than one just outside, in the best of
@@ -357,14 +351,14 @@ def _borders(labels: LabelMap) -> npt.NDArray[np.int64]:
     return faces
 
 
-def _is_inside(sample: BrainSample) -> bool:
+def _is_inside(sample: scan.BrainSample) -> bool:
     return sample.n_labelled - sample.n_inside <= LARGEST_SHARE_OUTSIDE * sample.n_labelled
 
 
 def _better_placement(volumes: Sequence[Volume], label: Volume) -> str:
     """Return a sentence that says how the label map would have to be mirrored to fit, if it would."""
     for axis, direction in enumerate(_MIRRORED):
-        sample = sample_brain(volumes, replace(label, array=np.flip(label.array, axis)))
+        sample = scan.sample_brain(volumes, replace(label, array=np.flip(label.array, axis)))
         if sample and _is_inside(sample) and CLEAR_CONTRAST < edge_contrast(sample) < 1:
             return f"It would fit if it were mirrored {direction}. "
     return ""

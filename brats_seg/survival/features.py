@@ -27,13 +27,13 @@ from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at, write_json
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
-from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
-from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, SEEN, write_features
+from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, write_features
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -255,9 +255,9 @@ def _predicted_tumour(
     if not networks:
         next_step = "Give a run with --model."
         raise CaseError(scan.case_id, "(none)", "no label map", "one, or a network", next_step)
-    least = min((model.seen(*ids) for model in networks), key=SEEN.index)
+    least = min(model.seen(*ids) for model in networks)
     models = [model for model in networks if model.seen(*ids) == least]
     members = tuple(member for model in models for member in model.members)
-    result = predict_scan(replace(models[0], members=members), scan)
+    result = Predictor(model=replace(models[0], members=members)).predict_scan(scan)
     labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
     return tumour_of(scan, oriented(labels), result.convention), least

@@ -6,15 +6,17 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pydantic_core import to_jsonable_python
 from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
@@ -27,7 +29,7 @@ from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival import study as models
 from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
-from brats_seg.survival.table import AGE, read_features, read_ids, read_outcomes, seen_remarks
+from brats_seg.survival.table import AGE, read_features, read_outcomes, seen_remarks
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -44,22 +46,15 @@ _N_CONCORDANCE_RESAMPLES = 1000
 class Estimate:
     """One figure with its bootstrap interval over patients."""
 
-    name: str
     value: float
     low: float
     """Lower end of the interval."""
     high: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FamilyFigures:
-    """Scores of one family on held-out patients."""
-
-    name: str
-    estimates: tuple[Estimate, ...]
-    """Figures over deaths, and the concordance index where lifelines is installed."""
-    n_contradicted: int | None
-    """Censored cases with fewer days than they are known to have lived; None without days."""
+Figures: TypeAlias = dict[str, dict[str, Estimate]]
+"""Scores on held-out patients, by family and by name: over deaths, and the concordance index where
+lifelines is installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,11 +108,9 @@ class SurvivalStudy:
 
     study: Study
     predictions: Predictions
-    figures: tuple[FamilyFigures, ...]
+    figures: Figures
     verdict: Verdict
     remarks: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    """Cases to submit that have no features."""
 
 
 def study_survival(
@@ -127,7 +120,6 @@ def study_survival(
     *,
     folds: Path | None = None,
     n_repeats: int = 3,
-    submit: Path | None = None,
     track: Track = untracked,
 ) -> SurvivalStudy:
     """Predict survival by nested cross-validation, test against chance, and write the results.
@@ -142,7 +134,6 @@ def study_survival(
         output: Folder to write to.
         folds: Fold table of the project; without it, five new folds.
         n_repeats: Number of cross-validations to average.
-        submit: Table of the cases to submit; without it, all.
         track: Shows progress.
 
     Raises:
@@ -155,7 +146,6 @@ def study_survival(
         >>> study_survival(*paths).verdict.heading  # doctest: +SKIP
         'more than chance, better than age alone'
     """
-    wanted = None if submit is None else read_ids(submit)
     cases = read_features(features)
     study = Study.of(cases, read_outcomes(cases, clinical))
     plan = Plan(n_repeats=n_repeats)
@@ -172,8 +162,9 @@ def study_survival(
         title = f"Held-out cases: {result.verdict.heading}"
         figure = survival_figure(shown["days"], days, shown["lived"], title=title)
         write_figure(figure, output / "survival.png")
-        missing = write_submission(study, predictions, output / "submission.csv", wanted)
-    return replace(result, missing=missing)
+        submitted = zip(cases["case_id"], predictions.days[SELECTED].map(round), strict=True)
+        write_table(output / "submission.csv", ("case_id", "days"), submitted, header=False)
+    return result
 
 
 def accuracy(reported: Days, predicted: Days) -> Days:
@@ -222,7 +213,7 @@ def estimates(
     patients: npt.NDArray[np.object_],
     rng: np.random.Generator,
     **options: int,
-) -> tuple[Estimate, ...]:
+) -> dict[str, Estimate]:
     """Return every figure of values `(n,)`, with intervals over patients by `bootstrap_interval`."""
 
     def compute(*values: Days) -> Days:
@@ -230,10 +221,10 @@ def estimates(
 
     ends = bootstrap_interval(compute, values, rng, groups=patients.tolist(), **options)
     numbers = zip(figures(*values).items(), *ends, strict=True)
-    return tuple(
-        Estimate(name=name, value=float(value), low=float(low), high=float(high))
+    return {
+        name: Estimate(value=float(value), low=float(low), high=float(high))
         for (name, value), low, high in numbers
-    )
+    }
 
 
 def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStudy:
@@ -252,24 +243,22 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     with_cox = predictions.log_hazards is not None
     if predictions.log_hazards is not None:
         times[COX.name] = -predictions.log_hazards[scored]
-    figures = []
+    figures: Figures = {name: {} for name in times}
     for name, days in times.items():
-        scores: tuple[Estimate, ...] = ()
-        n_contradicted = None
         if name != COX.name:
-            scores = estimates(days_figures, (reported[died], days[died]), patients[died], rng)
-            n_contradicted = int((days < reported)[~died].sum())
+            values = reported[died], days[died]
+            figures[name] |= estimates(days_figures, values, patients[died], rng)
         if with_cox:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
-            scores += estimates(concordance_figure, rows, patients, concordance_rng, n_resamples=n)
-        figures.append(FamilyFigures(name=name, estimates=scores, n_contradicted=n_contradicted))
-    rank = next(one for one in figures[0].estimates if one.name == "spearman")
+            figures[name] |= estimates(
+                concordance_figure, rows, patients, concordance_rng, n_resamples=n
+            )
     selected, baseline = times[SELECTED][died], times[BASELINE.name][died]
     return SurvivalStudy(
         study=study,
         predictions=predictions,
-        figures=tuple(figures),
-        verdict=judge(reported[died], selected, baseline, rank, rng),
+        figures=figures,
+        verdict=judge(reported[died], selected, baseline, figures[SELECTED]["spearman"], rng),
         remarks=tuple(_remarks(study, with_cox=with_cox)),
     )
 
@@ -307,32 +296,9 @@ def write_predictions(study: Study, predictions: Predictions, path: Path) -> Non
     write_table(path, list(table.columns), table.astype(object).itertuples(index=False))
 
 
-def write_submission(
-    study: Study, predictions: Predictions, path: Path, wanted: Collection[str] | None = None
-) -> tuple[str, ...]:
-    """Write the selected days of the wanted cases, given in lower case, or of all.
-
-    Returns:
-        The wanted cases without a prediction.
-    """
-    ids = study.table["case_id"]
-    chosen = ids.str.lower().isin(ids.str.lower() if wanted is None else list(wanted))
-    days = predictions.days[SELECTED].map(round)
-    rows = zip(ids[chosen], days[chosen], strict=True)
-    write_table(path, ("case_id", "days"), rows, header=False)
-    present = set(ids.str.lower())
-    return tuple(case_id for case_id in wanted or () if case_id not in present)
-
-
 def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
     """Write figures, verdict and settings as JSON."""
     outcomes, predictions, verdict = result.study.outcomes, result.predictions, result.verdict
-    figures: dict[str, dict[str, object]] = {}
-    for family in result.figures:
-        rows = (asdict(one) for one in family.estimates)
-        figures[family.name] = {row.pop("name"): row for row in rows}
-        if family.n_contradicted is not None:
-            figures[family.name]["n_censored_contradicted"] = family.n_contradicted
     content = {
         "research_use_only": True,
         "version": version("brats_seg"),
@@ -352,9 +318,9 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
             "words": str(verdict),
         },
         "remarks": result.remarks,
-        "figures": figures,
+        "figures": result.figures,
     }
-    write_json(path, content)
+    write_json(path, to_jsonable_python(content))
 
 
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:

@@ -7,15 +7,17 @@ at the last contact: the days are a lower bound of the survival.
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas as pd
 
 from brats_seg.cases.clinical import ClinicalRow, check_columns, mapping_files, read_clinical_files
+from brats_seg.data.fold import Seen
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 
-SEEN = ("no", "unknown", "yes")
+SEEN = get_args(Seen)
 """Whether a network was trained on the patient of a case; the best answer first."""
 
 AGE = "age_years"
@@ -137,16 +139,3 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
         )
         raise UsageError(msg)
     return outcomes
-
-
-def read_ids(path: Path) -> tuple[str, ...]:
-    """Return the ids in a table of patients, in lower case.
-
-    Raises:
-        UsageError: The table cannot be read, or has no ids.
-    """
-    ids = tuple(read_clinical_files([path]).rows)
-    if not ids:
-        msg = f"{path} has no rows; expected one for each case to submit"
-        raise UsageError(msg)
-    return ids

@@ -28,7 +28,6 @@ from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import Criterion, Task, task_of
-from brats_seg.voxels.box import rounded_up
 
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
@@ -102,18 +101,9 @@ class RunPlan:
         return n_epochs is None or epoch + 1 == n_epochs or (epoch + 1) % self.validate_every == 0
 
     def window(self, shape: Size) -> Size:
-        """Return the window in which a case of that shape is validated: that of prediction.
-
-        A network that is trained on whole brain crops gets the crop, padded as the network needs it;
-        an autoencoder of patches gets windows of the patch size.
-        """
-        config = self.config
-        if config.patch.size == "whole":
-            return rounded_up(shape, self.multiple)
-        is_segmentation = config.model.task == "segmentation"
-        size = default_window(config.model, self.patch) if is_segmentation else self.patch
-        window = Window(size=size, overlap=config.validation.overlap)
-        return window.fit(shape, self.patch, self.multiple)
+        """Return the window in which a case of that shape is validated: that of prediction."""
+        size, overlap = default_window(self.config, self.patch), self.config.validation.overlap
+        return Window(size=size, overlap=overlap).fit(shape, self.patch, self.multiple)
 
 
 def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = None) -> RunPlan:
