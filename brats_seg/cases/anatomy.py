@@ -65,6 +65,8 @@ class Brain:
     """Voxels of the brain; all others are background."""
     depth_mm: Field
     """Distance below the surface of the brain."""
+    leftover: Field
+    """Shares (X, Y, Z) of what skull stripping left around the brain: dura, sinuses, muscles, eyes."""
     ventricle_mm: Field
     """Distance from the wall of the ventricles, negative inside."""
     positions: Field
@@ -112,7 +114,10 @@ def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Brain:
     """Return the brain whose voxels stand at these positions in the template, of any age."""
     grey, white, depth, ventricle = template_at(positions)
     depth += rng.uniform(0, 1.2) * grid.noise(rng, 14)
-    mask = ndimage.binary_fill_holes(depth > rng.uniform(-0.5, 1.5))
+    inside = depth > rng.uniform(-0.5, 1.5)
+    around = sigmoid(4 * (grid.noise(rng, rng.uniform(14, 30)) - rng.uniform(0.8, 2.5)))
+    leftover = around * (depth > -rng.uniform(2, 9)) * ~inside
+    mask = ndimage.binary_fill_holes(inside | (leftover > 0.5))
     # ventricles and sulci widen with age
     ventricle -= rng.uniform(-1.5, 1) if rng.random() < 0.6 else rng.uniform(0, 4.5)
     near_surface = sigmoid((rng.uniform(9, 20) - depth) / 3) * (ventricle > 8)
@@ -130,6 +135,7 @@ def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Brain:
     return Brain(
         tissue=tissue / tissue.sum(axis=0),
         mask=mask,
+        leftover=leftover * mask,
         depth_mm=depth,
         ventricle_mm=ventricle,
         positions=positions,

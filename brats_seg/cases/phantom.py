@@ -6,8 +6,10 @@ enhances is brighter after contrast than before. What is no tumour is there too:
 plexus that enhance, bright spots of white matter and artefacts on FLAIR.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import exp
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from brats_seg.cases.anatomy import Brain, Field, Grid, make_brain, random_positions, sigmoid
+from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.cases.tumour import Tumour, displaced, make_tumour, place_foci
 from brats_seg.files import alone_at
@@ -63,6 +66,7 @@ def write_phantom_cases(
     seed: int,
     shape: Triple = _SHAPE,
     variety: float = _VARIETY,
+    n_workers: int = 0,
 ) -> None:
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
 
@@ -74,15 +78,25 @@ def write_phantom_cases(
         EnvironmentalError: The folder cannot be written to.
     """
     with alone_at(root, is_folder=True):
-        for number in range(n_cases):
-            with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-            rng = np.random.default_rng([seed, number])
-            phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
-            case_id = f"BraTS2021_{number:05d}"
-            volumes = (*phantom.images, phantom.label_map)
-            for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-                path = root / case_id / f"{case_id}_{suffix}.nii.gz"
-                write_volume(path, array, _geometry(shape))
+        write = partial(_write_case, root, seed, shape, variety)
+        if n_workers == 0:
+            deque(map(write, range(n_cases)), maxlen=0)
+            return
+        with worker_pool(n_workers, when_killed="Use fewer workers.") as pool:
+            deque(pool.map(write, range(n_cases)), maxlen=0)
+
+
+def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
+    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+    rng = np.random.default_rng([seed, number])
+    phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
+    spacing_mm = Grid.around_brain(shape).spacing_mm
+    affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
+    affine[1, 3] = spacing_mm * (shape[1] - 1)
+    geometry = Geometry.at(affine, shape, qform_code=1)
+    case_id = f"BraTS2021_{number:05d}"
+    for suffix, array in zip(_SUFFIXES, (*phantom.images, phantom.label_map), strict=True):
+        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
@@ -108,10 +122,10 @@ def make_phantom(
     rng: np.random.Generator,
     shape: Triple = _SHAPE,
     *,
-    with_et: bool | None = None,
+    with_et: bool,
     variety: float = _VARIETY,
 ) -> Phantom:
-    """Return one case, a pure function of the generator; `with_et` None leaves enhancement to chance."""
+    """Return one case, a pure function of the generator, whose tumour enhances or not."""
     grid = Grid.around_brain(shape)
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
@@ -120,13 +134,6 @@ def make_phantom(
     images = _images(rng, grid, brain, tumour, variety)
     label_map = label_map_of(tumour.regions, BRATS2017)
     return Phantom(images=images, label_map=label_map)
-
-
-def _geometry(shape: Triple) -> Geometry:
-    spacing_mm = Grid.around_brain(shape).spacing_mm
-    affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
-    affine[1, 3] = spacing_mm * (shape[1] - 1)
-    return Geometry.at(affine, shape, qform_code=1)
 
 
 def _uniform(rng: np.random.Generator, variety: float) -> Callable[[float, float], float]:
@@ -185,6 +192,8 @@ def _images(
         image += healthy[_GREY] * (1 + unevenness * wide) * brain.tissue[_GREY]
         image += healthy[_WHITE] * (1 + 0.4 * unevenness * wide) * brain.tissue[_WHITE]
         image *= 1 + rng.uniform(0, 0.05) * fine + rng.uniform(0, 0.03) * middle
+        around = rng.uniform(0.3, 2.5 if modality == _T1C else 1.4) * (1 + 0.3 * texture)
+        image += brain.leftover * (around - image)
         if modality == _T1C:
             image += uptake * (1 - parts[2])
         elif modality == _T1N and in_t1n:
@@ -209,7 +218,8 @@ def _images(
             image += share * (look - image)
         brightest = float(healthy[[_GREY, _WHITE]].max())
         is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
-        images.append(_scanned(rng, grid, image / brightest, variety, is_thick=is_thick))
+        image *= np.exp(_uneven_gain(rng, grid, brain)) / brightest
+        images.append(_scanned(rng, grid, image, variety, is_thick=is_thick))
     gains = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1))
     scaled = gains * np.stack(images)
     return np.where(brain.mask, scaled.clip(min=1), 0).astype(np.int16)
@@ -237,7 +247,7 @@ def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Brain, variety:
     dura = np.exp(-below / u(0.7, 2.5)) * sigmoid(3 * grid.noise(rng, 25) + u(-2, 2))
     plexus = (brain.ventricle_mm < 1) * sigmoid(4 * (grid.noise(rng, 8) - u(0.3, 1.6)))
     sinuses = np.exp(-below / u(2, 5)) * sigmoid(4 * (grid.noise(rng, 15) - u(0.8, 2)))
-    amounts = (u(0, 1.2), u(0, 1), u(0, 0.9) * (rng.random() < 0.7), u(0, 0.9), u(0, 1.2))
+    amounts = (u(0, 1.4), u(0, 1.2), u(0, 0.9) * (rng.random() < 0.7), u(0, 0.9), u(0, 1.8))
     places = (vessels, falx, dura, plexus, sinuses)
     return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
 
@@ -262,12 +272,20 @@ def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Brain) -> Fie
     return rim * (in_grey * brain.tissue[_GREY] + anywhere)
 
 
+def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+    """Return the logarithm of the gain of coils: smooth, often more near the surface, other at the skull base."""
+    gain = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
+    if rng.random() < 0.4:
+        gain += rng.uniform(0, 0.4) * np.exp(-brain.depth_mm.clip(min=0) / rng.uniform(6, 25))
+    if rng.random() < 0.4:
+        gain += rng.uniform(-0.3, 0.3) * sigmoid((-25 - brain.positions[2]) / 6)
+    return gain
+
+
 def _scanned(
     rng: np.random.Generator, grid: Grid, image: Field, variety: float, *, is_thick: bool
 ) -> Field:
-    """Return the image as a scanner shows it: bias, blur, thick slices, movement, a missing slab, noise."""
-    bias = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
-    image *= np.exp(bias)
+    """Return the image as a scanner shows it: blur, thick slices, movement, a missing slab, noise."""
     if rng.random() < 0.6 * variety:
         image = ndimage.gaussian_filter(image, rng.uniform(0.4, 1.5) / grid.spacing_mm)
     if is_thick:

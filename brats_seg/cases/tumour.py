@@ -17,8 +17,8 @@ from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask
 
 Family = Literal["ring", "solid", "patchy", "none"]
-_FAMILIES: dict[Family, float] = {"ring": 0.56, "solid": 0.12, "patchy": 0.14, "none": 0.18}
-"""Share of each family; `none` does not enhance."""
+_FAMILIES: dict[Family, float] = {"ring": 0.68, "solid": 0.15, "patchy": 0.17}
+"""Share of each family among tumours that enhance."""
 _FLUID, _GREY, _WHITE = range(3)
 _FAR = 1e3
 
@@ -79,10 +79,10 @@ def displaced(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
 
 
 def make_tumour(
-    rng: np.random.Generator, grid: Grid, brain: Brain, foci: list[Focus], *, with_et: bool | None
+    rng: np.random.Generator, grid: Grid, brain: Brain, foci: list[Focus], *, with_et: bool
 ) -> Tumour:
-    """Return a tumour that has grown from the foci; `with_et` None leaves the family to chance."""
-    family = _family(rng, with_et=with_et)
+    """Return a tumour that has grown from the foci, and that enhances or not."""
+    family = rng.choice(list(_FAMILIES), p=list(_FAMILIES.values())) if with_et else "none"
     largest_mm = foci[0].radius_mm
     # 0 in the middle of a focus, 1 at the border of the core
     radius = np.minimum.reduce([_lobes(rng, grid, focus) for focus in foci])
@@ -103,14 +103,6 @@ def make_tumour(
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
     return Tumour(regions=regions, oedema=strength.astype(np.float32), family=family)
-
-
-def _family(rng: np.random.Generator, *, with_et: bool | None) -> Family:
-    if with_et is False:
-        return "none"
-    names = [name for name in _FAMILIES if with_et is None or name != "none"]
-    shares = np.array([_FAMILIES[name] for name in names])
-    return names[rng.choice(len(names), p=shares / shares.sum())]
 
 
 def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
