@@ -70,7 +70,6 @@ PROGRAMS = (
     ),
     Program(name="predict_case", title="Predicting a case"),
     Program(name="cases", title="Preparing, scoring, reading and writing cases"),
-    Program(name="verify", title="Check sums of prepared cases"),
     Program(name="scale", title="From ten cases to thousands"),
     Program(name="start", title="Start"),
     Program(name="gpu", title="On a GPU", by_hand="it needs a GPU"),
@@ -79,6 +78,7 @@ NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
+    "starter": "teaches the network of the package for hours, and judges it on real cases",
     "scan_check": "needs real cases, and compares with no other program",
 }
 """Benchmarks that only print a table of their own, each with the reason."""

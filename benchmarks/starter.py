@@ -15,23 +15,20 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
-from learning import rule_of_ten_lines
+import torch
+from learning import dice_of, network, rule
 
 from brats_seg import (
-    PredictionSettings,
-    Predictor,
     Trainer,
     export_model,
-    load_case,
     load_config,
     open_fold,
+    open_index,
     write_phantom_cases,
 )
-from brats_seg.cases.find import find_cases
-from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.labels import REGIONS, convention_named, regions_of
+from brats_seg.labels import REGIONS
+from brats_seg.runtime.weights import BEST_NAME, read_checkpoint, write_checkpoint
 
 SHAPE = (107, 127, 104)
 """Voxels of a made-up case, of 1.5 mm."""
@@ -50,7 +47,9 @@ def main() -> None:
     parser.add_argument("what", choices=("teach", "judge"))
     parser.add_argument("data", type=Path, nargs="?", help="folder of labelled cases, to judge on")
     parser.add_argument("--work", type=Path, default=Path("runs/starter"))
-    parser.add_argument("--model", type=Path, help="network to judge, if not that of the work folder")
+    parser.add_argument(
+        "--model", type=Path, help="network to judge, if not that of the work folder"
+    )
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--seed", type=int, default=2)
@@ -64,32 +63,31 @@ def main() -> None:
 def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
     """Write made-up cases, train on them, and export the network in half precision."""
     scans = work / "scans"
-    write_phantom_cases(
-        scans, n_cases=n_cases, seed=seed, shape=SHAPE, variety=1, n_workers=2
-    )
+    write_phantom_cases(scans, n_cases=n_cases, seed=seed, shape=SHAPE, variety=1, n_workers=2)
     epochs = f"training.n_epochs={n_epochs}"
     config = load_config(preset="cpu", assignments=[*SETTINGS, epochs])
     fold = open_fold(scans, fold=0, config=config, prepared_path=work / "prepared")
-    Trainer(config, fold, work / "run").train()
-    export_model([work / "run"], work / "model", replace=True, half=True)
+    Trainer(data=fold, config=config, run_path=work / "run").run()
+    best = read_checkpoint(work / "run" / BEST_NAME, torch.device("cpu"))
+    halved = {name: value.half() for name, value in best["model"].items()}
+    write_checkpoint({**best, "model": halved}, work / "run" / "half.pt")
+    export_model([work / "run" / "half.pt"], work / "model", replace=True, case_ids=False)
 
 
 def judge(model: Path, data: Path) -> None:
     """Print the Dice of network and rule on labelled cases, case by case and in the mean."""
-    predictor = Predictor.load([model], settings=PredictionSettings(preview=False))
+    segment = network(model, window=96)
     rows = []
-    for number, case in enumerate(sorted(find_cases(data).cases, key=lambda case: case.case_id)):
-        loaded = load_case(case)
-        reference = regions_of(loaded.label.data, loaded.convention)
-        predicted = predictor.predict(case)
-        network = regions_of(predicted.label_map, convention_named(predicted.labels))
-        rule = rule_of_ten_lines(np.stack([volume.data for volume in loaded.volumes]))
-        both = np.stack([rule[0] | network[1], *network[1:]])
+    for number, case in enumerate(open_index(data).cases):
+        by_rule, by_network = rule(case), segment(case)
+        both = np.stack([by_rule[0] | by_network[1], *by_network[1:]])
         used = "quoted" if number % 2 else "looked at"
-        for name, regions in (("rule", rule), ("rule's WT", both), ("network", network)):
-            scores = dice(count_regions(regions, reference))
-            rows.append((case.case_id, used, name, *scores, scores.mean()))
-    table = pd.DataFrame(rows, columns=["case", "use", "program", *REGIONS, "mean"])
+        programs = {"rule": by_rule, "rule's WT": both, "network": by_network}
+        for name, regions in programs.items():
+            rows.append(
+                {"case": case.case_id, "use": used, "program": name, **dice_of(regions, case)}
+            )
+    table = pd.DataFrame(rows)
     print(table.round(3).to_string(index=False))
     print(table.groupby(["use", "program"])[[*REGIONS, "mean"]].mean().round(3))
 
