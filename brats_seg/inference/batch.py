@@ -294,7 +294,8 @@ class CaseWork:
         provenance = {
             "key": key,
             "inputs": files.hashes,
-            "files": case.read_as,
+            # with the index in a 4-D file
+            "files": {name: f"{case.root / str(case.files[name])}" for name in case.modalities},
             "model": model.fingerprint,
             "settings": model.settings,
             "version": version("brats_seg"),
