@@ -77,6 +77,7 @@ PROGRAMS = (
 )
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
+    "brain_template": "makes the template of phantoms",
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "scan_check": "needs real cases, and compares with no other program",
