@@ -97,7 +97,7 @@ FLOW = (
         "6 predicted, 0 finished before, 0 failed",
     ),
     Step(
-        f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --labels msd",
+        f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --convention msd",
         "\nme: WT ",
     ),
     Step("report out --reference data --no-case-pages", files=("out/cohort.html",)),
@@ -204,17 +204,13 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("train --set training.epochs=3", 2, "setting training.epochs is unknown"),
-        ("train --set optimizer.lr", 2, "has no '='"),
-        ("train --preset kagle", 2, "preset 'kagle' is unknown"),
+        ("train --set training.epochs=3", 2, "Did you mean n_epochs?"),
+        ("train --preset kagle", 2, "Did you mean kaggle-t4?"),
         ("train --config nowhere.yaml", 2, "nowhere.yaml cannot be read"),
-        ("train --network vnet", 2, "setting model.name"),
         ("train --fold 7", 2, "fold 7"),
         ("train --device cuda:9", 3, "torch sees"),
         ("train --set folds.n_folds=9", 2, "6 patients cannot fill 9 folds"),
-        ("train --patch 8,8", 2, "setting patch.size"),
         ("train --epochs 3 --hours 1", 2, "--epochs 3 and --hours 1"),
-        ("train --effective-batch '{1: 8}'", 2, "epoch 0"),
         ("train --run file/run", 3, "file/run"),
         ("train --preset cpu", 2, "keeps its own settings"),
         ("settings learning_rate", 2, "'learning_rate'"),
@@ -225,22 +221,22 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("crossval --network autoencoder", 2, "autoencoder"),
         ("crossval -o taken", 2, "taken/model exists and holds no exported model"),
         ("crossval -o file", 3, "cannot be written"),
-        ("predict data --model runs/fold0 --t1n a.nii", 2, "give either INPUTS, or one case"),
-        ("predict --model runs/fold0", 2, "give either INPUTS, or one case"),
+        ("predict data --model runs/fold0 --t1n file", 2, "give either DATA, or one case"),
+        ("predict --model runs/fold0", 2, "give either DATA, or one case"),
         ("predict data --model runs/fold0 --case me", 2, "which --case names"),
-        ("predict data --model nothing", 2, "nothing holds no model"),
+        ("predict data --model nothing", 2, "nothing does not exist; expected --model: Run,"),
+        ("predict data --model empty", 2, "empty holds no model"),
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
-        ("predict data --model runs/fold0 --window half", 2, "half"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
-        ("predict data --model runs/fold0 --set thresholds=2,0,0", 2, "thresholds"),
         ("predict data --model runs/fold0 --workers many", 2, "'many'"),
         ("predict data --model runs/fold0 --device gpu", 2, "device 'gpu' is unknown"),
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
         ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
         ("evaluate data", 2, "two with --compare A B"),
+        ("evaluate data data --task GLIO", 2, "Did you mean GLI?"),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
@@ -261,13 +257,61 @@ def test_wrong_use_ends_with_a_message_and_the_code(
         line = f"{command} --data data --prepared ready {settings} {rest}"
     if command == "predict" and " -o " not in line:
         line += " -o refused"
-
     done = type_line(work, line)
 
     assert done.code == code, done.err
     assert message in done.err
     assert "Traceback" not in done.err
     assert not (work / "refused").exists()
+
+
+MISTAKES = (
+    "train --data nosuch",
+    "train --data . --set trainin.seed=3",
+    "train --data . --device gpu",
+    "train --data . --fold 9",
+    "train --data . --run /dev/null/run",
+    "plan --device t5",
+    "settings nosuch",
+    "certify --run nosuch",
+    "tune nosuch",
+    "crossval --folds x",
+    "crossval --protocol legac",
+    "predict . -o out --model nosuch",
+    "predict . -o out --model . --set overlp=1",
+    "predict . -o out --model . --window half",
+    "predict . -o out --model . --workers many",
+    "predict . -o out --model . --series t1x=3",
+    "predict . -o /dev/null/out --model .",
+    "predict -o out --model .",
+    "evaluate nosuch .",
+    "evaluate . . --task GLIO",
+    "figure montag . -o a.png",
+    "export nosuch -o model",
+    "features . --convention brats2016",
+    "report nosuch",
+    "reconstruct . nosuch",
+)
+
+
+def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
+    program = f"""if True:
+        import shlex, sys
+        from brats_seg.cli import main
+        for line in {MISTAKES}:
+            sys.argv = ["brats-seg", *shlex.split(line)]
+            try:
+                main()
+            except SystemExit as end:
+                assert end.code in (2, 3), line
+            assert "torch" not in sys.modules, line
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(MISTAKES)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
@@ -311,7 +355,6 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
     for seed, path in enumerate((first, second)):
         write_nifti(path, make_label_map(seed=seed, convention=BRATS2023))
-
     whole = run("evaluate", tiny_scans, "made")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
     n_scores = len(pd.read_csv("scores.csv"))
@@ -357,7 +400,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     line = f"crossval --data data --prepared ready {TINY}"
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
-
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
 
     assert done.code == again.code == 0, done.err
@@ -370,7 +412,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     card = (work / "crossval" / "model" / "README.md").read_text()
     assert "Held out of network 0; trained on by network 1 (3 cases):" in card
     assert "epoch 1/1" not in again.out
-
     shutil.rmtree(work / "crossval")
     path = work / "data" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
     times, content = path.stat(), bytearray(path.read_bytes())
@@ -482,7 +523,7 @@ def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
         write_case(tmp_path / "scans", case_id, labelled=False)
     predict = ("predict", "scans", "-o", "out", "--model", model, *PLAIN)
-    first, again, asked = run(*predict), run(*predict), run(*predict, "--labels", "brats2023")
+    first, again, asked = run(*predict), run(*predict), run(*predict, "--convention", "brats2023")
     shown = run(*predict, "--json").out
     assert [done.out.count("convention written for") for done in (first, again)] == [1, 1]
     assert "convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET)" in again.out
@@ -497,11 +538,10 @@ def test_every_option_of_predict_reaches_the_record(
 ) -> None:
     flags = (
         "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
-        "--labels brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
+        "--convention brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
         "--set smallest_et_mm3=50 --set preview=false"
     )
     case = tiny_scans / "BraTS2021_00000"
-
     done = run("predict", case, "-o", "out", "--model", model, *flags.split())
 
     assert done.code == 0, done.err

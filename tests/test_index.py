@@ -187,7 +187,7 @@ def test_label_maps_in_the_numbering_of_another_release_are_problems(
     write_phantoms(tmp_path, convention, n_cases)
     for case in (cases := index_cases(tmp_path).cases):
         [problem] = case.problems
-        assert f"{convention.name} fits. Name the right one with --labels" in problem
+        assert f"{convention.name} fits. Name the right one, such as --convention" in problem
     assert len(cases) == n_cases
     # a numbering that a person named is no problem
     for name in ("msd", "brats2023") if convention is MSD else ("brats2024-ped",):
@@ -331,7 +331,9 @@ def test_cases_of_a_release_share_their_convention() -> None:
 def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
     good, bad = explained(listed(values=(0, 1, 2, 4)), listed("BraTS2021_00001", (0, 1, 2, 4, 7)))
     assert good.usable
-    assert re.match("case BraTS2021_00001, .* label values .7.; .* with --labels", bad.problems[0])
+    assert re.match(
+        "case BraTS2021_00001, .* label values .7.; .* with --convention", bad.problems[0]
+    )
 
 
 def test_a_named_convention_goes_before_all_others() -> None:

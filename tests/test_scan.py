@@ -107,7 +107,7 @@ def egg() -> Images:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_phantom_is_usual_in_any_unit(seed: int) -> None:
-    images, _ = phantom(seed, with_et=seed != 3)
+    images, _ = phantom(seed)
     check(images)
     said = remarks_on(images)
     assert said == remarks_on(1000 * images.astype(np.float32))

@@ -38,8 +38,8 @@ from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
-from brats_seg.inference.model import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.inference.predict import Prediction, Predictor
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
@@ -222,11 +222,7 @@ def finish_batch(
 def write_pages(
     outcome: BatchOutcome, cases: Sequence[Case], output: results.OutputFolder, track: Track
 ) -> BatchOutcome:
-    """Write the pages of the cases that have been predicted, by several processes.
-
-    Raises:
-        UsageError: The part of the package that writes pages is missing.
-    """
+    """Write the pages of the cases that have been predicted, by several processes."""
     wing, records = pages(), output.records()
     if wing is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
@@ -382,12 +378,7 @@ class Job:
 
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
-    """Predict cases by several processes, in the order in which they are finished.
-
-    Raises:
-        EnvironmentalError: The processes cannot be started; or `distributed` is not installed, or the
-            scheduler does not answer by TLS.
-    """
+    """Predict cases by several processes, in the order in which they are finished."""
     output = results.OutputFolder(job.output_path)
     work = partial(run_case, job=job)
     with (

@@ -31,8 +31,8 @@ from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.model import PredictionSettings, ResultLayout
 from brats_seg.inference.predict import PARTS, Prediction, Summary
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned
@@ -186,12 +186,7 @@ class OutputFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
-        """Lock the folder for this process, and remove temporary files before and after.
-
-        Raises:
-            EnvironmentalError: The folder cannot be written to.
-            UsageError: Another process predicts into it.
-        """
+        """Lock the folder for this process, and remove temporary files before and after."""
         self._mark(self.path)
         msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):

@@ -25,9 +25,7 @@ from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.models.autoencoder import encoder_for_unet
 from brats_seg.models.build import size_words
-from brats_seg.models.unet import UNet
 from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
@@ -258,15 +256,11 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     if config.path is None:
         return None
     source = read_source(Path(config.path))
-    offered = source.offered
-    if source.trained and source.trained.config.model.name == "autoencoder":
-        offered = encoder_for_unet(offered) if isinstance(network, UNet) else offered
-    loaded, unfit = match_weights(network, offered)
+    loaded, unfit = match_weights(network, source.offered)
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
         what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
-        way = "Choose the network that they are of (an autoencoder fits a unet of widths 16,32,64,128)"
-        msg = f"{what}. {way}, or leave out --start-from."
+        msg = f"{what}. Choose the network that they are of, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
