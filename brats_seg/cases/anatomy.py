@@ -43,8 +43,8 @@ class Grid:
         """Return the positions (3, X, Y, Z) of the voxels."""
         middle = (np.array(self.shape, dtype=np.float32) - 1) / 2
         indices = np.indices(self.shape, dtype=np.float32)
-        positions: Field = (indices - middle[:, None, None, None]) * np.float32(self.spacing_mm)
-        return positions
+        centred = indices - middle[:, None, None, None]
+        return (centred * self.spacing_mm).astype(np.float32, copy=False)
 
     def noise(self, rng: np.random.Generator, knots_mm: float) -> Field:
         """Return smooth noise (X, Y, Z) of mean 0 and deviation 1: a cubic spline through random knots."""
@@ -158,4 +158,4 @@ def _rotation(axis: int, angle: float) -> npt.NDArray[np.float64]:
 
 def sigmoid(values: Field) -> Field:
     """Return 1 / (1 + exp(-values)) without overflow."""
-    return (1 + np.tanh(values / 2)) / 2
+    return ((1 + np.tanh(values / 2)) / 2).astype(np.float32, copy=False)
