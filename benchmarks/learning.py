@@ -23,21 +23,26 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import nibabel
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
+from scipy import ndimage
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
-from brats_seg.cases.case import Case
+from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.index import read_index
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.labels import REGIONS, convention_named, regions_of
+from brats_seg.labels import MODALITIES, REGIONS, RegionMasks, convention_named, regions_of
 from brats_seg.progress import untracked
+from brats_seg.voxels.box import Mask
+
+Image = npt.NDArray[np.float32]
 
 SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]"]
 """The network and patch of the comparison; see `--size`."""
@@ -67,8 +72,9 @@ RECIPES: dict[str, list[str]] = {
     "full augmentation": ["training.augment=full"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
+    "rule": [],
 }
-"""Settings in which each recipe differs from the default."""
+"""Settings in which each recipe differs from the default; the rule learns nothing."""
 
 
 def main() -> None:
@@ -150,11 +156,13 @@ def _train(order: dict[str, Any]) -> None:
     name = f"{run['recipe']}-{run['patches']}-{run['fold']}-{run['seed']}".replace(" ", "_")
     path = work / name
     start_s, start_cpu_s = time.monotonic(), time.process_time()
-    Trainer(data=fold, config=config, run_path=path).run(fresh=True, track=untracked)
+    if run["recipe"] != "rule":
+        Trainer(data=fold, config=config, run_path=path).run(fresh=True, track=untracked)
     train_cpu_s, train_s = time.process_time() - start_cpu_s, time.monotonic() - start_s
     for window in order["windows"]:
         started_s = time.process_time()
-        rows = _scores(path, held_out, window)
+        segment = rule if run["recipe"] == "rule" else network(path, window)
+        rows = [{"case": case.case_id, **dice_of(segment(case), case)} for case in held_out]
         result = {
             **run,
             "window": window,
@@ -169,22 +177,59 @@ def _train(order: dict[str, Any]) -> None:
         print(run["recipe"], *(f"{key}={result[key]:.4g}" for key in list(result)[1:]))
 
 
-def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any]]:
-    """Return the Dice of each held-out case against its label map as it was delivered."""
-    predictor = Predictor.load([run], PredictionSettings(window=(window, window, window)))
-    rows = []
-    for case in cases:
+def network(path: Path, window: int) -> Callable[[Case], RegionMasks]:
+    """Return what segments a case with a trained network, on the grid of its files."""
+    predictor = Predictor.load([path], PredictionSettings(window=(window, window, window)))
+
+    def segment(case: Case) -> RegionMasks:
         result = predictor.predict_scan(predictor.prepare(predictor.read(case)))
-        assert case.label is not None
-        reference = np.asarray(nibabel.load(case.root / case.label.path).dataobj).astype(np.uint8)
-        counts = count_regions(
-            regions_of(result.label_map, result.convention),
-            regions_of(reference, convention_named(case.convention)),
-            case.case_id,
-        )
-        scores = dict(zip(REGIONS, dice(counts).tolist(), strict=True))
-        rows.append({"case": case.case_id, **scores, "mean": np.mean(list(scores.values()))})
-    return rows
+        return regions_of(result.label_map, result.convention)
+
+    return segment
+
+
+def rule(case: Case) -> RegionMasks:
+    """Segment a case by thresholds, without anything learnt.
+
+    WT is the largest part of the brain that is bright on FLAIR, away from its surface, without holes; ET is what
+    is brighter after contrast near it, and TC is ET with what it encloses.
+    """
+    t1n, t1c, _, t2f = (_array(case, case.files[name]) for name in MODALITIES)
+    brain = t1n > 0
+    bright, before, after = (_robust(image, brain) for image in (t2f, t1n, t1c))
+    inside = ndimage.distance_transform_edt(brain) > 4
+    parts, _ = ndimage.label(
+        ndimage.binary_opening((ndimage.gaussian_filter(bright, 1) > 1.5) & inside)
+    )
+    wt = (parts > 0) & (parts == np.bincount(parts[parts > 0], minlength=1).argmax())
+    wt = ndimage.binary_fill_holes(ndimage.binary_closing(wt, iterations=2))
+    near = ndimage.binary_dilation(wt, iterations=2) & inside
+    et = (ndimage.gaussian_filter(after - before, 0.7) > 1) & near
+    tc = ndimage.binary_fill_holes(ndimage.binary_closing(et, iterations=4)) | et
+    return np.stack([wt | tc, tc, et])
+
+
+def _robust(image: Image, brain: Mask) -> Image:
+    """Return an image as deviations from the median of the brain, by the median absolute deviation."""
+    values = image[brain]
+    middle = np.median(values)
+    return np.where(brain, (image - middle) / (1.4826 * np.median(np.abs(values - middle))), -9)
+
+
+def dice_of(regions: RegionMasks, case: Case) -> dict[str, float]:
+    """Return the Dice of regions against the label map of a case as it was delivered, and their mean."""
+    assert case.label is not None
+    reference = regions_of(
+        _array(case, case.label).astype(np.uint8), convention_named(case.convention)
+    )
+    scores = dict(
+        zip(REGIONS, dice(count_regions(regions, reference, case.case_id)).tolist(), strict=True)
+    )
+    return {**scores, "mean": float(np.mean(list(scores.values())))}
+
+
+def _array(case: Case, file: ScanFile) -> Image:
+    return np.asarray(nibabel.load(case.root / file.path).dataobj, dtype=np.float32)
 
 
 def _append(path: Path, rows: Iterable[dict[str, Any]]) -> None:

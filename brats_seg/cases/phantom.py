@@ -1,48 +1,40 @@
-"""Generate phantom cases: brain-like scans with a tumour, for demonstrations without patients.
+"""Generate phantom cases: made-up scans of brains with a tumour, to try and teach without patients.
 
-The files are laid out as in BraTS 2021, a folder of five files per case. The scans are realistic
-enough to train on: grey and white matter, fluid, a bias field, noise, and a tumour of nested
-regions. The origin of the coordinates is the centre of the brain, its surface is at radius 1.
+The files are laid out as in BraTS 2021, a folder of five files per case. The signal of each tissue is drawn
+from wide ranges that keep the physics: fluid is dark on T1 and bright on T2, oedema bright on FLAIR, and what
+enhances is brighter after contrast than before. What is no tumour is there too: vessels, dura and choroid
+plexus that enhance, bright spots of white matter and artefacts on FLAIR.
 """
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import exp
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy.fft import irfftn, rfftn
-from scipy.ndimage import fourier_gaussian, gaussian_filter
+from scipy import ndimage
 
+from brats_seg.cases.anatomy import Brain, Field, Grid, make_brain, random_positions, sigmoid
+from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
+from brats_seg.cases.tumour import Tumour, displaced, make_tumour, place_foci
 from brats_seg.files import alone_at
-from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
+from brats_seg.labels import BRATS2017, LabelMap, label_map_of
 from brats_seg.tables import write_table
-from brats_seg.voxels.box import Mask, Triple
+from brats_seg.voxels.box import Triple
 
-Field = npt.NDArray[np.float64]
-
-_SHAPE = (64, 64, 56)
-_AFFINE = np.array([[-1.0, 0, 0, 0], [0, -1, 0, 239], [0, 0, 1, 0], [0, 0, 0, 1]])
+_SHAPE = (64, 76, 62)
+"""Voxels of a phantom; its spacing is 2.5 mm."""
 _SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 _WITHOUT_ET_EVERY = 4
-
-_BACKGROUND, _CSF, _GREY, _WHITE, _OEDEMA, _NON_ENHANCING, _NECROSIS, _ENHANCING, _VESSEL = range(9)
-
-# mean signal of each tissue in t1n, t1c, t2w and t2f, in the arbitrary units of a scanner
-_SIGNAL = np.array(
-    [
-        [0, 0, 0, 0],
-        [180, 170, 1000, 130],
-        [500, 520, 560, 560],
-        [700, 690, 400, 430],
-        [480, 470, 820, 950],
-        [400, 420, 900, 800],
-        [290, 220, 920, 420],
-        [480, 1050, 660, 760],
-        [350, 2400, 500, 400],
-    ],
-    dtype=np.float64,
-)
+_FLUID, _GREY, _WHITE = range(3)
+_T1N, _T1C, _T2W, _T2F = range(4)
+_VARIETY = 0.3
+_GAIN = 500
+"""Signal of the brightest healthy tissue, in the arbitrary units of a scanner."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,22 +47,56 @@ class Phantom:
     """Label map (X, Y, Z) in the convention of BraTS 2021."""
 
 
-def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Triple = _SHAPE) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Signals:
+    """Mean signals of t1n, t1c, t2w and t2f (4,), as shares of the brightest healthy tissue."""
+
+    healthy: Field
+    """Those of fluid, grey and white matter (3, 4)."""
+    oedema: Field
+    solid: Field
+    necrosis: Field
+    enhancing: Field
+
+
+def write_phantom_cases(
+    root: Path,
+    *,
+    n_cases: int,
+    seed: int,
+    shape: Triple = _SHAPE,
+    variety: float = _VARIETY,
+    n_workers: int = 0,
+) -> None:
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
+
+    The voxels are as large as needed for a brain to fit in the shape: 1 mm for 240x240x155. A variety of 1
+    draws signals, slices and faults from all that scanners make, to teach a network that is used on patients.
 
     Raises:
         UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
-    geometry = Geometry.at(_AFFINE, shape, qform_code=1)
     with alone_at(root, is_folder=True):
-        for number in range(n_cases):
-            with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-            phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
-            case_id = f"BraTS2021_{number:05d}"
-            volumes = (*phantom.images, phantom.label_map)
-            for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-                write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+        write = partial(_write_case, root, seed, shape, variety)
+        if n_workers == 0:
+            deque(map(write, range(n_cases)), maxlen=0)
+            return
+        with worker_pool(n_workers, when_killed="Use fewer workers.") as pool:
+            deque(pool.map(write, range(n_cases)), maxlen=0)
+
+
+def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
+    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+    rng = np.random.default_rng([seed, number])
+    phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
+    spacing_mm = Grid.around_brain(shape).spacing_mm
+    affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
+    affine[1, 3] = spacing_mm * (shape[1] - 1)
+    geometry = Geometry.at(affine, shape, qform_code=1)
+    case_id = f"BraTS2021_{number:05d}"
+    for suffix, array in zip(_SUFFIXES, (*phantom.images, phantom.label_map), strict=True):
+        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
@@ -92,94 +118,188 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
     write_table(path, ("BraTS21ID", "Age", "Survival_days", "Extent_of_Resection"), rows)
 
 
-def make_phantom(rng: np.random.Generator, shape: Triple = _SHAPE, *, with_et: bool) -> Phantom:
-    """Return one case; the generator determines size, position and shape of its tumour."""
-    tissue = _make_brain(rng, shape)
-    regions = _make_tumour(rng, tissue, with_et=with_et)
-    tissue[_vessels(rng, tissue)] = _VESSEL
-    wt, tc, et = regions
-    tissue[wt] = _OEDEMA
-    tissue[tc] = _NECROSIS if with_et else _NON_ENHANCING
-    tissue[et] = _ENHANCING
-    return Phantom(images=_scanned(rng, tissue), label_map=label_map_of(regions, BRATS2017))
+def make_phantom(
+    rng: np.random.Generator,
+    shape: Triple = _SHAPE,
+    *,
+    with_et: bool,
+    variety: float = _VARIETY,
+) -> Phantom:
+    """Return one case, a pure function of the generator, whose tumour enhances or not."""
+    grid = Grid.around_brain(shape)
+    positions = random_positions(rng, grid)
+    foci = place_foci(rng, grid, positions)
+    brain = make_brain(rng, grid, positions + displaced(rng, grid, foci))
+    tumour = make_tumour(rng, grid, brain, foci, with_et=with_et)
+    images = _images(rng, grid, brain, tumour, variety)
+    label_map = label_map_of(tumour.regions, BRATS2017)
+    return Phantom(images=images, label_map=label_map)
 
 
-def _make_brain(rng: np.random.Generator, shape: Triple) -> npt.NDArray[np.uint8]:
-    """Return the tissue (X, Y, Z) of a brain without a tumour."""
-    x, y, z = _coordinates(shape)
-    depth = 1 - np.sqrt(x**2 + y**2 + z**2) + 0.03 * _smooth_noise(rng, shape, 0.12)
-    aside = np.abs(x + 0.02 * _smooth_noise(rng, shape, 0.08))
-    # sulci are narrow at the surface and end inside; the fissure separates the hemispheres
-    furrow = np.abs(_smooth_noise(rng, shape, 0.03)) + 1.6 * depth.clip(min=0)
-    cleft = (aside < 0.02) & (depth < 0.45)
-    nuclei = _ellipsoid(aside - 0.3, y, z, (0.14, 0.25, 0.18))
-    ventricles = _ellipsoid(aside - 0.1 - 0.4 * y**2, y, z - 0.15, (0.08, 0.42, 0.16))
-    tissue = np.full(shape, _WHITE, dtype=np.uint8)
-    tissue[(depth < 0.11) | (furrow < 0.75) | (aside < 0.07) & (depth < 0.5) | nuclei] = _GREY
-    tissue[(depth < 0.03) | (furrow < 0.26) | cleft | ventricles] = _CSF
-    tissue[(depth < 0) | (z < -0.8)] = _BACKGROUND
-    return tissue
+def _uniform(rng: np.random.Generator, variety: float) -> Callable[[float, float], float]:
+    """Return a function that draws from a range, narrowed around its middle where variety is below 1."""
+    return lambda low, high: (low + high + variety * rng.uniform(-1, 1) * (high - low)) / 2
 
 
-def _make_tumour(
-    rng: np.random.Generator, tissue: npt.NDArray[np.uint8], *, with_et: bool
-) -> RegionMasks:
-    """Return region masks (3, X, Y, Z): irregular shells around a point in the white matter."""
-    shape = tissue.shape
-    coordinates = np.stack(_coordinates(shape))
-    deep = (tissue == _WHITE) & ((coordinates**2).sum(axis=0) < 0.5)
-    centre = rng.choice(coordinates[:, deep & (np.abs(coordinates[0]) > 0.2)], axis=1)
-    stretch = rng.uniform(0.8, 1.25, size=3)
-    offsets = (coordinates - centre[:, None, None, None]) * stretch[:, None, None, None]
-    distance = np.sqrt((offsets**2).sum(axis=0)) / rng.uniform(0.26, 0.46)
-    # oedema spreads along the white matter and spares cortex and fluid
-    spread = distance * (1 + 0.22 * _smooth_noise(rng, shape, 0.06))
-    oedema = (spread < 1) & (tissue == _WHITE) | (spread < 0.75) & (tissue == _GREY)
-    core_share = rng.uniform(0.55, 0.8)
-    solid = distance * (1 + 0.2 * _smooth_noise(rng, shape, 0.06)) / core_share
-    tc = (solid < 1) & (tissue != _BACKGROUND)
-    necrosis = solid * (1 + 0.2 * _smooth_noise(rng, shape, 0.04)) < rng.uniform(0.5, 0.75)
-    return np.stack([oedema | tc, tc, tc & ~necrosis & with_et])
+def _draw_signals(rng: np.random.Generator, variety: float) -> _Signals:
+    u = _uniform(rng, variety)
+    fluid, grey, white = np.ones((3, 4))
+    grey[_T1N], fluid[_T1N] = u(0.68, 0.92), u(0.15, 0.5)
+    grey[_T1C] = (grey[_T1N] + u(-0.05, 0.12)).clip(0.6, 1.02)
+    fluid[_T1C] = fluid[_T1N] + u(-0.05, 0.08)
+    grey[_T2W] = u(0.42, 0.66)
+    white[_T2W] = grey[_T2W] - u(0.03, 0.2)
+    white[_T2F], fluid[_T2F] = u(0.7, 1), u(0.15, 0.65)
+    grey_t1, grey_t2 = grey[_T1N], grey[_T2W]
+    oedema = np.array([grey_t1 * u(0.72, 1.02), 0, u(grey_t2 + 0.04, 0.95), u(1.12, 1.95)])
+    solid = np.array([grey_t1 * u(0.55, 0.98), 0, u(grey_t2 + 0.12, 1.05), u(1.03, 1.8)])
+    dark = u(min(fluid[_T1N], 0.9 * grey_t1), 0.95 * grey_t1)
+    necrosis = np.array([dark, 0, u(grey_t2 + 0.1, 1.1), u(fluid[_T2F] + 0.1, 1.7)])
+    for signal, least, most in (
+        (oedema, 0.95, 1.05),
+        (solid, 0.92, 1.15),
+        (necrosis, 0.92, 1.2),
+    ):
+        signal[_T1C] = signal[_T1N] * u(least, most)
+    enhancing = np.array([grey_t1 * u(0.75, 1.08), u(1.12, 2.2), u(grey_t2 - 0.02, 0.9), u(1, 1.8)])
+    return _Signals(
+        healthy=np.stack([fluid, grey, white]).astype(np.float32),
+        oedema=oedema.astype(np.float32),
+        solid=solid.astype(np.float32),
+        necrosis=necrosis.astype(np.float32),
+        enhancing=enhancing.astype(np.float32),
+    )
 
 
-def _vessels(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> Mask:
-    """Return thin curved lines in cortex and fluid: vessels take up contrast agent in every brain."""
-    # a generator of its own leaves the rest of the case as it would be without vessels
-    (own,) = rng.spawn(1)
-    one, other = (np.abs(_smooth_noise(own, tissue.shape, 0.06)) for _ in range(2))
-    return (one < 0.18) & (other < 0.18) & ((tissue == _GREY) | (tissue == _CSF))
-
-
-def _scanned(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
-    """Return images (4, X, Y, Z) of the tissue, each with its own gain, bias and noise."""
-    brain = tissue != _BACKGROUND
+def _images(
+    rng: np.random.Generator, grid: Grid, brain: Brain, tumour: Tumour, variety: float
+) -> npt.NDArray[np.int16]:
+    """Return images (4, X, Y, Z) of the brain, each with its own slices, bias and noise."""
+    signals = _draw_signals(rng, variety)
+    uptake = _healthy_uptake(rng, grid, brain, variety)
+    lesions, rim = _white_matter_lesions(rng, grid, brain), _surface_artefact(rng, grid, brain)
+    parts = _parts(rng, tumour)
+    fine, middle, wide = grid.noise(rng, 5), grid.noise(rng, 11), grid.noise(rng, 40)
+    texture = grid.noise(rng, 6)
+    blend = sigmoid(2.5 * grid.noise(rng, 12) + rng.uniform(-3, 3))
+    cystic = rng.random() < 0.8 if tumour.family == "ring" else rng.random() < 0.3
+    in_t1n, from_vessels = rng.random() < 0.5, rng.uniform(0, 0.6)
     images = []
-    for signal in _SIGNAL.T:
-        texture = 1 + 0.04 * _smooth_noise(rng, tissue.shape, 0.02)
-        blurred = gaussian_filter(signal[tissue] * texture, 0.6)
-        bias = np.exp(0.1 * _smooth_noise(rng, tissue.shape, 0.35))
-        noise = rng.normal(0, 18, tissue.shape)
-        image = rng.uniform(0.7, 1.4) * (blurred * bias + noise)
-        images.append(np.where(brain, image.clip(min=1), 0))
-    return np.stack(images).astype(np.int16)
+    for modality in range(4):
+        healthy = signals.healthy[:, modality]
+        unevenness = rng.uniform(0, 0.14 if modality == _T2F else 0.07)
+        image = healthy[_FLUID] * brain.tissue[_FLUID]
+        image += healthy[_GREY] * (1 + unevenness * wide) * brain.tissue[_GREY]
+        image += healthy[_WHITE] * (1 + 0.4 * unevenness * wide) * brain.tissue[_WHITE]
+        image *= 1 + rng.uniform(0, 0.05) * fine + rng.uniform(0, 0.03) * middle
+        around = rng.uniform(0.3, 2.5 if modality == _T1C else 1.4) * (1 + 0.3 * texture)
+        image += brain.leftover * (around - image)
+        if modality == _T1C:
+            image += uptake * (1 - parts[2])
+        elif modality == _T1N and in_t1n:
+            image += rng.uniform(0, 0.25) * uptake
+        elif modality == _T2W:
+            image *= 1 - from_vessels * uptake.clip(0, 1)
+            image += 0.6 * (signals.oedema[_T2W] - healthy[_GREY]) * lesions
+        elif modality == _T2F:
+            image += rng.uniform(0.5, 1.1) * (signals.oedema[_T2F] - 1) * lesions + rim
+        core = signals.solid[modality]
+        if cystic:
+            core = blend * signals.necrosis[modality] + (1 - blend) * core
+        bright = (0.05, 0.35) if modality == _T1C else (0, 0.2)
+        looks = (
+            signals.oedema[modality]
+            * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
+            core * (1 + rng.uniform(0, 0.25) * middle + rng.uniform(0, 0.2) * fine),
+            signals.enhancing[modality] * (1 + rng.uniform(*bright) * texture),
+        )
+        for share, look in zip(parts, looks, strict=True):
+            # oedema that is faint keeps the anatomy below it
+            image += share * (look - image)
+        brightest = float(healthy[[_GREY, _WHITE]].max())
+        is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
+        image *= np.exp(_uneven_gain(rng, grid, brain)) / brightest
+        images.append(_scanned(rng, grid, image, variety, is_thick=is_thick))
+    gains = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1))
+    scaled = gains * np.stack(images)
+    return np.where(brain.mask, scaled.clip(min=1), 0).astype(np.int16)
 
 
-def _coordinates(shape: Triple) -> tuple[Field, Field, Field]:
-    """Return x, y and z of every voxel; the surface of the brain is at radius 1."""
-    half = np.array([0.4, 0.47, 0.47]) * shape
-    middle = (np.array(shape) - 1) / 2
-    x, y, z = (np.indices(shape).T - middle).T / half[:, None, None, None]
-    return x, y, z
+def _parts(rng: np.random.Generator, tumour: Tumour) -> Field:
+    """Return the shares (3, X, Y, Z) of oedema, core without enhancement and ET in each voxel."""
+    wt, tc, et = tumour.regions
+    sigma = rng.uniform(0.35, 0.8)
+    masks = (wt & ~tc, tc & ~et, et)
+    shares = [ndimage.gaussian_filter(mask.astype(np.float32), sigma) for mask in masks]
+    return np.stack([(shares[0] * tumour.oedema).clip(0, 1), *shares[1:]])
 
 
-def _ellipsoid(x: Field, y: Field, z: Field, half_axes: tuple[float, float, float]) -> Mask:
-    a, b, c = half_axes
-    return (x / a) ** 2 + (y / b) ** 2 + (z / c) ** 2 < 1
+def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Brain, variety: float) -> Field:
+    """Return what contrast agent adds outside tumours: vessels, falx and sinuses, dura, choroid plexus."""
+    u, depth, fluid = _uniform(rng, variety), brain.depth_mm, brain.tissue[_FLUID]
+    below = depth.clip(min=0)
+    knots_mm, width = u(14, 26), u(0.05, 0.2)
+    # tubes where two fields of smooth noise are zero together
+    tubes = sum((grid.noise(rng, knots_mm) / width) ** 2 for _ in range(2))
+    vessels = np.exp(-tubes) * (0.3 + fluid).clip(max=1) * (depth < u(8, 60))
+    x, _, z = brain.positions
+    falx = np.exp(-((x / u(1, 2.5)) ** 2)) * (depth < u(3, 14)) * (fluid > 0.2) * (z > -20)
+    dura = np.exp(-below / u(0.7, 2.5)) * sigmoid(3 * grid.noise(rng, 25) + u(-2, 2))
+    plexus = (brain.ventricle_mm < 1) * sigmoid(4 * (grid.noise(rng, 8) - u(0.3, 1.6)))
+    sinuses = np.exp(-below / u(2, 5)) * sigmoid(4 * (grid.noise(rng, 15) - u(0.8, 2)))
+    amounts = (u(0, 1.4), u(0, 1.2), u(0, 0.9) * (rng.random() < 0.7), u(0, 0.9), u(0, 1.8))
+    places = (vessels, falx, dura, plexus, sinuses)
+    return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
 
 
-def _smooth_noise(rng: np.random.Generator, shape: Triple, scale: float) -> Field:
-    """Return a random field of unit variance, smoothed by `scale` as a fraction of the shape."""
-    spectrum = rfftn(rng.standard_normal(shape))
-    fourier_gaussian(spectrum, [scale * n for n in shape], n=shape[-1], output=spectrum)
-    field = irfftn(spectrum, shape)
-    return (field - field.mean()) / field.std()
+def _white_matter_lesions(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+    """Return shares of bright caps around the ventricles and of spots in white matter."""
+    u, beyond = rng.uniform, brain.ventricle_mm
+    caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 6)) * (beyond > 0)
+    caps *= sigmoid(2 * grid.noise(rng, 18) + u(-2, 2))
+    spots = sigmoid(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
+    amounts = u(0, 1.2) * (rng.random() < 0.8), u(0, 1.2) * (rng.random() < 0.5)
+    lesions = (amounts[0] * caps + amounts[1] * spots) * brain.tissue[_WHITE]
+    return lesions.clip(0, 1)
+
+
+def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+    """Return what FLAIR adds to cortex near the surface."""
+    u, below = rng.uniform, brain.depth_mm.clip(min=0)
+    rim = np.exp(-below / u(0.8, 2.5)) * sigmoid(2 * grid.noise(rng, 25) + u(-2, 2))
+    in_grey = u(0, 0.6) * (rng.random() < 0.6)
+    anywhere = u(0, 0.4) * (rng.random() < 0.3)
+    return rim * (in_grey * brain.tissue[_GREY] + anywhere)
+
+
+def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+    """Return the logarithm of the gain of coils: smooth, often more near the surface, other at the skull base."""
+    gain = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
+    if rng.random() < 0.4:
+        gain += rng.uniform(0, 0.4) * np.exp(-brain.depth_mm.clip(min=0) / rng.uniform(6, 25))
+    if rng.random() < 0.4:
+        gain += rng.uniform(-0.3, 0.3) * sigmoid((-25 - brain.positions[2]) / 6)
+    return gain
+
+
+def _scanned(
+    rng: np.random.Generator, grid: Grid, image: Field, variety: float, *, is_thick: bool
+) -> Field:
+    """Return the image as a scanner shows it: blur, thick slices, movement, a missing slab, noise."""
+    if rng.random() < 0.6 * variety:
+        image = ndimage.gaussian_filter(image, rng.uniform(0.4, 1.5) / grid.spacing_mm)
+    if is_thick:
+        thickness = max(1, round(rng.uniform(3, 9) / grid.spacing_mm))
+        axis = 2 if rng.random() < 0.7 else int(rng.integers(2))
+        image = ndimage.uniform_filter1d(image, thickness, axis=axis)
+    if rng.random() < 0.3 * variety:
+        shift = rng.uniform(-1, 1, size=3) * (2 if rng.random() < 0.2 else 1) / grid.spacing_mm
+        image = ndimage.shift(image, shift, order=1, mode="nearest")
+    if rng.random() < 0.06 * variety:
+        axis, thickness = int(rng.integers(3)), round(rng.uniform(8, 32) / grid.spacing_mm)
+        slab = slice(0, thickness) if rng.random() < 0.5 else slice(-thickness, None)
+        np.moveaxis(image, axis, 0)[slab] = 0
+    level = np.float32(0.016 * exp(variety * rng.uniform(-1.15, 1.15)))
+    real, imaginary = level * rng.standard_normal((2, *grid.shape), dtype=np.float32)
+    magnitude: Field = np.hypot(image.clip(min=0) + real, imaginary)
+    return magnitude ** np.float32(exp(variety * rng.uniform(-0.2, 0.2)))

@@ -1,0 +1,179 @@
+"""Make tumours: where a glioma stands in a brain, how it displaces it, and its parts.
+
+A tumour is one to four foci. Around them oedema spreads fast in white matter, slowly in cortex and hardly in
+fluid. Families of tumours are a ring that enhances around necrosis, solid enhancement, patches, and none.
+"""
+
+from dataclasses import dataclass
+from math import pi
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+from brats_seg.cases.anatomy import Brain, Field, Grid, template_at
+from brats_seg.labels import RegionMasks
+from brats_seg.voxels.box import Mask
+
+Family = Literal["ring", "solid", "patchy", "none"]
+_FAMILIES: tuple[Family, ...] = ("ring", "solid", "patchy")
+_FAMILY_SHARES = (0.68, 0.15, 0.17)
+"""Share of each family among tumours that enhance."""
+_FLUID, _GREY, _WHITE = range(3)
+_FAR = 1e3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Focus:
+    """One focus of a tumour."""
+
+    position: Field
+    """Position of its centre on the grid, in millimetres."""
+    radius_mm: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tumour:
+    """The parts of a tumour, as arrays of the grid."""
+
+    regions: RegionMasks
+    """WT, TC and ET (3, X, Y, Z)."""
+    oedema: Field
+    """Share of its full brightness that oedema has in each voxel: it falls off towards its border."""
+    family: Family
+
+
+def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[Focus]:
+    """Choose centres and sizes of the foci of one tumour, of 1 to 130 ml and smaller satellites."""
+    coarse = positions[:, ::2, ::2, ::2]
+    grey, white, depth, ventricle = template_at(coarse)
+    _, y, z = coarse
+    # not in the brain stem or the cerebellum
+    above = (z > -30) & ~((z < -8) & (y > 22))
+    possible = above & (depth > 6) & (ventricle > 2) & ((white > 0.4) | (grey > 0.6))
+    places = grid.positions()[:, ::2, ::2, ::2][:, possible].T
+    n_foci = 1 if rng.random() < 0.8 else int(rng.integers(2, 4))
+    foci: list[Focus] = []
+    for number in range(n_foci):
+        choices = places
+        if number and rng.random() < 0.6:
+            apart = np.linalg.norm(places - foci[0].position, axis=1)
+            near = places[(apart > 12) & (apart < 60)]
+            choices = near if len(near) else places
+        sizes_ml = (0.3, 12) if number else (1, 12) if rng.random() < 0.3 else (8, 130)
+        radius_mm = (_log_uniform(rng, *sizes_ml) * 1000 * 3 / 4 / pi) ** (1 / 3)
+        foci.append(Focus(position=rng.choice(choices), radius_mm=radius_mm))
+    return foci
+
+
+def displaced(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
+    """Return by how many millimetres (3, X, Y, Z) each voxel shows tissue that the foci pushed outwards."""
+    shift = np.zeros((3, *grid.shape), dtype=np.float32)
+    for focus in foci:
+        offset = _from(focus.position, grid)
+        distance = np.sqrt((offset**2).sum(axis=0)) + np.float32(1e-3)
+        beyond = ((distance - focus.radius_mm) / (1.3 * focus.radius_mm)).clip(min=0)
+        push = rng.uniform(0, 0.5) * focus.radius_mm * np.exp(-(beyond**2))
+        shift -= offset / distance * push * (distance / focus.radius_mm).clip(max=1)
+    return shift
+
+
+def make_tumour(
+    rng: np.random.Generator, grid: Grid, brain: Brain, foci: list[Focus], *, with_et: bool
+) -> Tumour:
+    """Return a tumour that has grown from the foci, and that enhances or not."""
+    family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
+    largest_mm = foci[0].radius_mm
+    # 0 in the middle of a focus, 1 at the border of the core
+    radius = np.minimum.reduce([_lobes(rng, grid, focus) for focus in foci])
+    radius += rng.uniform(0.08, 0.3) * grid.noise(rng, max(6, 0.9 * largest_mm))
+    radius += rng.uniform(0.03, 0.14) * grid.noise(rng, 7)
+    ventricle = (brain.tissue[_FLUID] > 0.6) & (brain.ventricle_mm < 1)
+    core = (radius < 1) & brain.mask & ~(ventricle & (radius > 0.6))
+    core &= brain.depth_mm > rng.uniform(-1, 3)
+    enhancing = core & _enhancing(rng, grid, family, (1 - radius) * largest_mm)
+    if family != "none" and not enhancing.any():
+        enhancing = core
+    reach_mm = _reach_mm(rng, family)
+    arrival_mm = _arrival_mm(rng, grid, brain, core, reach_mm)
+    oedema = (arrival_mm < reach_mm) & ~core & brain.mask & (brain.tissue[_FLUID] < 0.6)
+    inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
+    strength = (inwards + rng.uniform(0.25, 0.7)).clip(0, 1)
+    strength *= rng.uniform(0.5, 1) if rng.random() < 0.3 else 1
+    strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
+    regions = np.stack([core | oedema, core, enhancing])
+    return Tumour(regions=regions, oedema=strength.astype(np.float32), family=family)
+
+
+def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
+    """Return the distance from the centre as a share of the radius, for one to three ellipsoids."""
+    n_lobes = 1 if rng.random() < 0.5 or focus.radius_mm < 7 else int(rng.integers(2, 4))
+    fields = []
+    for lobe in range(n_lobes):
+        aside = rng.standard_normal(3) * 0.55 * focus.radius_mm if lobe else np.zeros(3)
+        axes = np.exp(rng.normal(0, 0.22, size=3))
+        axes *= focus.radius_mm * (rng.uniform(0.5, 0.85) if lobe else 1) / axes.prod() ** (1 / 3)
+        turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
+        offset = _from(focus.position + aside, grid)
+        scaled = np.tensordot((turn / axes[:, None]).astype(np.float32), offset, axes=1)
+        fields.append(np.sqrt((scaled**2).sum(axis=0)))
+    return np.minimum.reduce(fields)
+
+
+def _enhancing(rng: np.random.Generator, grid: Grid, family: Family, depth_mm: Field) -> Mask:
+    """Return where a core of the family enhances, by the depth below its border."""
+    coarse, fine = grid.noise(rng, rng.uniform(8, 14)), grid.noise(rng, 6)
+    if family == "ring":
+        # a rim of uneven thickness, with islands inside and gaps
+        enhancing = depth_mm < _log_uniform(rng, 1.5, 9) * np.exp(0.5 * coarse)
+        if rng.random() < 0.7:
+            enhancing |= fine > rng.uniform(1, 2.2)
+        if rng.random() < 0.5:
+            enhancing &= grid.noise(rng, 16) < rng.uniform(0.7, 2)
+        return enhancing
+    if family == "solid":
+        return fine < rng.uniform(0.8, 2.5)
+    if family == "patchy":
+        return coarse + 0.6 * fine > rng.uniform(0.8, 2)
+    return np.zeros(grid.shape, dtype=np.bool_)
+
+
+def _reach_mm(rng: np.random.Generator, family: Family) -> float:
+    """Return how far oedema spreads in pure white matter."""
+    if rng.random() < 0.04:
+        return 0
+    return (
+        _log_uniform(rng, 3, 12)
+        if family == "none" and rng.random() < 0.6
+        else _log_uniform(rng, 5, 45)
+    )
+
+
+def _arrival_mm(
+    rng: np.random.Generator, grid: Grid, brain: Brain, core: Mask, reach_mm: float
+) -> Field:
+    """Return the way from the core to each voxel, in millimetres of pure white matter; found at half resolution."""
+    half = (slice(None, None, 2),) * 3
+    speeds = np.array([0.04, rng.uniform(0.2, 0.55), 1], dtype=np.float32)
+    cost = np.exp(rng.uniform(0.2, 0.7) * grid.noise(rng, 10)[half])
+    cost /= np.tensordot(speeds, brain.tissue[(slice(None), *half)], axes=1).clip(min=0.03)
+    cost = np.where(brain.mask[half], cost, _FAR) * 2 * grid.spacing_mm
+    arrival = np.where(ndimage.maximum_filter(core, 2)[half], 0, _FAR).astype(np.float32)
+    for _ in range(int(0.8 * reach_mm / grid.spacing_mm) + 2):
+        nearest = arrival
+        for axis in range(3):
+            nearest = np.minimum(nearest, ndimage.minimum_filter1d(arrival, 3, axis=axis))
+        arrival = np.minimum(arrival, nearest + cost)
+    steps = [np.arange(n, dtype=np.float32) / 2 for n in grid.shape]
+    at = np.stack(np.meshgrid(*steps, indexing="ij"))
+    limited = arrival.clip(max=reach_mm + 20)
+    return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
+
+
+def _from(position: npt.NDArray[np.floating], grid: Grid) -> Field:
+    return grid.positions() - position.astype(np.float32)[:, None, None, None]
+
+
+def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
