@@ -40,7 +40,7 @@ from brats_seg.inference.reconstruct import (
     Reconstructor as Reconstructor,
     reconstruct_cases as reconstruct_cases,
 )
-from brats_seg.inference.model import PredictionSettings as PredictionSettings
+from brats_seg.inference.settings import PredictionSettings as PredictionSettings
 from brats_seg.inference.tuning import tune_runs as tune_runs
 from brats_seg.models.build import build_model as build_model
 from brats_seg.pages.html import PageOptions as PageOptions

@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from brats_seg import presets
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, unknown_name
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -42,6 +42,12 @@ Width = Annotated[int, Field(gt=0, le=4096)]
 """Channels of a layer; the widest networks in use have 1024."""
 VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
 """Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
+Overlap = Annotated[float, Field(ge=0, lt=1)]
+"""Share that neighbouring windows have in common."""
+CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
+"""Volume of tissue: a head has about 5e6."""
+Threshold = Annotated[float, Field(gt=0, lt=1)]
+"""Probability between none and certainty, which would make all or no voxels tumour."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 
@@ -290,7 +296,7 @@ class ValidationConfig(Section):
     many as keep the validations below a quarter of the computation of the training."""
     patches_between: bool = False
     """Whether the epochs in between are validated on patches of the held-out cases."""
-    overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
+    overlap: Overlap = OVERLAP
     """Share of a window that the next one overlaps."""
     watch: Literal["val_loss", "val_dice"] = "val_dice"
     """Value by which `best.pt` is chosen."""
@@ -377,8 +383,7 @@ def load_config(
         (3, (40, 40, 40))
     """
     if preset is not None and preset not in presets.PRESETS:
-        msg = f"preset {preset!r} is unknown; there are {', '.join(presets.PRESETS)}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_name(f"preset {preset!r}", preset, presets.PRESETS))
     origin = "the configuration file"
     given = parse_yaml(text, origin) or {}
     if not isinstance(given, dict):
@@ -579,5 +584,7 @@ def _unknown(location: tuple[int | str, ...]) -> str:
     section: Any = Config
     for part in location[:-1]:
         section = section.model_fields[str(part)].annotation
-    key = ".".join(map(str, location))
-    return f"{key} is unknown; there are {', '.join(section.model_fields)}"
+    name = str(location[-1])
+    # it may be a setting of another section
+    nearest = [key for key in flat_settings(Config()) if key.endswith(f".{name}")]
+    return unknown_name(".".join(map(str, location)), name, section.model_fields, nearest)

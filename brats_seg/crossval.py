@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.folds import check_fold, fold_table_path
+from brats_seg.cases.folds import check_fold
 from brats_seg.cases.index import read_index
 from brats_seg.cases.many import Failure
 from brats_seg.config import Config
@@ -34,9 +34,9 @@ from brats_seg.files import remove_leftovers
 from brats_seg.inference import batch
 from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
@@ -123,7 +123,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
-        check_fold(fold, fold_table_path(folder, config.folds), config.folds)
+        check_fold(fold, folder, config.folds)
     # whose settings these are has typed the name
     with trusting(config.model.name), OutputFolder(output / "predictions").opened() as predictions:
         remove_leftovers(output)

@@ -14,6 +14,7 @@ BratsError                1  something about the data is wrong
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import Literal
 
@@ -143,6 +144,20 @@ def counted(n: int, noun: str) -> str:
     """
     plural = "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
     return f"{n} {noun}{'' if n == 1 else plural}"
+
+
+def unknown_name(
+    subject: str, name: str, known: Collection[str], nearest: Sequence[str] = ()
+) -> str:
+    """Return a message about a name that there is not, with those that there are and the nearest of them.
+
+    Example:
+        >>> unknown_name("preset 'dmo'", "dmo", ["demo", "full"])
+        "preset 'dmo' is unknown; there are demo, full. Did you mean demo?"
+    """
+    nearest = nearest or get_close_matches(name, known, n=1)
+    hint = f". Did you mean {nearest[0]}?" if nearest else ""
+    return f"{subject} is unknown; there are {', '.join(known)}{hint}"
 
 
 def some_of(names: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, unknown_name
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
 """The order of modalities everywhere in the package."""
@@ -105,9 +105,8 @@ def convention_named(name: str) -> LabelConvention:
     for convention in CONVENTIONS:
         if convention.name == name:
             return convention
-    known = ", ".join(convention.name for convention in CONVENTIONS)
-    msg = f"label convention {name!r} is unknown; there are {known}"
-    raise ConfigError(msg)
+    known = [convention.name for convention in CONVENTIONS]
+    raise ConfigError(unknown_name(f"label convention {name!r}", name, known))
 
 
 def tissue_named(name: str) -> str:

@@ -47,7 +47,7 @@ SHORT = {
     "--device": ("training.device", "Device: auto, cpu, cuda, cuda:1 or mps"),
     "--precision": ("training.precision", "Precision: auto, fp32, fp16 or bf16"),
     "--start-from": ("start.path", "Run, exported model or weights to start from"),
-    "--labels": ("cases.labels", f"Label convention: {', '.join(get_args(ConventionName))}"),
+    "--convention": ("cases.labels", f"Label convention: {', '.join(get_args(ConventionName))}"),
     "--label-files": ("cases.label_files", "Pattern of label maps, such as '*_tumour.nii.gz'"),
     "--skip-bad": ("cases.skip_bad", "Skip cases with problems"),
 }

@@ -74,6 +74,14 @@ def tiny_run(tiny_scans: Path, tiny_prepared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def cubes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prepared cases of about 45 voxels an edge, to be read only."""
+    from tests.prepared import write_prepared
+
+    return write_prepared(tmp_path_factory.mktemp("cubes"), n_cases=2, shape=(48, 48, 48))
+
+
+@pytest.fixture(scope="session")
 def five_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared cases of five phantoms of brains, to be read only."""
     from brats_seg.cases.phantom import write_phantom_cases

@@ -19,9 +19,10 @@ from brats_seg.data.fold import open_split
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference import batch
 from brats_seg.inference.method import Scan, prepare_scan, standard_method
-from brats_seg.inference.model import DEFAULT_SETTINGS, Member, Model, PredictionSettings
+from brats_seg.inference.model import Member, Model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device

@@ -39,9 +39,10 @@ from brats_seg.inference.batch import (
     shared_outcomes,
 )
 from brats_seg.inference.export import export_model
-from brats_seg.inference.model import PredictionSettings, load_model
+from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder, Record
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import SHAPE, Run, make_volumes, write_case, write_nifti

@@ -1,53 +1,41 @@
+"""Boxes of voxels, held against masks of the same voxels."""
+
 import numpy as np
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.box import Box, Mask, bounding_box
 
-
-def test_a_box_knows_its_shape_and_takes_itself_out_of_an_array() -> None:
-    box = Box.at((1, 0, 2), (2, 3, 1))
-    array = np.arange(4 * 4 * 4).reshape(4, 4, 4)
-    assert box == Box(start=(1, 0, 2), stop=(3, 3, 3))
-    assert box.shape == (2, 3, 1)
-    np.testing.assert_array_equal(array[box.slices], array[1:3, 0:3, 2:3])
+SHAPE = (5, 6, 7)
+CORNERS = st.tuples(*[st.integers(-3, 8)] * 3)
+SIZES = st.tuples(*[st.integers(1, 6)] * 3)
+BOXES = st.builds(Box.at, CORNERS, SIZES)
 
 
-@pytest.mark.parametrize(
-    ("box", "inside"),
-    [
-        (Box(start=(-2, 1, 0), stop=(2, 3, 9)), Box(start=(0, 1, 0), stop=(2, 3, 4))),
-        (Box(start=(1, 1, 1), stop=(2, 2, 2)), Box(start=(1, 1, 1), stop=(2, 2, 2))),
-        # wholly outside: nothing is left
-        (Box(start=(6, 0, 0), stop=(8, 4, 4)), Box(start=(4, 0, 0), stop=(4, 4, 4))),
-    ],
-)
-def test_the_part_within_a_volume(box: Box, inside: Box) -> None:
-    assert box.within((4, 4, 4)) == inside
+def mask_of(box: Box) -> Mask:
+    """Return which voxels of `SHAPE`, with a margin of 20 on each side, are in a box."""
+    at = np.indices([n + 40 for n in SHAPE]).T - 20
+    return ((at >= box.start) & (at < box.stop)).all(axis=-1).T
 
 
-def test_a_box_seen_from_another_origin_has_the_same_shape() -> None:
-    box = Box.at((5, 6, 7), (2, 2, 2)).seen_from((5, 5, 5))
-    assert box == Box.at((0, 1, 2), (2, 2, 2))
+@given(one=BOXES, other=BOXES)
+def test_boxes_are_their_voxels(one: Box, other: Box) -> None:
+    whole, outer = Box.at((0, 0, 0), SHAPE), Box.at((-20, -20, -20), (1, 1, 1))
+    assert mask_of(one).sum() == np.prod(one.shape)
+    assert bounding_box(mask_of(one)) == one.seen_from(outer.start)
+    assert bounding_box(mask_of(one) | mask_of(other)) == one.joined(other).seen_from(outer.start)
+    inside = one.within(SHAPE)
+    np.testing.assert_array_equal(mask_of(inside), mask_of(one) & mask_of(whole))
+    # a crop is placed back where it was
+    volume = np.arange(np.prod(SHAPE)).reshape(SHAPE) + 1
+    placed = inside.placed(volume[inside.slices], SHAPE)
+    np.testing.assert_array_equal(placed, volume * mask_of(one)[20:25, 20:26, 20:27])
 
 
-def test_joined_boxes_hold_both() -> None:
-    one, other = Box.at((0, 5, 2), (2, 2, 2)), Box.at((1, 0, 3), (4, 1, 9))
-    assert one.joined(other) == Box(start=(0, 0, 2), stop=(5, 7, 12)) == other.joined(one)
-
-
-def test_a_crop_is_placed_back_where_it_was() -> None:
-    volume = np.zeros((5, 6, 7), dtype=np.uint8)
-    volume[1:3, 2:5, 3:4] = 4
-    box = Box(start=(1, 1, 3), stop=(4, 5, 6))
-    np.testing.assert_array_equal(box.placed(volume[box.slices], (5, 6, 7)), volume)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_the_bounding_box_touches_the_outermost_voxels(order: str) -> None:
-    mask = np.zeros((6, 7, 8), dtype=bool, order=order)
+def test_boxes_outside_of_a_volume_and_masks_without_voxels_are_empty() -> None:
+    outside = Box(start=(6, 0, 0), stop=(8, 4, 4)).within((4, 4, 4))
+    assert outside == Box(start=(4, 0, 0), stop=(4, 4, 4))
+    assert bounding_box(np.zeros((2, 2, 2), dtype=bool)) is None
+    mask = np.zeros((6, 7, 8), dtype=bool, order="F")
     mask[1, 3, 4] = mask[4, 2, 7] = True
     assert bounding_box(mask) == Box(start=(1, 2, 4), stop=(5, 4, 8))
-
-
-def test_an_empty_mask_has_no_bounding_box() -> None:
-    assert bounding_box(np.zeros((2, 2, 2), dtype=bool)) is None

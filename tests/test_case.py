@@ -84,10 +84,9 @@ def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]
     assert loaded.convention == MSD
 
 
-@pytest.mark.parametrize("values", [(0, 1, 2, 4), (0, 1, 2, 3)])
-def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path, values: tuple[int, ...]) -> None:
-    """Index and `load_case` agree, whichever of the values occur."""
-    case_id = "BraTS-GLI-00001-000"
+def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path) -> None:
+    """Index and `load_case` agree."""
+    case_id, values = "BraTS-GLI-00001-000", (0, 1, 2, 4)
     rng = np.random.default_rng(0)
     for modality in (*MODALITIES, "seg"):
         array = np.zeros((182, 218, 182), np.int16)

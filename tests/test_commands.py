@@ -97,7 +97,7 @@ FLOW = (
         "6 predicted, 0 finished before, 0 failed",
     ),
     Step(
-        f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --labels msd",
+        f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --convention msd",
         "\nme: WT ",
     ),
     Step("report out --reference data --no-case-pages", files=("out/cohort.html",)),
@@ -204,9 +204,9 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("train --set training.epochs=3", 2, "setting training.epochs is unknown"),
+        ("train --set training.epochs=3", 2, "Did you mean n_epochs?"),
         ("train --set optimizer.lr", 2, "has no '='"),
-        ("train --preset kagle", 2, "preset 'kagle' is unknown"),
+        ("train --preset kagle", 2, "Did you mean kaggle-t4?"),
         ("train --config nowhere.yaml", 2, "nowhere.yaml cannot be read"),
         ("train --network vnet", 2, "setting model.name"),
         ("train --fold 7", 2, "fold 7"),
@@ -225,10 +225,11 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("crossval --network autoencoder", 2, "autoencoder"),
         ("crossval -o taken", 2, "taken/model exists and holds no exported model"),
         ("crossval -o file", 3, "cannot be written"),
-        ("predict data --model runs/fold0 --t1n a.nii", 2, "give either INPUTS, or one case"),
-        ("predict --model runs/fold0", 2, "give either INPUTS, or one case"),
+        ("predict data --model runs/fold0 --t1n file", 2, "give either DATA, or one case"),
+        ("predict --model runs/fold0", 2, "give either DATA, or one case"),
         ("predict data --model runs/fold0 --case me", 2, "which --case names"),
-        ("predict data --model nothing", 2, "nothing holds no model"),
+        ("predict data --model nothing", 2, "nothing does not exist; expected --model: Run,"),
+        ("predict data --model empty", 2, "empty holds no model"),
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
@@ -241,6 +242,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
         ("evaluate data", 2, "two with --compare A B"),
+        ("evaluate data data --task GLIO", 2, "Did you mean GLI?"),
         ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
@@ -268,6 +270,55 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     assert message in done.err
     assert "Traceback" not in done.err
     assert not (work / "refused").exists()
+
+
+MISTAKES = (
+    "train --data nosuch",
+    "train --data . --set trainin.seed=3",
+    "train --data . --device gpu",
+    "train --data . --fold 9",
+    "train --data . --run /dev/null/run",
+    "plan --device t5",
+    "settings nosuch",
+    "certify --run nosuch",
+    "tune nosuch",
+    "crossval --folds x",
+    "crossval --protocol legac",
+    "predict . -o out --model nosuch",
+    "predict . -o out --model . --set overlp=1",
+    "predict . -o out --model . --window half",
+    "predict . -o out --model . --workers many",
+    "predict . -o out --model . --series t1x=3",
+    "predict . -o /dev/null/out --model .",
+    "predict -o out --model .",
+    "evaluate nosuch .",
+    "evaluate . . --task GLIO",
+    "figure montag . -o a.png",
+    "export nosuch -o model",
+    "features . --convention brats2016",
+    "report nosuch",
+    "reconstruct . nosuch",
+)
+
+
+def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
+    program = f"""if True:
+        import shlex, sys
+        from brats_seg.cli import main
+        for line in {MISTAKES}:
+            sys.argv = ["brats-seg", *shlex.split(line)]
+            try:
+                main()
+            except SystemExit as end:
+                assert end.code in (2, 3), line
+            assert "torch" not in sys.modules, line
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("error: ") == len(MISTAKES)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
@@ -482,7 +533,7 @@ def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
         write_case(tmp_path / "scans", case_id, labelled=False)
     predict = ("predict", "scans", "-o", "out", "--model", model, *PLAIN)
-    first, again, asked = run(*predict), run(*predict), run(*predict, "--labels", "brats2023")
+    first, again, asked = run(*predict), run(*predict), run(*predict, "--convention", "brats2023")
     shown = run(*predict, "--json").out
     assert [done.out.count("convention written for") for done in (first, again)] == [1, 1]
     assert "convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET)" in again.out
@@ -497,7 +548,7 @@ def test_every_option_of_predict_reaches_the_record(
 ) -> None:
     flags = (
         "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
-        "--labels brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
+        "--convention brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
         "--set smallest_et_mm3=50 --set preview=false"
     )
     case = tiny_scans / "BraTS2021_00000"

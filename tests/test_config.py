@@ -112,7 +112,8 @@ def test_what_is_given_wins_over_what_the_network_starts_from():
 
 
 ASSIGNMENTS = (
-    ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
+    ("training.lr=1", r"training\.lr is unknown; .* Did you mean optimizer\.lr\?"),
+    ("trainig.n_epochs=3", r"setting trainig is unknown; .* folds,.* Did you mean training\?"),
     ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
     ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
     ("training.n_epochs=ten", r"training\.n_epochs: expected a valid integer.*got 'ten'"),

@@ -18,8 +18,9 @@ from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model import PredictionSettings, load_model
+from brats_seg.inference.model import load_model
 from brats_seg.inference.results import OutputFolder
+from brats_seg.inference.settings import PredictionSettings
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 

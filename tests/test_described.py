@@ -6,20 +6,18 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.index import index_cases, read_index, write_index
-from brats_seg.config import load_config
-from brats_seg.data.fold import prepare_data
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import find_pairs
 
 HEADINGS = {"T1": "t1", "T1 post": "t1ce", "t2w": "t2", "FLAIR": "flair", "Segmentation": "seg"}
 
 
-def rows_of(brats_root: Path, above: Path, n_patients: int = 6) -> list[dict[str, str]]:
+def rows_of(brats_root: Path, above: Path) -> list[dict[str, str]]:
     rows = []
     for number, folder in enumerate(sorted(brats_root.iterdir())):
         stem = f"{folder.relative_to(above)}/{folder.name}"
         files = {heading: f"{stem}_{suffix}.nii.gz" for heading, suffix in HEADINGS.items()}
-        rows.append({"case_id": f"scan{number}", "patient_id": f"p{number % n_patients}", **files})
+        rows.append({"case_id": f"scan{number}", "patient_id": f"p{number % 2}", **files})
     return rows
 
 
@@ -37,6 +35,7 @@ def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, nam
     table = write_rows(tmp_path / name, rows_of(brats_root, tmp_path))
     index = index_cases(table)
     assert [case.case_id for case in index.cases] == [f"scan{n}" for n in range(6)]
+    assert [case.patient_id for case in index.cases] == [f"p{n % 2}" for n in range(6)]
     assert all(case.usable and case.label is not None for case in index.cases)
     assert index.root == tmp_path
     write_index(index, tmp_path / "index.csv")
@@ -44,15 +43,6 @@ def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, nam
     rows = [{**row, "t1gd": row["T1 post"]} for row in rows_of(brats_root, tmp_path)]
     with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
         index_cases(write_rows(table, rows))
-
-
-def test_a_table_is_prepared_and_keeps_patients_together(brats_root: Path, tmp_path: Path) -> None:
-    table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path, n_patients=2))
-    config = load_config(preset="demo", values={"folds.n_folds": 2})
-    prepared = prepare_data(table, config=config, prepared_path=tmp_path / "ready")
-    assert prepared.case_ids == {f"scan{n}" for n in range(6)}
-    held_out = prepared.folds.split(0).validation
-    assert set(held_out) in ({"scan0", "scan2", "scan4"}, {"scan1", "scan3", "scan5"})
 
 
 def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> None:

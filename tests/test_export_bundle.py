@@ -14,7 +14,8 @@ from monai.bundle import ConfigParser
 
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.export import export_model
-from brats_seg.inference.model import PredictionSettings, load_model
+from brats_seg.inference.model import load_model
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import write_case
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run

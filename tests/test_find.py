@@ -140,10 +140,11 @@ def test_names_tell_the_files(
 
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
-    root = touch(tmp_path / "HGG" / "Brats18_1_1_1", *scans("Brats18_1_1_1"))
+    root = touch(tmp_path / "hgg" / "Brats18_1_1_1", *scans("Brats18_1_1_1"))
     case = only_case_in(root)
     assert (case.case_id, case.facts.grade) == ("Brats18_1_1_1", "HGG")
-    assert only_case_in(touch(tmp_path / "smith", *scans("scan"))).case_id == "smith"
+    case = only_case_in(touch(tmp_path / "LGG-study" / "smith", *scans("scan")))
+    assert (case.case_id, case.facts.grade) == ("smith", "")
 
 
 @pytest.mark.parametrize(

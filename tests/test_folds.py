@@ -72,18 +72,17 @@ def test_the_name_of_a_table_tells_its_settings(tmp_path):
 
 
 def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path):
-    path = tmp_path / "folds-5-seed55.csv"
-    folds.check_fold(4, path, FoldConfig())
-    folds.check_fold(6, path, NOTEBOOK)
+    folds.check_fold(4, tmp_path, FoldConfig())
+    folds.check_fold(6, tmp_path, NOTEBOOK)
     for fold in (5, -1):
         with pytest.raises(
             FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4\. Choose"
         ):
-            folds.check_fold(fold, path, FoldConfig())
-    folds.write_folds(make_table(("A", "a", 1), ("B", "b", 5)), path)
-    folds.check_fold(5, path, FoldConfig())
+            folds.check_fold(fold, tmp_path, FoldConfig())
+    folds.write_folds(make_table(("A", "a", 1), ("B", "b", 5)), tmp_path / "folds-5-seed55.csv")
+    folds.check_fold(5, tmp_path, FoldConfig())
     with pytest.raises(FoldError, match="fold 0 is not in the fold table, which has folds 1, 5"):
-        folds.check_fold(0, path, FoldConfig())
+        folds.check_fold(0, tmp_path, FoldConfig())
 
 
 @pytest.mark.parametrize(

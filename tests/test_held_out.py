@@ -19,8 +19,9 @@ from brats_seg.inference import held_out as module
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import measure_subsets, open_held_out
-from brats_seg.inference.model import Model, PredictionSettings, load_model
+from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
 from brats_seg.progress import untracked

@@ -31,9 +31,6 @@ from brats_seg.cases.nifti import read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    BRATS2024,
     BRATS2024_PED,
     MODALITIES,
     MSD,
@@ -73,28 +70,6 @@ def test_a_folder_of_scans_becomes_a_table_of_cases(tiny_scans: Path) -> None:
     assert (first.label_values, last.label_values) == ((0, 1, 2, 4), (0, 1, 2))
     assert first.facts.tumour_ml == np.count_nonzero(builders.make_label_map(seed=0)) / 1000
     assert len({case.facts.voxel_hash for case in index.cases}) == 6
-
-
-def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
-    expected = {
-        "HGG/Brats18_TCIA01_201_1": BRATS2017,
-        "2020/BraTS20_Training_001": BRATS2017,
-        "2023/BraTS-GLI-00000-000": BRATS2023,
-        "2023/BraTS-MEN-00000-000": BRATS2023,
-        "2024/BraTS-GLI-00000-100": BRATS2024,
-        "2024/BraTS-PED-00000-000": BRATS2024_PED,
-    }
-    for seed, (path, convention) in enumerate(expected.items()):
-        folder, case_id = path.split("/")
-        builders.write_case(tmp_path / folder, case_id, convention=convention, seed=seed)
-    builders.write_case(tmp_path / "val", "BraTS-SSA-00000-000", labelled=False, seed=9)
-
-    cases = by_id(index_cases(tmp_path))
-
-    found = {f"{case.folder}": case.convention for case in cases.values()}
-    assert found == {path: c.name for path, c in expected.items()} | {"val/BraTS-SSA-00000-000": ""}
-    assert all(case.usable for case in cases.values())
-    assert cases["Brats18_TCIA01_201_1"].facts.grade == "HGG"
 
 
 def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
@@ -213,7 +188,7 @@ def test_label_maps_in_the_numbering_of_another_release_are_problems(
     write_phantoms(tmp_path, convention, n_cases)
     for case in (cases := index_cases(tmp_path).cases):
         [problem] = case.problems
-        assert f"{convention.name} fits. Name the right one with --labels" in problem
+        assert f"{convention.name} fits. Name the right one, such as --convention" in problem
     assert len(cases) == n_cases
     # a numbering that a person named is no problem
     for name in ("msd", "brats2023") if convention is MSD else ("brats2024-ped",):
@@ -345,9 +320,11 @@ def test_cases_of_a_release_share_their_convention() -> None:
         # scans of unknown releases share one with those of their folder
         listed("smith", (0, 1, 2, 3), "one/smith"),
         listed("jones", (0, 1, 2, 4), "two/jones"),
+        listed("BraTS-PED-00000-000", (0, 1, 2, 4)),
+        listed("BraTS-SSA-00000-000"),
     )
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
-    expected = [*["brats2024"] * 3, "brats2023", "brats2017"]
+    expected = [*["brats2024"] * 3, "brats2023", "brats2017", "brats2024-ped", ""]
     assert [case.convention for case in cases] == expected
     assert cases[1].facts.tumour_ml == 2000
 
@@ -355,7 +332,9 @@ def test_cases_of_a_release_share_their_convention() -> None:
 def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
     good, bad = explained(listed(values=(0, 1, 2, 4)), listed("BraTS2021_00001", (0, 1, 2, 4, 7)))
     assert good.usable
-    assert re.match("case BraTS2021_00001, .* label values .7.; .* with --labels", bad.problems[0])
+    assert re.match(
+        "case BraTS2021_00001, .* label values .7.; .* with --convention", bad.problems[0]
+    )
 
 
 def test_a_named_convention_goes_before_all_others() -> None:

@@ -112,7 +112,7 @@ def test_the_numbering_that_fits_is_named() -> None:
     (advised,) = judge_group([labels], BRATS2023, next_step="Renumber it.")
     assert isinstance(judgement.refusal, LabelError)
     assert "label 1 surrounds the others, but oedema is 2" in str(judgement.refusal)
-    assert "msd fits. Name the right one with --labels" in str(judgement.refusal)
+    assert "msd fits. Name the right one, such as --convention" in str(judgement.refusal)
     assert str(advised.refusal).endswith("Renumber it.")
     assert named.refusal is None
     assert named.warnings[0].endswith("oedema is 2; msd fits")

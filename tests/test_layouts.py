@@ -64,12 +64,6 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
     )
 
 
-def test_folders_of_label_maps_are_known_by_their_names() -> None:
-    names = ("images_segm", "automated_segm", "labels", "Masks", "tumor segmentations")
-    others = ("labels_1_2_3", "predictions", "images_structural")
-    assert list(filter(layouts.is_label_folder, names + others)) == list(names)
-
-
 @pytest.mark.parametrize(
     "stems",
     [
@@ -117,18 +111,6 @@ def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
         case_id, _, patient_id = marked.partition("=")
         patient_id = patient_id or re.sub(".*<|>.*", "", marked)
         assert layouts.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
-
-
-def test_words_of_a_description_are_modalities() -> None:
-    words = ("FLAIR", "T1w", "t1gd", "T2w", "T1 post", "T2-FLAIR", "seg", "CT")
-    found = " ".join(str(layouts.modality_named(word)) for word in words)
-    assert found == "t2f t1n t1c t2w t1c t2f None None"
-
-
-def test_the_grade_is_a_folder_above() -> None:
-    assert layouts.grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
-    assert layouts.grade_of(["a", "lgg"]) == "LGG"
-    assert layouts.grade_of(["LGG-study", "case"]) == ""
 
 
 @pytest.mark.real

@@ -45,11 +45,6 @@ class DeadlyDataset(loader.PatchDataset):
         return super().__getitem__(key)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=3)
-
-
 def make_dataset(
     folder: Path, kind: type[loader.PatchDataset] = loader.PatchDataset, names: tuple[str, ...] = ()
 ) -> loader.PatchDataset:
@@ -87,8 +82,10 @@ def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     )
 
 
-def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> None:
-    samples = loader.patch_loader(make_dataset(folder), loader.epoch_patches(IDS, 0, 20, 1), 2)
+def test_workers_end_with_the_epoch_also_when_it_is_cut_short(tiny_prepared: Path) -> None:
+    samples = loader.patch_loader(
+        make_dataset(tiny_prepared), loader.epoch_patches(IDS, 0, 20, 1), 2
+    )
     next(samples)
     assert len(multiprocessing.active_children()) == 2
     samples.close()
@@ -96,19 +93,19 @@ def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> N
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> None:
+def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: int) -> None:
     keys = [loader.PatchKey(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
-    samples = loader.patch_loader(make_dataset(folder), keys, n_workers)
+    samples = loader.patch_loader(make_dataset(tiny_prepared), keys, n_workers)
     assert next(samples).case_id == IDS[0]
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
         next(samples)
 
 
 def test_a_killed_worker_and_small_memory_are_explained(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     samples = loader.patch_loader(
-        make_dataset(folder, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
+        make_dataset(tiny_prepared, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
     )
     killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
     with pytest.raises(EnvironmentalError, match=killed):
@@ -121,7 +118,9 @@ def test_a_killed_worker_and_small_memory_are_explained(
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
     with pytest.raises(EnvironmentalError, match=too_small):
-        list(loader.patch_loader(make_dataset(folder), loader.epoch_patches(IDS, 0, 1, 1), 1))
+        list(
+            loader.patch_loader(make_dataset(tiny_prepared), loader.epoch_patches(IDS, 0, 1, 1), 1)
+        )
 
 
 class RandShiftOfTheirs(RandomizableTransform, MapTransform):
@@ -154,10 +153,10 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
 @pytest.mark.parametrize("names", [(), NAMED], ids=["ours", "of a user"])
 def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
-    folder: Path, names: tuple[str, ...], n_workers: int
+    tiny_prepared: Path, names: tuple[str, ...], n_workers: int
 ) -> None:
-    keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
-    dataset, alone = (make_dataset(folder, names=names) for _ in range(2))
+    keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(tiny_prepared)
+    dataset, alone = (make_dataset(tiny_prepared, names=names) for _ in range(2))
     before = torch.get_rng_state()
     samples = list(loader.patch_loader(dataset, keys, n_workers))
     assert torch.equal(torch.get_rng_state(), before)
@@ -187,17 +186,13 @@ def make_nothing() -> None:
     """Return no transform."""
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prepared cases of about 45 voxels an edge."""
-    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=2, shape=(48, 48, 48))
-
-
 def dataset_of(
-    pair: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
+    cubes: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
 ) -> loader.PatchDataset:
     patch = PatchConfig(size=size, foreground=foreground)
-    return loader.PatchDataset(pair, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed)
+    return loader.PatchDataset(
+        cubes, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed
+    )
 
 
 def keys_of(n: int) -> list[loader.PatchKey]:
@@ -213,9 +208,9 @@ def equal(one: loader.Sample, other: loader.Sample) -> bool:
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) -> None:
+def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str) -> None:
     """A sample that is held does not change when others are made."""
-    dataset, plain = dataset_of(pair, augment), dataset_of(pair)
+    dataset, plain = dataset_of(cubes, augment), dataset_of(cubes)
     held = [dataset[key] for key in keys_of(20)]
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
     for key in keys_of(8):
@@ -235,10 +230,10 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) 
 
 
 @pytest.mark.parametrize("size", [(60, 60, 60), "whole", None])
-def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) -> None:
+def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -> None:
     """A whole case is rounded up to a size that the network takes, but for a held-out one."""
-    case, key = open_case(pair, PAIR[0]), keys_of(1)[0]
-    sample = dataset_of(pair, size=size)[key] if size else loader.whole_case(pair, PAIR[0])
+    case, key = open_case(cubes, PAIR[0]), keys_of(1)[0]
+    sample = dataset_of(cubes, size=size)[key] if size else loader.whole_case(cubes, PAIR[0])
     box = Box.at((0, 0, 0), (48, 48, 64) if size else case.shape)
     if size not in {"whole", None}:
         box = Box.at(tuple((n - 60) // 2 for n in case.shape), size)
@@ -249,9 +244,9 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(pair: Path, size) ->
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_threads_and_order_change_no_bit(
-    pair: Path, augment: str, request: pytest.FixtureRequest
+    cubes: Path, augment: str, request: pytest.FixtureRequest
 ) -> None:
-    dataset = dataset_of(pair, augment, size=(48, 48, 48))
+    dataset = dataset_of(cubes, augment, size=(48, 48, 48))
     alone = [dataset[key] for key in keys_of(12)]
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(3)

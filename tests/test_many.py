@@ -15,7 +15,7 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
-from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
+from brats_seg.errors import EnvironmentalError, LabelError, UsageError
 from brats_seg.progress import Item
 from tests.builders import limited_files
 
@@ -122,15 +122,6 @@ if __name__ == "__main__":
 
 def handlers(_: int) -> tuple[object, object]:
     return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-
-
-def test_an_error_keeps_its_type_and_its_parts() -> None:
-    error = CaseError("a", "b", "c", "d", "e")
-    with (
-        worker_pool(1, when_killed="") as pool,
-        pytest.raises(CaseError, match=r"case a, file b: found c; expected d\. e"),
-    ):
-        pool.submit(fail_with, error, 0).result()
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -16,8 +16,9 @@ from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
-from brats_seg.inference.model import Model, PredictionSettings
+from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from brats_seg.pages.html import PageOptions
 from brats_seg.pages.write import write_report

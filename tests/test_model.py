@@ -9,7 +9,8 @@ import torch
 
 from brats_seg.config import Config, PatchConfig
 from brats_seg.errors import ConfigError, UsageError
-from brats_seg.inference.model import PredictionSettings, load_model, prediction_settings, resolve
+from brats_seg.inference.model import load_model, resolve
+from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
@@ -181,13 +182,13 @@ def test_finished_predictions_are_recognised_by_what_they_depend_on() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
+        ({"labels": "brats1999"}, "setting labels: expected 'brats2017'.*got 'brats1999'"),
         ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
         ({"window": ["64", "64"]}, "setting window: expected three positive whole numbers"),
         ({"window": "a,64,64"}, "setting window: expected three positive whole numbers"),
         ({"window": "centre"}, "setting window: .* or 'whole'"),
         ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
-        ({"speed": 3}, "setting speed"),
+        ({"overlp": 0.5}, "setting overlp is unknown; .* Did you mean overlap?"),
     ],
 )
 def test_settings_out_of_range_are_named(given: dict, message: str) -> None:

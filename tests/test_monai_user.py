@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from monai.data import DataLoader, Dataset
 from monai.losses import DiceLoss
@@ -18,13 +17,10 @@ from monai.transforms import (
 )
 
 from brats_seg.cases.folds import Split
-from brats_seg.cases.index import index_cases
-from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import PatchConfig, StoreConfig, load_config
+from brats_seg.config import PatchConfig, load_config
 from brats_seg.data.fold import open_split
 from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
 from brats_seg.data.loader import PatchKey
-from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.training.gradient import MicroBatch
@@ -35,29 +31,18 @@ from tests.builders import make_label_map, make_volumes, write_nifti
 PATCH = PatchConfig(size=(32, 32, 32), foreground=1.0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prepared phantoms."""
-    root = tmp_path_factory.mktemp("data")
-    write_phantom_cases(root / "scans", n_cases=2, seed=0)
-    cases = index_cases(root / "scans").cases
-    assert prepare_cases(cases, root / "prepared", StoreConfig()) == ()
-    return root / "prepared"
+ITEMS = [{"case_id": f"BraTS2021_0000{number}"} for number in range(2)]
 
 
-def items(folder: Path) -> list[dict[str, str]]:
-    return [{"case_id": path.name} for path in sorted(folder.iterdir()) if path.is_dir()]
-
-
-def test_ten_lines_train_a_network_of_monai(folder: Path) -> None:
+def test_ten_lines_train_a_network_of_monai(five_prepared: Path) -> None:
     torch.manual_seed(0)
     transforms = [
-        ReadPatchd(folder=folder, patch=PATCH),
+        ReadPatchd(folder=five_prepared, patch=PATCH),
         RegionsOfLabelsd(),
         RandFlipd(("image", "label"), prob=0.5, spatial_axis=0),
         RandGaussianNoised("image", prob=1.0),
     ]
-    patches = DataLoader(Dataset(items(folder), Compose(transforms)), batch_size=1)
+    patches = DataLoader(Dataset(ITEMS, Compose(transforms)), batch_size=1)
     network = BasicUNet(spatial_dims=3, in_channels=4, out_channels=3, features=(4,) * 6)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     accumulator = Accumulator(network, DiceLoss(sigmoid=True), optimizer)
@@ -97,9 +82,9 @@ def brighter() -> Lambdad:
     return Lambdad("image", lambda image: image + 1)
 
 
-def test_the_settings_name_a_transform_for_training_alone(folder: Path) -> None:
-    first, second = (item["case_id"] for item in items(folder))
-    data = open_split(folder, Split(train=(first,), validation=(second,)))
+def test_the_settings_name_a_transform_for_training_alone(five_prepared: Path) -> None:
+    first, second = (item["case_id"] for item in ITEMS)
+    data = open_split(five_prepared, Split(train=(first,), validation=(second,)))
     values = {"training.device": "cpu", "training.augment": "none", "patch.size": (32, 32, 32)}
     plain = plan_run(load_config(preset="demo", values=values), data)
     named = {**values, "training.transforms": ["tests.test_monai_user.brighter"]}

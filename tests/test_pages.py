@@ -14,9 +14,9 @@ from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.figures.cases import CaseView, open_view
-from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page

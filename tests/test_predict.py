@@ -15,7 +15,7 @@ from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import Scan, input_of_crop
-from brats_seg.inference.model import Model, PredictionSettings, load_model
+from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import (
     PARTS,
     Prediction,
@@ -32,6 +32,7 @@ from brats_seg.inference.probabilities import (
     entropy,
 )
 from brats_seg.inference.results import OutputFolder
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import (
     BRATS2017,
     BRATS2023,

@@ -12,9 +12,9 @@ import pytest
 
 from brats_seg.errors import UsageError
 from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
 from tests.builders import Run, make_volumes, write_case
@@ -70,7 +70,7 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
         for old, new in names.items():
             (case / f"{case.name}_{old}.nii.gz").rename(anat / f"sub-0{number}_ses-a_{new}.nii.gz")
     command = ("predict", "raw", "-o", "derivatives", "--model", write_run(tmp_path / "run"))
-    command += ("--layout", "bids", "--labels", "brats2017", "--probabilities", "--uncertainty")
+    command += ("--layout", "bids", "--convention", "brats2017", "--probabilities", "--uncertainty")
 
     code, shown, errors = run(*command)
     again = run(*command)[1]

@@ -32,7 +32,6 @@ from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import make_label_map
-from tests.prepared import write_prepared
 
 SHAPE = (22, 18, 26)
 STILL = (False, False, False)
@@ -175,21 +174,15 @@ def test_every_name_in_the_settings_has_its_transforms() -> None:
     assert all(light in {0, full} for light, full in pairs)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One prepared case of about 45 voxels an edge."""
-    return write_prepared(tmp_path_factory.mktemp("data"), shape=(48, 48, 48))
-
-
 ITEM = {"case_id": "BraTS2021_00000"}
 PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_a_patch_is_read_in_single_precision_with_its_convention_from_its_random_state(
-    folder: Path, augment: str
+    cubes: Path, augment: str
 ) -> None:
-    reader = ReadPatchd(folder=folder, patch=PATCH, augmentation=AUGMENTATIONS[augment])
+    reader = ReadPatchd(folder=cubes, patch=PATCH, augmentation=AUGMENTATIONS[augment])
     images = []
     for seed in [*range(10), 0]:
         data = reader.set_random_state(seed)(ITEM)
@@ -214,9 +207,9 @@ def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
     np.testing.assert_array_equal(given, regions_of(labels, BRATS2024))
 
 
-def test_an_error_of_a_case_keeps_its_message(folder: Path) -> None:
+def test_an_error_of_a_case_keeps_its_message(cubes: Path) -> None:
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case") as raised:
-        apply_transforms(training_transforms(folder, patch=PATCH), {"case_id": "b"})
+        apply_transforms(training_transforms(cubes, patch=PATCH), {"case_id": "b"})
     # dask pickles an error with those before it, and must come to an end
     assert not isinstance(raised.value.__context__, RuntimeError)
 

@@ -26,8 +26,8 @@ from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import PreparedCase
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import prepare_scan
-from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.models.build import build_model
 from brats_seg.models.unet import UNet
 from brats_seg.runtime.device import Device

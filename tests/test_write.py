@@ -10,8 +10,8 @@ import pytest
 from brats_seg.cases.find import find_inputs
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.model import PredictionSettings, ResultLayout
 from brats_seg.inference.results import MANIFEST_NAME
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import REGIONS
 from brats_seg.pages.html import PageOptions
 from brats_seg.pages.write import write_report

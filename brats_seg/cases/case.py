@@ -143,11 +143,6 @@ class Case:
         return " and ".join(scan.path.name for scan in self.images) or "(none)"
 
     @property
-    def read_as(self) -> dict[str, str]:
-        """File that is read as each modality, with the index in a 4-D file."""
-        return {name: (self.root / str(self.files[name])).as_posix() for name in self.modalities}
-
-    @property
     def usable(self) -> bool:
         """Whether the case has no problem, and all modalities."""
         return not self.problems and self.modalities == MODALITIES

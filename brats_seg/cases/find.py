@@ -33,6 +33,8 @@ EXPECTED_LABELS = (
 )
 """Names that label maps are looked for by, as words for a message."""
 
+_GRADES = frozenset({"HGG", "LGG"})
+"""Names of folders above cases that tell the grade of the tumour."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
 _ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
@@ -197,7 +199,8 @@ def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
 def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
     """Add what does not depend on the layout."""
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
-    grade = layouts.grade_of(reversed((root.resolve() / case.folder).parts))
+    above = (name.upper() for name in reversed((root.resolve() / case.folder).parts))
+    grade = next((name for name in above if name in _GRADES), "")
     facts = replace(case.facts, grade=grade, files_key=_files_key(files, root))
     return replace(case, root=root, files=files, facts=facts)
 

@@ -111,9 +111,9 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
     return folder / f"folds-{config.n_folds}-seed{config.seed}.csv"
 
 
-def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
-    """Check that a fold can be held out, without reading any case."""
-    if path.exists():
+def check_fold(fold: int, folder: Path, config: FoldConfig) -> None:
+    """Check that a fold of a folder of prepared cases can be held out, without reading any case."""
+    if (path := fold_table_path(folder, config)).exists():
         read_folds(path).split(fold)
     elif fold not in range(n_folds := _n_folds(config)):
         found = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"

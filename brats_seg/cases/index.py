@@ -229,7 +229,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
     convention, is_ambiguous = resolve(group[0].release, values, declared=labels or declared)
     guess = (
         f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
-        "names do not confirm it: if that is wrong, name the convention with --labels"
+        "names do not confirm it: if that is wrong, name the convention with --convention"
     )
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
@@ -244,7 +244,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
         if are_masks:
             found = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
-            next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+            next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
             case = case.with_problem(found, expected, next_step, _shown(case).file)
         wt = convention.regions[0]
         n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)

@@ -143,7 +143,6 @@ _GLI_2024_SHAPE = (182, 218, 182)
 """Voxels of the GLI cases of 2024, and of no other GLI release."""
 _DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
 _TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
-_GRADES = frozenset({"HGG", "LGG"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,11 +215,6 @@ def parse_case_id(case_id: str) -> tuple[str, str]:
 def release_of(case_id: str) -> str:
     """Return the release that a case id belongs to, or `UNKNOWN`."""
     return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id)[0]
-
-
-def grade_of(folders: Iterable[str]) -> str:
-    """Return the grade, `HGG` or `LGG`, that is the name of a folder above a case, or nothing."""
-    return next((name.upper() for name in folders if name.upper() in _GRADES), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -348,7 +342,7 @@ def check_values(
     """Raise `LabelError` if a case has a value that its convention does not contain."""
     if unknown := sorted(set(values) - convention.values):
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
-        next_step = "Correct the label map, or name another convention with --labels."
+        next_step = "Correct the label map, or name another convention with --convention."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
 
 

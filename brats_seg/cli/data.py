@@ -9,21 +9,21 @@ from brats_seg.errors import EnvironmentalError, counted
 from brats_seg.progress import tracked
 
 
-def index(scans: Path, output: Path = Path("cases.csv")) -> int:
+def index(data: Path, output: Path = Path("cases.csv")) -> int:
     """Find cases and their label conventions, and list what is wrong with them.
 
     Exit code 1: some cases cannot be used.
 
     Examples:
         brats-seg index data
-        brats-seg index data -o cases.csv --labels brats2017
+        brats-seg index data -o cases.csv --convention brats2017
     """
     with options.importing():
         from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
     found = open_index(
-        scans, output, options.given_settings(), n_workers=available_cpus(), track=tracked
+        data, output, options.given_settings(), n_workers=available_cpus(), track=tracked
     )
     print(*summarise(found), sep="\n")
     options.emit(table=output, cases=found.cases)
@@ -32,7 +32,7 @@ def index(scans: Path, output: Path = Path("cases.csv")) -> int:
 
 
 def prepare(
-    scans: Path, prepared: Path | None = None, verify: bool = False, repair: bool = False
+    data: Path, prepared: Path | None = None, verify: bool = False, repair: bool = False
 ) -> int:
     """Index the scans, distribute them to folds, and prepare them for training.
 
@@ -43,11 +43,11 @@ def prepare(
     with options.importing():
         from brats_seg.data.fold import prepare_data, prepared_path_of
 
-    folder = prepared or prepared_path_of(scans)
+    folder = prepared or prepared_path_of(data)
     if verify:
         return _verify(folder)
     done = prepare_data(
-        scans, config=options.given_settings(), prepared_path=folder, repair=repair, track=tracked
+        data, config=options.given_settings(), prepared_path=folder, repair=repair, track=tracked
     )
     n_folds = len(done.folds.folds)
     case_ids = sorted(done.case_ids)
@@ -113,7 +113,7 @@ def phantom(folder: Path, number: int = options.DEMO_CASES, seed: int = 0) -> No
 
 
 def doctor(
-    scans: Path | None = None, prepared: Path | None = None, runs: Path = Path("runs")
+    data: Path | None = None, prepared: Path | None = None, runs: Path = Path("runs")
 ) -> int:
     """Check packages, GPU, memory, disk, scans and runs; print the command that fixes each problem.
 
@@ -125,9 +125,9 @@ def doctor(
     """
     from brats_seg.doctor import diagnose
 
-    if scans is None and options.holds_scans(options.DEFAULT_PATH):
-        scans = options.DEFAULT_PATH
-    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=options.given_settings())
+    if data is None and options.holds_scans(options.DEFAULT_PATH):
+        data = options.DEFAULT_PATH
+    diagnosis = diagnose(data, prepared_path=prepared, runs=runs, config=options.given_settings())
     options.emit(diagnosis)
     print(f"brats_seg {diagnosis.version}")
     columns = ("check", "status", "found")

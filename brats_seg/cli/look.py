@@ -25,8 +25,8 @@ _BY_SIZE = ("large_f1", "small_f1")
 
 
 def evaluate(
-    references: Path,
-    predictions: Path | None = None,
+    reference: Path,
+    prediction: Path | None = None,
     output: Path | None = None,
     protocol: str = "legacy",
     task: str = "GLI",
@@ -45,7 +45,7 @@ def evaluate(
         brats-seg evaluate data predictions --only-predicted
         brats-seg evaluate data --compare predictions/first predictions/second -o tests.csv
     """
-    if (compare is None) == (predictions is None):
+    if (compare is None) == (prediction is None):
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
     with importing():
@@ -54,21 +54,21 @@ def evaluate(
         from brats_seg.evaluation.protocols import protocol_named
 
     rules = protocol_named(protocol, task)
-    table, code = output or Path("scores.csv" if predictions else "comparison.csv"), 0
-    if predictions is not None:
+    table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
+    if prediction is not None:
         scored = score_folders(
-            references,
-            predictions,
+            reference,
+            prediction,
             table,
             rules,
             only_predicted=only_predicted,
             n_workers=available_cpus(),
             track=tracked,
         )
-        code = _print_scores(scored, predictions, table)
+        code = _print_scores(scored, prediction, table)
     elif compare is not None:
         compared = compare_folders(
-            references,
+            reference,
             compare,
             rules,
             output=table,
@@ -205,7 +205,7 @@ def figure(
     case: str | None = None,
     column: str | None = None,
     modality: str | None = None,
-    labels: str | None = None,
+    convention: str | None = None,
     clinical: list[Path] | None = None,
 ) -> None:
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
@@ -229,7 +229,7 @@ def figure(
         case=case,
         column=column,
         modality=modality,
-        labels=labels,
+        convention=convention,
         clinical=clinical or None,
     )
     emit(path=output)
@@ -286,8 +286,8 @@ def report(
 
 
 def reconstruct(
-    autoencoder_run: Path,
-    scans: Path,
+    autoencoder: Path,
+    data: Path,
     output: Path = Path("reconstructions"),
     device: str = "auto",
     precision: str = "auto",
@@ -301,12 +301,12 @@ def reconstruct(
         brats-seg reconstruct runs/autoencoder data -o reconstructions
     """
     with importing():
-        from brats_seg.inference.model import prediction_settings
         from brats_seg.inference.reconstruct import reconstruct_cases
+        from brats_seg.inference.settings import prediction_settings
         from brats_seg.labels import MODALITIES
 
     settings = prediction_settings({"device": device, "precision": precision})
-    done = reconstruct_cases([scans], autoencoder_run, output, settings, track=tracked)
+    done = reconstruct_cases([data], autoencoder, output, settings, track=tracked)
     for drawn in done.results:
         errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
         emit(drawn, rmse=errors)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from brats_seg.errors import UsageError, unknown_name
 from brats_seg.files import alone_at, whole_folder
 from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
@@ -52,20 +53,44 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-ABOUT: dict[str, dict[str, Any]] = _TABLE["arguments"] | _TABLE["options"]
+ABOUT: dict[str, dict[str, Any]] = _TABLE["options"]
 """Help, flags and values of every argument and option by the name of its parameter."""
 _VALUES: dict[str, Sequence[str]] = {
     **{name: about["values"] for name, about in ABOUT.items() if "values" in about},
     "preset": tuple(PRESETS),
     "network": NETWORKS,
     "device": ("auto", "cpu", "cuda", "mps", *GPU_NAMES),
-    "labels": get_args(ConventionName),
+    "convention": get_args(ConventionName),
     "kind": KINDS,
 }
-"""Values that the shell completes."""
+"""Values that the shell completes, and that there are."""
+_OPEN = ("network", "modality")
+"""Options that take other values too."""
+_N_DEVICES = 4
+"""Number of devices that any command takes; the others are GPUs that `plan` takes."""
 
 
-def _annotated(parameter: Parameter) -> Parameter:
+def _check(context: typer.Context) -> None:
+    """Raise `UsageError` if a path that is read does not exist, or a value is none of those there are."""
+    for parameter in context.command.params:
+        flag, value = parameter.opts[-1], context.params[str(parameter.name)]
+        # a short form of a setting has the name of the setting
+        name = parameter.name if parameter.name in ABOUT else flag.removeprefix("--")
+        about, values = ABOUT.get(name, {}), _VALUES.get(name, ())
+        if name == "device" and context.info_name != "plan":
+            values = values[:_N_DEVICES]
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if about.get("is_read") and one is not None and not one.exists():
+                msg = f"{one} does not exist; expected {flag}: {about['help']}"
+                raise UsageError(msg)
+            # a network may be a dotted name, a modality have an older name, a device be the memory of a GPU
+            if not values or one is None or name in _OPEN or one[:1].isdigit():
+                continue
+            if one.partition(":")[0].lower() not in map(str.lower, values):
+                raise UsageError(unknown_name(f"{flag} {one!r}", one, values))
+
+
+def _annotated(parameter: Parameter, arguments: Sequence[str] = ()) -> Parameter:
     """Return a parameter of a command as one that typer shows with its flags, help and values."""
     name = parameter.name
     about, values = ABOUT[name], _VALUES.get(name, ())
@@ -73,7 +98,7 @@ def _annotated(parameter: Parameter) -> Parameter:
         "help": about["help"].format(values=", ".join(values)),
         "autocompletion": one_of(*values) if values else None,
     }
-    if name in _TABLE["arguments"]:
+    if name in arguments:
         info: object = typer.Argument(**options)
     else:
         flags = about.get("flags", (f"--{name.replace('_', '-')}",))
@@ -123,6 +148,10 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
         try:
             # standard output is for the result
             with redirect_stdout(sys.stderr) if is_json else nullcontext():
+                # before torch is imported
+                _check(context)
+                if with_settings:
+                    given_settings()
                 code = command(**{name: given[name] for name in own})
         # typer would end it without a word
         except KeyboardInterrupt:
@@ -131,7 +160,9 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
         raise typer.Exit(code or 0)
 
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    run.__signature__ = Signature([context, *map(_annotated, own.values()), *options])  # type: ignore[attr-defined]
+    arguments = _TABLE["arguments"].get(command.__name__, ())
+    shown = [_annotated(parameter, arguments) for parameter in own.values()]
+    run.__signature__ = Signature([context, *shown, *options])  # type: ignore[attr-defined]
     return run
 
 

@@ -8,6 +8,7 @@ from brats_seg.cli import options
 from brats_seg.cli.look import print_remarks, print_summaries
 from brats_seg.cli.use import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
+from brats_seg.files import check_writable
 from brats_seg.progress import tracked
 from brats_seg.wings import judges
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def train(
     data: Path | None = None,
     fold: int = 0,
-    run: Path | None = None,
+    new_run: Path | None = None,
     session_hours: float | None = None,
     fresh: bool = False,
     prepared: Path | None = None,
@@ -36,7 +37,14 @@ def train(
         msg = f"--epochs {epochs} and --hours {hours} are given; expected one of them"
         raise UsageError(msg)
     scans, preset = options.data_or_demo(data)
-    run_path = run or Path(f"runs/fold{fold}")
+    run_path = new_run or Path(f"runs/fold{fold}")
+    check_writable(run_path)
+    if fresh or not run_path.exists():
+        # before torch is imported; a run that was begun has its own folds
+        from brats_seg.cases.folds import check_fold
+
+        given_folds = options.given_settings(default_preset=preset).folds
+        check_fold(fold, options.prepared_path(scans, prepared), given_folds)
     config = options.run_settings(run_paths=() if fresh else (run_path,), default_preset=preset)
     with options.importing():
         from brats_seg.training.trainer import train_fold
@@ -109,12 +117,12 @@ def settings(section: str = "") -> None:
         brats-seg settings training
         brats-seg settings --preset kaggle-t4
     """
-    from brats_seg.config import describe_settings
+    from brats_seg.config import describe_settings, flat_settings
 
-    listed = [row for row in describe_settings(options.run_settings()) if section in row.key]
-    if not listed:
+    if not any(section in key for key in flat_settings(options.given_settings())):
         msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
         raise UsageError(msg)
+    listed = [row for row in describe_settings(options.run_settings()) if section in row.key]
     options.emit(listed)
     columns = ("key", "value", "allowed", "meaning")
     options.print_table(columns, map(attrgetter(*columns), listed), wrapped=("allowed", "meaning"))
@@ -160,7 +168,7 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
 
 
 def tune(
-    trained: list[Path],
+    run: list[Path],
     protocol: str = "legacy",
     task: str = "GLI",
     data: Path | None = None,
@@ -180,7 +188,7 @@ def tune(
         from brats_seg.inference.tuning import tune_runs
 
     tuning = tune_runs(
-        trained,
+        run,
         prepared_path=options.prepared_path(data, prepared),
         metric="lesionwise" if protocol.startswith("lesionwise") else "dice",
         task=task,
@@ -211,6 +219,7 @@ def crossval(
         brats-seg crossval --data data --preset kaggle-t4
         brats-seg crossval --data data --folds 0,1
     """
+    numbers = _numbers(folds)
     with options.importing():
         from brats_seg.crossval import cross_validate
         from brats_seg.evaluation.protocols import protocol_named
@@ -222,7 +231,7 @@ def crossval(
     try:
         done = cross_validate(
             scans,
-            folds=_numbers(folds),
+            folds=numbers,
             output=output,
             runs=runs,
             protocol=scoring,
@@ -288,10 +297,8 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
 
 
 def _numbers(folds: str | None) -> tuple[int, ...] | None:
-    if folds is None:
-        return None
-    parts = [part.strip() for part in folds.split(",")]
-    if not all(part.isdecimal() for part in parts):
+    try:
+        return None if folds is None else tuple(map(int, folds.split(",")))
+    except ValueError:
         msg = f"--folds is {folds!r}; expected numbers from 0, such as 0,1,2"
-        raise UsageError(msg)
-    return tuple(int(part) for part in parts)
+        raise UsageError(msg) from None

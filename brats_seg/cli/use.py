@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from brats_seg.cli.options import command_again, emit, importing, print_failures, print_table
 from brats_seg.errors import UsageError, counted, some_of
+from brats_seg.files import check_writable
 from brats_seg.presets import FileFormat
 from brats_seg.progress import tracked
 
@@ -30,7 +31,7 @@ _FIGURES = (
 def predict(
     output: Path,
     model: list[Path],
-    inputs: list[Path] | None = None,
+    data: list[Path] | None = None,
     t1n: Path | None = None,
     t1c: Path | None = None,
     t2w: Path | None = None,
@@ -38,7 +39,7 @@ def predict(
     case: str | None = None,
     tta: bool = False,
     window: str | None = None,
-    labels: str | None = None,
+    convention: str | None = None,
     probabilities: bool = False,
     uncertainty: bool = False,
     report: bool = False,
@@ -61,7 +62,7 @@ def predict(
         brats-seg predict dicom -o predictions --model model --series t1c=5
         brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
     """
-    from brats_seg.inference.model import prediction_settings
+    from brats_seg.inference.settings import prediction_settings
 
     settings = prediction_settings(
         {
@@ -69,7 +70,7 @@ def predict(
             "precision": precision,
             "window": window,
             "tta": tta,
-            "labels": labels,
+            "labels": convention,
             "probabilities": probabilities,
             "uncertainty": uncertainty,
             "report": report,
@@ -80,16 +81,19 @@ def predict(
     with importing():
         from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
-        from brats_seg.inference.batch import find_scans, predict_folder
 
     overrides = parse_overrides(series or [])
     dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
-    single = _case_of_files(inputs or [], files, case)
+    single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
     for_dicom = {"--series": series, "--identifiers": identifiers, "--preprocess": preprocess}
-    _check_options([name for name, value in for_dicom.items() if value], inputs or [], single)
-    cases = single or find_scans(inputs or [], output, dicom, track=tracked)
+    _check_options([name for name, value in for_dicom.items() if value], data or [], single)
+    check_writable(output)
+    with importing():
+        from brats_seg.inference.batch import find_scans, predict_folder
+
+    cases = single or find_scans(data or [], output, dicom, track=tracked)
     done: list[CaseOutcome] = []
 
     def on_case(outcome: "CaseOutcome") -> None:
@@ -109,7 +113,7 @@ def predict(
         )
         return 128 + signal.SIGINT
     for remark in outcome.remarks:
-        print(remark if labels else f"{remark}; --labels chooses another")
+        print(remark if convention else f"{remark}; --convention chooses another")
     predicted, skipped, failed = outcome.n_predicted, outcome.n_skipped, len(outcome.failures)
     print(f"{predicted} predicted, {skipped} finished before, {failed} failed.", end=" ")
     print(f"Results and tables are in {output}. Research use only.")
@@ -141,7 +145,7 @@ def _case_of_files(
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths) or (paths and case_id):
-        msg = "give either INPUTS, or one case by --t1n, --t1c, --t2w and --t2f, which --case names"
+        msg = "give either DATA, or one case by --t1n, --t1c, --t2w and --t2f, which --case names"
         raise UsageError(msg)
     return (single_input(case_id, given),) if given else ()
 
@@ -181,10 +185,10 @@ def print_outcome(outcome: "CaseOutcome") -> None:
 
 
 def export(
-    trained: list[Path],
+    model: list[Path],
     output: Path,
     license_name: str = "",
-    name_cases: bool | None = None,
+    name_cases: bool = False,
     file_format: FileFormat = "safetensors",
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
@@ -198,7 +202,7 @@ def export(
         from brats_seg.inference.export import export_model
 
     exported = export_model(
-        trained, output, license_name=license_name, case_ids=name_cases, file_format=file_format
+        model, output, license_name=license_name, case_ids=name_cases, file_format=file_format
     )
     n_networks = len(exported.networks)
     emit(exported, path=output, n_networks=n_networks)
@@ -207,13 +211,13 @@ def export(
 
 
 def features(
-    scans: Path,
+    data: Path,
     output: Path = Path("features.csv"),
     model: list[Path] | None = None,
     autoencoder: Path | None = None,
     predict_all: bool = False,
     clinical: list[Path] | None = None,
-    labels: str | None = None,
+    convention: str | None = None,
     prepared: Path | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -234,13 +238,13 @@ def features(
         from brats_seg.survival.table import seen_remarks
 
     extraction = features_of_folder(
-        scans,
+        data,
         output,
         autoencoder=autoencoder,
         segmentations=model or (),
         predicted=predict_all,
         tables=clinical or (),
-        labels=labels,
+        labels=convention,
         prepared_path=prepared,
         device=device,
         precision=precision,

@@ -137,7 +137,7 @@ def open_fold(
         6
     """
     folder = prepared_path or prepared_path_of(root)
-    folds.check_fold(fold, folds.fold_table_path(folder, config.folds), config.folds)
+    folds.check_fold(fold, folder, config.folds)
     prepared = prepare_data(root, config=config, prepared_path=folder, repair=repair, track=track)
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)

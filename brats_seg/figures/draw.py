@@ -25,16 +25,13 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
         source: Folder of scans, table of scores or folder of a run, by the kind.
         output: A `.png`, `.svg` or `.pdf`; of surfaces also a `.gif`, which turns.
         options: Options by name, without those that are None: `prediction`, `case`, `column`,
-            `modality`, `labels` and `clinical`, as far as the function of the kind has them.
+            `modality`, `convention` and `clinical`, as far as the function of the kind has them.
 
     Raises:
         UsageError: The kind, the suffix or an option is unknown, or the source does not fit.
         CaseError: The case cannot be used.
         EnvironmentalError: The figure cannot be written.
     """
-    if kind not in FIGURES:
-        msg = f"there is no kind of figure {kind!r}; there are {', '.join(FIGURES)}"
-        raise UsageError(msg)
     function, known = FIGURES[kind]
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := [f"--{name}" for name in given if name not in known]:
@@ -52,10 +49,10 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
 
 
 def _view(
-    kind: str, source: Path, prediction: Path | None, case: str | None, labels: str | None
+    kind: str, source: Path, prediction: Path | None, case: str | None, convention: str | None
 ) -> cases.CaseView:
     """Open a case with what a figure of that kind shows."""
-    view = cases.open_view(source, case, labels=labels)
+    view = cases.open_view(source, case, labels=convention)
     if prediction is not None:
         # the reference and the prediction need not have one label convention
         view = cases.with_prediction(view, prediction)
@@ -68,22 +65,22 @@ def _view(
 
 
 def _distributions(
-    source: Path, clinical: Sequence[Path] = (), labels: str | None = None
+    source: Path, clinical: Sequence[Path] = (), convention: str | None = None
 ) -> Figure:
     table = read_clinical_tables(source, clinical)
-    index = index_cases(source, labels=labels, n_workers=available_cpus(), track=tracked)
+    index = index_cases(source, labels=convention, n_workers=available_cpus(), track=tracked)
     return charts.cohort_figure(with_clinical(index.cases, table), table)
 
 
-_CASE = ("prediction", "case", "labels")
+_CASE = ("prediction", "case", "convention")
 FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
-    "sample": (cases.sample_figure, ("case", "labels")),
+    "sample": (cases.sample_figure, ("case", "convention")),
     "montage": (cases.montage_figure, (*_CASE, "modality")),
     "preview": (cases.view_figure, _CASE),
     "uncertainty": (cases.uncertainty_figure, _CASE),
     "surface": (surface_figure, _CASE),
     "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
-    "distributions": (_distributions, ("clinical", "labels")),
+    "distributions": (_distributions, ("clinical", "convention")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),
 }
 """Function that draws each kind of figure from a case or from its source, and the options it has."""

@@ -38,8 +38,8 @@ from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
-from brats_seg.inference.model import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.inference.predict import Prediction, Predictor
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
@@ -294,7 +294,8 @@ class CaseWork:
         provenance = {
             "key": key,
             "inputs": files.hashes,
-            "files": case.read_as,
+            # with the index in a 4-D file
+            "files": {name: f"{case.root / str(case.files[name])}" for name in case.modalities},
             "model": model.fingerprint,
             "settings": model.settings,
             "version": version("brats_seg"),

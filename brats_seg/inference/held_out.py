@@ -25,9 +25,10 @@ from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.method import Field, input_of_crop
-from brats_seg.inference.model import Model, PredictionSettings, assemble
+from brats_seg.inference.model import Model, assemble
 from brats_seg.inference.predict import decode_regions
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime import weights

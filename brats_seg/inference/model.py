@@ -3,22 +3,21 @@
 The settings of prediction are those of the user, those fitted to a model, and defaults.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError, field_validator
 from torch import nn
 
-from brats_seg.config import OVERLAP, Config, Section, Size, explained, parse_size
+from brats_seg.config import OVERLAP, Config
 from brats_seg.data.fold import Seen, TrainingCases
 from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
 from brats_seg.inference.method import Method, standard_method
-from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS, convention_named
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
+from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.models.build import build_model, default_window, size_multiple, size_words
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
@@ -27,85 +26,7 @@ from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up
 from brats_seg.wings import Notes, foreign_reader
 
-ResultLayout = Literal["plain", "bids"]
-
 _CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
-
-
-class PredictionSettings(Section):
-    """Settings of a prediction.
-
-    Thresholds and smallest volumes that are not given are those stored with the model, or the
-    defaults where nothing was fitted; see `resolve`.
-
-    Example:
-        >>> from brats_seg.runtime.weights import Decoding
-        >>> settings = PredictionSettings(tta=True, thresholds=(0.4, 0.5, 0.5))
-        >>> fitted = Decoding(smallest_et_mm3=50)
-        >>> window, decoding = resolve(settings, fitted, Window(size=(96, 96, 96), overlap=0.5))
-        >>> decoding
-        Decoding(thresholds=(0.4, 0.5, 0.5), smallest_mm3=(0.0, 0.0, 0.0), smallest_et_mm3=50.0)
-    """
-
-    device: str = "auto"
-    """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
-    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    window: Literal["auto", "whole"] | Size = "auto"
-    """Voxels of a sliding window; `whole` takes the brain crop in one pass, `auto` the window of the
-    network."""
-    overlap: weights.Overlap | None = None
-    """Share that neighbouring windows have in common; null takes 0.5, or that of another program."""
-    tta: bool = False
-    """Whether the mean is taken over all eight mirror images: eight times the work."""
-    thresholds: tuple[weights.Threshold, weights.Threshold, weights.Threshold] | None = None
-    """Probability above which a voxel belongs to WT, TC, ET; null takes those of the model."""
-    smallest_mm3: (
-        tuple[weights.CubicMillimetres, weights.CubicMillimetres, weights.CubicMillimetres] | None
-    ) = None
-    """Volume below which a component of WT, TC, ET is removed; null takes those of the model."""
-    smallest_et_mm3: weights.CubicMillimetres | None = None
-    """Volume of all ET together below which it becomes necrosis; null takes that of the model."""
-    labels: str | None = None
-    """Label convention to write; null takes that of the scan's release."""
-    probabilities: bool = False
-    """Whether the probability of each region is written as well."""
-    uncertainty: bool = False
-    """Whether a map of the entropy over models and mirror images is written as well."""
-    preview: bool = True
-    """Whether a picture of each case is written as well."""
-    report: bool = False
-    """Whether a page of each case is written as well, in HTML, to the folder `reports`."""
-    layout: ResultLayout = "plain"
-    """Names of the files that are written: `plain`, CASE.nii.gz, or `bids`, a BIDS derivative."""
-
-    @property
-    def result_text(self) -> str:
-        """The settings that the files of a case depend on, as JSON."""
-        return self.model_dump_json(exclude={"device", "report"})
-
-    def changed_text(self) -> str:
-        """Return the settings that a label map depends on and that are not the defaults, as words."""
-        given = self.model_dump(mode="json", exclude_defaults=True)
-        # no label map depends on these
-        about_files = {"preview", "report", "layout"}
-        changed = [f"{name}: {given[name]}" for name in given if name not in about_files]
-        return ", ".join(changed) or "the defaults"
-
-    @field_validator("window", mode="before")
-    @classmethod
-    def _parse_window(cls, value: object) -> object:
-        return value if value == "auto" else parse_size(value)
-
-    @field_validator("labels")
-    @classmethod
-    def _check_labels(cls, value: str | None) -> str | None:
-        if value is not None:
-            convention_named(value)
-        return value
-
-
-DEFAULT_SETTINGS = PredictionSettings()
 
 
 def resolve(
@@ -123,24 +44,6 @@ def resolve(
     window = Window(size=None if size == "whole" else size, overlap=overlap)
     given = settings.model_dump(include=set(weights.Decoding.model_fields), exclude_none=True)
     return window, fitted.model_copy(update=given)
-
-
-def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
-    """Validate settings; None counts as not given.
-
-    Raises:
-        ConfigError: A setting is unknown or out of range; the message names it, what was got and
-            what is allowed.
-
-    Example:
-        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).tta
-        True
-    """
-    values = {name: value for name, value in given.items() if value is not None}
-    try:
-        return PredictionSettings.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"setting {line}" for line in explained(error))) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -30,14 +30,9 @@ from brats_seg.data.fold import Seen
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores, absent_from
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.model import (
-    DEFAULT_SETTINGS,
-    Model,
-    PredictionSettings,
-    load_model,
-    wrap_network,
-)
+from brats_seg.inference.model import Model, load_model, wrap_network
 from brats_seg.inference.probabilities import PredictionFallback, apply_model, entropy
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory

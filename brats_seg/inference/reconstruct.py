@@ -14,8 +14,9 @@ from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
 from brats_seg.inference.method import Field, NetworkInput, Scan
-from brats_seg.inference.model import DEFAULT_SETTINGS, Model, PredictionSettings, assemble
+from brats_seg.inference.model import Model, assemble
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import read_trained, require_task

@@ -31,8 +31,8 @@ from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.model import PredictionSettings, ResultLayout
 from brats_seg.inference.predict import PARTS, Prediction, Summary
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned

@@ -22,7 +22,7 @@ from pydantic import JsonValue, TypeAdapter
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, ConfigError, counted
+from brats_seg.errors import CaseProblemsError, ConfigError, counted, unknown_name
 from brats_seg.evaluation import significance
 from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
@@ -198,8 +198,7 @@ def metric_named(name: str, task: str) -> ScoringProtocol:
         ConfigError: There is no such metric or task.
     """
     if name not in METRICS:
-        msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_name(f"metric {name!r}", name, METRICS))
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
 
 

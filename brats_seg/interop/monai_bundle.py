@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
-from brats_seg.config import Size, VoxelEdge
+from brats_seg.config import Size, Threshold, VoxelEdge
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
@@ -111,7 +111,7 @@ class _Thresholding(BaseModel):
     sigmoid: Literal[True]
     softmax: Literal[False] = False
     argmax: Literal[False] = False
-    threshold: weights.Threshold = 0.5
+    threshold: Threshold = 0.5
 
 
 def is_bundle(path: Path) -> bool:

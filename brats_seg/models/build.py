@@ -58,18 +58,9 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
             "with a dotted name only, such as monai.networks.nets.UNet"
         )
         raise ConfigError(msg)
-    make, arguments = network_call(config, patch)
-    return make(**arguments)
-
-
-def network_call(config: ModelConfig, patch: Triple) -> Call:
-    """Return the class or function that makes a network of this package, and its arguments.
-
-    Raises:
-        ConfigError: The patch does not fit the network.
-    """
     _check_patch(config, patch)
-    return _NETWORKS[config.name].call(config, patch)
+    make, arguments = _NETWORKS[config.name].call(config, patch)
+    return make(**arguments)
 
 
 def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.Module:

@@ -91,10 +91,6 @@ class ActivatedNorm(nn.Module):
         )
         return functional.leaky_relu(normalised, self.slope)
 
-    def extra_repr(self) -> str:
-        """Return the description of the layer in a printed network."""
-        return f"{len(self.weight)}, slope={self.slope}, eps={self.eps}"
-
 
 def check_in_place(network: nn.Module) -> None:
     """Switch a network to the stock layers if its device does not compute correctly in place.

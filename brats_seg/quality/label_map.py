@@ -160,7 +160,7 @@ def judge_group(
         group: Label maps that are read in one convention; one alone is judged by itself.
         convention: The convention.
         is_named: Whether a person named it, so that nothing is refused.
-        next_step: Advice in a refusal, instead of naming the convention with --labels.
+        next_step: Advice in a refusal, instead of naming the convention with --convention.
 
     Example:
         >>> from brats_seg.labels import BRATS2023
@@ -243,7 +243,7 @@ def _judged(
             labels.file,
             f"labels that {convention.name} does not explain ({contradiction})",
             f"the numbering of that convention{fits}",
-            next_step or f"Name the right one with --labels, such as --labels {fitting[0]}.",
+            next_step or f"Name the right one, such as --convention {fitting[0]}.",
         )
     )
 
@@ -272,7 +272,7 @@ def _unclear(labels: ShownLabels, convention: LabelConvention) -> str:
         return ""
     return (
         f"the scan does not show whether the numbering is {convention.name} or {' or '.join(others)}: "
-        "look what each label is, and name the convention with --labels"
+        "look what each label is, and name the convention with --convention"
     )
 
 

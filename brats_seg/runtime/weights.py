@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, Section, Size, explained
+from brats_seg.config import Config, CubicMillimetres, Section, Size, Threshold, explained
 from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
@@ -54,12 +54,6 @@ _LARGEST_DESCRIPTION = 1 << 24
 _COPY_AGAIN = "Copy or export the model again."
 _READ_BY = "Read it with the version of brats_seg that wrote it."
 
-Overlap = Annotated[float, Field(ge=0, lt=1)]
-"""Share that neighbouring windows have in common."""
-CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
-"""Volume of tissue: a head has about 5e6."""
-Threshold = Annotated[float, Field(gt=0, lt=1)]
-"""Probability between none and certainty, which would make all or no voxels tumour."""
 Edge = Annotated[float, Field(ge=VOXEL_EDGES_MM[0], le=VOXEL_EDGES_MM[1])]
 """Edge of a voxel in mm."""
 Spacing: TypeAlias = tuple[Edge, Edge, Edge]

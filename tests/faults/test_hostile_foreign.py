@@ -19,8 +19,8 @@ import torch
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.model import PredictionSettings
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.faults.campaign import Campaign
 from tests.foreign_builders import part, write_bundle, write_nnunet
