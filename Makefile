@@ -78,7 +78,7 @@ $(PEERS)/.installed: $(BIN)/.installed benchmarks/peers.txt
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/brats_seg_packages.pth"
 	$(PEERS)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/peers.txt
-	$(PEERS)/bin/pip install --quiet --no-deps panoptica==2.1.7
+	$(PEERS)/bin/pip install --quiet --no-deps panoptica==2.1.7 brats-evaluation==0.0.10
 	# torchvision, which nnU-Net does not need here, is built for CUDA and fails beside a torch for the CPU
 	$(PEERS)/bin/python -c "import torchvision" 2>/dev/null || $(PEERS)/bin/pip uninstall --quiet --yes torchvision
 	@touch $@

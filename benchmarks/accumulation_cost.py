@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
 from machine import matrix_product_rate
 from torch import Tensor, nn
 from torch.nn import functional
@@ -77,8 +77,7 @@ def main() -> None:
         f"{arguments.rounds} rounds"
     )
     found = [_compared(pair, arguments.rounds) for pair in _pairs(network, micro_batches)]
-    print(table_of(found))
-    append_json(found, arguments.json)
+    report(found, arguments.json)
 
 
 def _pairs(network: nn.Module, micro_batches: list[MicroBatch]) -> list[Pair]:

@@ -40,7 +40,16 @@ ONE_THREAD = {
 """Variables by which the programs that are compared compute with one thread."""
 PACKAGES = (
     *("torch", "monai", "nnunetv2", "dynamic-network-architectures", "batchgeneratorsv2"),
-    *("mist-medical", "panoptica", "nibabel", "SimpleITK", "deflate", "numpy", "scipy"),
+    *(
+        "mist-medical",
+        "brats-evaluation",
+        "panoptica",
+        "nibabel",
+        "SimpleITK",
+        "deflate",
+        "numpy",
+        "scipy",
+    ),
 )
 
 
@@ -79,6 +88,7 @@ NOT_COMPARED = {
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "starter": "teaches the network of the package for hours, and judges it on real cases",
+    "scores": "draws the case of docs/scores.md, and compares protocols with each other",
     "scan_check": "needs real cases, and compares with no other program",
 }
 """Benchmarks that only print a table of their own, each with the reason."""
@@ -169,11 +179,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
             "",
             "## Run by hand",
             "",
-            *(
-                f"- `{program.name}.py`: {program.by_hand}."
-                for program in PROGRAMS
-                if program.by_hand
-            ),
+            *(f"- `{one.name}.py`: {one.by_hand}." for one in PROGRAMS if one.by_hand),
             *(f"- `{name}.py` {reason}." for name, reason in NOT_COMPARED.items()),
             "",
         ]
@@ -187,12 +193,7 @@ def _machine_lines() -> Iterator[str]:
         f"{rates[0]:.0f} GFLOP/s in fp32 and {rates[1]:.0f} in bf16."
     )
     found = ", ".join(f"{package} {version_of(package)}" for package in PACKAGES)
-    data = (
-        "real cases"
-        if os.environ.get("BRATS_REAL_DATA")
-        else "phantoms; BRATS_REAL_DATA names none"
-    )
-    yield f"- Cases: {data}."
+    yield f"- Cases: {'real ones' if os.environ.get('BRATS_REAL_DATA') else 'phantoms'}."
     yield f"- Versions: Python {platform.python_version()}, {found}."
 
 

@@ -1,7 +1,7 @@
 """Time preparing, scoring, reading and writing of whole cases, beside other programs.
 
 All run in turn with one thread, and CPU time counts that of their processes. Preparing, of the first
-case alone, is compared with the preprocessing of nnU-Net, whose plans are made before; scoring with nnU-Net, MIST and panoptica;
+case alone, is compared with the preprocessing of nnU-Net, whose plans are made before; scoring with nnU-Net, MIST and the organisers' program;
 reading and writing with nibabel, as TotalSegmentator does it. Predictions are references that were
 moved by a voxel or two, with a lesion that is none.
 
@@ -24,11 +24,12 @@ from typing import Any
 import nibabel as nib
 import nnunet_patches
 import numpy as np
+import pandas as pd
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
 from machine import version_of
 from read_case import chosen_cases, data_folder
-from scorers import Scores, score_with_mist, score_with_nnunet, score_with_panoptica
+from scorers import Scores, score_with_mist, score_with_nnunet, score_with_organisers
 
 from brats_seg.cases.case import CaseIndex, load_case
 from brats_seg.cases.find import find_cases
@@ -38,6 +39,7 @@ from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.scores import score_columns
 from brats_seg.voxels.box import Box
 
 LEAST = 1.0
@@ -72,8 +74,7 @@ def main() -> None:
             for task in _tasks(index, Path(name))
             for comparison in _compared(task, arguments.rounds)
         ]
-    print(table_of(comparisons))
-    append_json(comparisons, arguments.json)
+    report(comparisons, arguments.json)
 
 
 def _tasks(index: CaseIndex, folder: Path) -> Iterator[Task]:
@@ -155,12 +156,15 @@ def _scoring(index: CaseIndex, folder: Path) -> Iterator[Task]:
     for path in (reference, prediction):
         path.mkdir()
     for case_id, label in _label_maps(index):
-        write_volume(reference / f"{case_id}.nii.gz", label.array, label.geometry)
-        write_volume(prediction / f"{case_id}.nii.gz", _moved(label.array), label.geometry)
+        # enhancing tumour is 3 since 2023
+        array = np.where(label.array == 4, 3, label.array).astype(np.uint8)
+        write_volume(reference / f"{case_id}.nii.gz", array, label.geometry)
+        write_volume(prediction / f"{case_id}.nii.gz", _moved(array), label.geometry)
     ours = partial(_score, reference, prediction, folder / "scores.csv")
     mist = partial(score_with_mist, reference, prediction, folder / "mist.csv")
     whole: dict[str, Callable[[], Scores]] = {}
     lesions: dict[str, Callable[[], Scores]] = {}
+    matched: dict[str, Callable[[], Scores]] = {}
     if nnunet_patches.is_installed():
         name = f"nnunetv2 {version_of('nnunetv2')}, compute_metrics, Dice only"
         whole[name] = partial(score_with_nnunet, reference, prediction)
@@ -168,12 +172,13 @@ def _scoring(index: CaseIndex, folder: Path) -> Iterator[Task]:
         name = f"mist-medical {version_of('mist-medical')}, Evaluator"
         whole[name] = partial(mist, lesions=False)
         lesions[name] = partial(mist, lesions=True)
-    if find_spec("panoptica"):
-        name = f"panoptica {version_of('panoptica')}, matched lesions"
-        lesions[name] = partial(score_with_panoptica, reference, prediction)
+    if find_spec("brats_evaluation"):
+        name = f"brats-evaluation {version_of('brats-evaluation')}"
+        matched[name] = partial(score_with_organisers, reference, prediction, folder)
     for title, protocol, others in (
         ("score whole regions, Dice and HD95", "legacy", whole),
         ("score whole regions and lesions, Dice and HD95", "lesionwise2023", lesions),
+        ("score regions and matched lesions, Dice, HD95 and NSD", "brats2025", matched),
     ):
         yield Task(
             name=title,
@@ -205,20 +210,17 @@ def _score(reference: Path, prediction: Path, output: Path, protocol: str) -> Sc
     return {
         (row["case_id"], row["region"], column): row[column]
         for row in found.scores.to_dict("records")
-        for column in ("dice", "hd95", "lesionwise_dice")
-        if column in row
+        for column in score_columns(found.scores)
     }
 
 
 def _score_difference(ours: Scores, theirs: Scores) -> str:
-    """Return the largest difference of each score that both have, in mm for HD95."""
-    names = dict.fromkeys(name for _, _, name in theirs)
-    largest = {
-        # a score that is not a number shows, which `max` would pass over
-        name: np.max([abs(ours[key] - value) for key, value in theirs.items() if key[2] == name])
-        for name in names
-    }
-    return ", ".join(f"{name} differs by at most {found:.1e}" for name, found in largest.items())
+    """Return the three scores that differ most, of those that both have, in mm for HD95."""
+    sides = pd.DataFrame({"ours": ours, "theirs": theirs}).loc[list(theirs)]
+    # a score that is no number, or infinite, on one side alone shows
+    gaps = sides.replace({np.nan: -1.0, np.inf: 1e9}).diff(axis=1)["theirs"].abs()
+    largest = gaps.groupby(level=2).max().nlargest(3)
+    return ", ".join(f"{name} differs by at most {gap:.1e}" for name, gap in largest.items())
 
 
 def _reading(index: CaseIndex) -> Task:

@@ -134,6 +134,12 @@ def in_a_process(arguments: Sequence[str], **variables: str) -> Any:
     return json.loads(done.stdout)
 
 
+def report(comparisons: Sequence[Comparison], path: Path | None) -> None:
+    """Print the table of comparisons, and append them to the file of `--json`."""
+    print(table_of(comparisons), flush=True)
+    append_json(comparisons, path)
+
+
 def append_json(comparisons: Iterable[Comparison], path: Path | None) -> None:
     """Append comparisons to the file of `--json`, if it was given."""
     if path is not None:

@@ -1,6 +1,6 @@
 """Measure the memory of a step on the device, at effective batches of 2 and 32 single patches.
 
-The host holds the batch, whose size is listed separately. Each effective batch is measured in a
+The host holds the batch. Each effective batch is measured in a
 process of its own, in the second step, because the first also allocates memory that is kept. On a
 GPU the peak is that of torch. On the CPU, where the device is the host, it is the rise of the peak
 of the process during the step (Linux).
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import torch
-from comparison import Comparison, append_json, in_a_process, options_of, table_of
+from comparison import Comparison, in_a_process, options_of, report
 
 from brats_seg.config import LossConfig, ModelConfig
 from brats_seg.data.loader import Sample
@@ -30,18 +30,13 @@ EFFECTIVE_BATCHES = (2, 32)
 
 
 def main() -> None:
-    """Print one line per loss, or in a process of its own the memory of one step."""
+    """Print a table with a row per loss, or in a process of its own the memory of one step."""
     arguments = options_of(
         __doc__, patch=48, widths=[16, 32, 64], device="cpu", batch_dice=False, effective_batch=int
     )
     if arguments.effective_batch is not None:
         print(json.dumps(_measure(arguments)))
         return
-    print(
-        f"torch {torch.__version__}, {arguments.device}, patch {arguments.patch}^3, widths "
-        f"{arguments.widths}; MB on the device at effective batch, and their ratio to that at 2"
-    )
-    print(f"{'':12}{''.join(f'{n:>16}' for n in EFFECTIVE_BATCHES)}")
     comparisons = []
     for loss, flag in (("patch Dice", []), ("batch Dice", ["--batch-dice"])):
         # freed memory is returned to the system at once, so that the peak is what was in use
@@ -51,13 +46,8 @@ def main() -> None:
             )
             for n in EFFECTIVE_BATCHES
         ]
-        peaks = [peak for peak, _ in found]
-        cells = (f"{peak:8.0f} {peak / peaks[0]:6.3f}x" for peak in peaks)
-        print(f"{loss:12}{''.join(cells)}")
-        comparisons.append(_comparison(loss, at_largest_mb=peaks[1], at_two_mb=peaks[0]))
-    print(f"{'on the host':12}{''.join(f'{held:8.1f}        ' for _, held in found)}")
-    print(table_of(comparisons))
-    append_json(comparisons, arguments.json)
+        comparisons.append(_comparison(loss, at_largest_mb=found[1], at_two_mb=found[0]))
+    report(comparisons, arguments.json)
 
 
 def _comparison(loss: str, *, at_largest_mb: float, at_two_mb: float) -> Comparison:
@@ -71,8 +61,8 @@ def _comparison(loss: str, *, at_largest_mb: float, at_two_mb: float) -> Compari
     )
 
 
-def _measure(arguments: argparse.Namespace) -> tuple[float, float]:
-    """Return the peak of the device in MB, and the size of the batch on the host."""
+def _measure(arguments: argparse.Namespace) -> float:
+    """Return the peak of the device in MB."""
     torch.set_num_threads(1)
     patch = (arguments.patch,) * 3
     device = Device(torch_device=torch.device(arguments.device))
@@ -85,7 +75,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[float, float]:
     batch = _batch(patch, arguments.effective_batch)
     before = _reset_mb(device.torch_device)
     accumulator.step(batch.micro_batches(1), count_voxels)
-    return _peak_now_mb(device.torch_device) - before, _held_mb(batch)
+    return _peak_now_mb(device.torch_device) - before
 
 
 def _batch(patch: tuple[int, int, int], n_patches: int) -> Batch:
@@ -97,11 +87,6 @@ def _sample(patch: tuple[int, int, int], seed: int) -> Sample:
     made = phantom_patches(1, patch, seed=seed)
     image, target = made.image[0].half(), made.target[0].to(torch.uint8)
     return Sample(image=image, target=target, case_id=str(seed))
-
-
-def _held_mb(batch: Batch) -> float:
-    tensors = (tensor for sample in batch.samples for tensor in (sample.image, sample.target))
-    return sum(tensor.nbytes for tensor in tensors) / MEGABYTE
 
 
 def _reset_mb(device: torch.device) -> float:

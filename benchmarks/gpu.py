@@ -1,7 +1,7 @@
 """Measure training, inference and memory on a GPU, and test what only a GPU does.
 
     python benchmarks/gpu.py                        every part, on one GPU
-    python benchmarks/gpu.py training loading       some of them
+    python benchmarks/gpu.py --parts training loading   some of them
     python benchmarks/gpu.py --device cpu --tiny    every part on a tiny network, to test the program
 
 Times are those of the clock, with the device synchronised. The goals of images a second are for an
@@ -18,7 +18,6 @@ tolerance divided by the error.
     ranks           two processes on one GPU against one process
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from itertools import islice, product
 from pathlib import Path
 
 import torch
-from comparison import Comparison, append_json, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
 from gpu_checks import half, out_of_memory, ranks, replay
 from gpu_setting import CLOCK, Setting, make_step, predicted, setting_of
 from machine import machine_name
@@ -48,11 +47,11 @@ SMALL_GPU_GIB = 16.0
 
 def main() -> None:
     """Measure the parts, and print one table."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, parts=list(PARTS), device="cuda", tiny=False)
     setting = setting_of(arguments.device, tiny=arguments.tiny)
     print(f"{machine_name()}; torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
     found = []
-    for name in arguments.parts or PARTS:
+    for name in arguments.parts:
         print(f"== {name}", flush=True)
         rows = list(PARTS[name](setting))
         # written at once: a part that fails loses no other
@@ -60,20 +59,6 @@ def main() -> None:
         found += rows
         give_back_memory(setting.device)
     print(table_of(found))
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="see above; all by default")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="test the program")
-    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
-    arguments = parser.parse_args()
-    if unknown := sorted(set(arguments.parts) - set(PARTS)):
-        parser.error(f"there is no part {', '.join(unknown)}; expected some of {', '.join(PARTS)}")
-    return arguments
 
 
 def training(setting: Setting) -> Iterator[Comparison]:

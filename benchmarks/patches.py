@@ -25,7 +25,7 @@ import monai_patches
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
@@ -92,8 +92,7 @@ def main() -> None:
             (f"light augmentation, {N_WORKERS} workers", _by_workers(bench), _all_seconds),
         ):
             comparisons = _compared(task, arguments.size, ways, arguments.rounds, clock)
-            print(table_of(comparisons), flush=True)
-            append_json(comparisons, arguments.json)
+            report(comparisons, arguments.json)
 
 
 def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from comparison import Comparison, append_json, ratios_of, table_of
+from comparison import Comparison, ratios_of, report
 from machine import version_of
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor
@@ -88,8 +88,7 @@ def main() -> None:
                 counts = count_regions(found > 0.5, one.reference, "case")
                 scores.setdefault(name, []).append(float(dice(counts).mean()))
     comparisons = list(_comparisons(seconds, scores))
-    print(table_of(comparisons))
-    append_json(comparisons, arguments.json)
+    report(comparisons, arguments.json)
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,7 +8,6 @@ cases. Give the runs of all folds of one recipe.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from scipy.stats import spearmanr
 
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.inference.held_out import open_held_out, predict_held_out
-from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 from brats_seg.quality.expected_dice import (
@@ -38,7 +36,7 @@ def counted_cases(
         device = choose_device("auto", precision)
         for case in predict_held_out(held_out, device, tracked):
             stored = case.read()
-            regions = decode_regions(stored.values, Decoding(), prod(stored.spacing_mm))
+            regions = stored.regions(Decoding())
             counts = count_regions(regions, stored.reference, case.case_id)
             yield mean_probabilities(stored.values, regions), counts
 

@@ -27,7 +27,7 @@ import nibabel as nib
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
 from machine import version_of
 from monai.transforms import Compose
 
@@ -63,8 +63,7 @@ def main() -> None:
             ("read, crop and normalise a case", _preparers(index, Path(name))),
         ):
             comparisons = _compared(task, ways, index, arguments.rounds)
-            print(table_of(comparisons), flush=True)
-            append_json(comparisons, arguments.json)
+            report(comparisons, arguments.json)
 
 
 @contextmanager

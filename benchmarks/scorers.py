@@ -1,4 +1,4 @@
-"""Score pairs of label maps with nnU-Net, MIST and panoptica, as their users do.
+"""Score pairs of label maps with nnU-Net, MIST and the organisers' program, as their users do.
 
 Each function returns the scores by case and region, as far as the program computes them for whole
 regions, so that they can be held against ours.
@@ -7,18 +7,34 @@ regions, so that they can be held against ours.
 import contextlib
 import functools
 import io
+import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-REGION_LABELS = {"wt": [1, 2, 4], "tc": [1, 4], "et": [4]}
-"""Voxel values of the regions in label maps of BraTS 2017 to 2022."""
+REGION_LABELS = {"wt": [1, 2, 3], "tc": [1, 3], "et": [3]}
+"""Voxel values of the regions in label maps since BraTS 2023."""
 
 Scores = Mapping[tuple[str, str, str], float]
-"""Scores by case, region and name, which is `dice`, `hd95` or `lesionwise_dice`."""
+"""Scores by case, region and name, such as `dice`, `hd95` or `lesionwise_dice`."""
 
 _OF_MIST = {"dice": "dice", "haus95": "hd95", "lesion_wise_dice": "lesionwise_dice"}
 """Names of scores of MIST, and ours."""
+_CONFIGURATIONS = {"GLI": "gli", "MET": "mets", "PED": "ped", "GOAT": "GoAT"}
+_OF_ORGANISERS = {
+    "dice": "global_dsc",
+    "hd95": "global_hd95",
+    "nsd": "global_nsd",
+    **{f"lesionwise_{name}": f"lesionwise_{name}_mean" for name in ("hd95", "nsd")},
+    "lesionwise_dice": "lesionwise_dsc_mean",
+    "f1": "all_instance_f1",
+    "n_false_positive": "all_instance_fp",
+    "n_false_negative": "all_instance_fn",
+    "large_f1": "large_instance_f1",
+    "small_f1": "small_instance_f1",
+}
+"""Our names of scores, and those of the organisers."""
 _LIKE_2023 = {"min_lesion_volume": 50, "dilation_iters": 3, "gt_consolidation_iters": 3}
 """Settings of MIST for the rules by which BraTS 2023 scored lesions of gliomas."""
 
@@ -67,52 +83,50 @@ def score_with_mist(reference: Path, prediction: Path, output: Path, *, lesions:
     }
 
 
-def score_with_panoptica(reference: Path, prediction: Path) -> Scores:
-    """Return Dice and HD95 of panoptica; it computes them of whole regions and of matched lesions."""
-    evaluator = _panoptica()
-    scores = {}
-    for case_id, path in _cases(reference).items():
-        found = evaluator.evaluate(str(prediction / path.name), str(path))
-        for region in REGION_LABELS:
-            scores[case_id, region, "dice"] = float(found[region].global_bin_dsc)
-            scores[case_id, region, "hd95"] = float(found[region].global_bin_hd95)
-    return scores
+def score_with_organisers(
+    reference: Path, prediction: Path, folder: Path, task: str = "GLI"
+) -> Scores:
+    """Return the scores in the table that the program of the organisers writes of a task.
+
+    It runs in this process, and its evaluator is loaded once.
+    """
+    import pandas as pd
+    from brats_evaluation import evaluate_single_exam
+    from brats_evaluation.metrics_parser import parse_mets_results, parse_seg_results
+
+    table, summary = folder / "organisers.csv", folder / "organisers.json"
+    cases = _cases(reference)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [
+            evaluate_single_exam(str(prediction / path.name), str(path), case, _organisers(task))
+            for case, path in cases.items()
+        ]
+        summary.write_text(json.dumps({"metrics": found, "missings": []}, default=int))
+        if task == "MET":
+            parse_mets_results(summary, 20.0, 0.1, table)
+        else:
+            parse_seg_results(summary, table)
+    rows = pd.read_csv(table).set_index("subject_id")
+    regions = {column.rpartition("_")[2] for column in rows}
+    return {
+        (case, region, ours): float(rows.loc[case, f"{theirs}_{region}"])
+        for case in cases
+        for region in regions
+        for ours, theirs in _OF_ORGANISERS.items()
+        if f"{theirs}_{region}" in rows
+    }
 
 
 @functools.cache
-def _panoptica() -> Any:
-    """Return the evaluator of all regions; it says that they overlap when it is made."""
-    from panoptica import (
-        ConnectedComponentsInstanceApproximator,
-        InputType,
-        NaiveThresholdMatching,
-        Panoptica_Evaluator,
-    )
-    from panoptica.metrics import Metric
-    from panoptica.utils import EdgeCaseHandler, EdgePrediction
+def _organisers(task: str) -> Any:
+    """Return the evaluator of a task; it says which labels several regions share."""
+    from brats_evaluation import config_path
+    from panoptica import Panoptica_Evaluator
     from panoptica.utils.citation_reminder import disable_citation_reminder
-    from panoptica.utils.edge_case_handling import MetricZeroTPEdgeCaseHandling
-    from panoptica.utils.label_group import LabelMergeGroup
-    from panoptica.utils.segmentation_class import SegmentationClassGroups
 
     disable_citation_reminder()
-    metrics = [Metric.DSC, Metric.HD95]
-    # it has no default for HD95 where no lesion is matched
-    unmatched = {
-        metric: MetricZeroTPEdgeCaseHandling(default_result=worst)
-        for metric, worst in zip(metrics, (EdgePrediction.ZERO, EdgePrediction.INF), strict=True)
-    }
-    return Panoptica_Evaluator(
-        expected_input=InputType.SEMANTIC,
-        instance_approximator=ConnectedComponentsInstanceApproximator(),
-        instance_matcher=NaiveThresholdMatching(),
-        edge_case_handler=EdgeCaseHandler(unmatched),
-        segmentation_class_groups=SegmentationClassGroups(
-            {name: LabelMergeGroup(labels) for name, labels in REGION_LABELS.items()}
-        ),
-        instance_metrics=metrics,
-        global_metrics=metrics,
-    )
+    return Panoptica_Evaluator.load_from_config(str(config_path(_CONFIGURATIONS[task])))
 
 
 def _cases(folder: Path) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from comparison import Comparison, append_json, options_of, ratios_of
+from comparison import Comparison, options_of, ratios_of, report
 from machine import version_of
 
 from brats_seg.cases.phantom import write_phantom_cases
@@ -74,10 +74,7 @@ def main() -> None:
                 seconds[name].append(run())
     for name, spent in seconds.items():
         print(f"{statistics.median(spent):6.2f} s ({min(spent):.2f} to {max(spent):.2f})  {name}")
-    found = list(_comparisons(seconds))
-    for one in found:
-        print(f"{one.task}: {one.ratio:.2f}x ({min(one.ratios):.2f} to {max(one.ratios):.2f})")
-    append_json(found, arguments.json)
+    report(list(_comparisons(seconds)), arguments.json)
 
 
 def _ways(data: Path, folder: Path) -> dict[str, Callable[[], float]]:

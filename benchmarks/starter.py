@@ -91,9 +91,7 @@ def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
     export(work, work / "model")
 
 
-def export(
-    work: Path, folder: Path, dice: list[float] | None = None, n_patients: int = 0
-) -> None:
+def export(work: Path, folder: Path, dice: list[float] | None = None, n_patients: int = 0) -> None:
     """Export the network in half precision, with the remark if its Dice on patients is known."""
     best = read_checkpoint(work / "run" / BEST_NAME, torch.device("cpu"))
     figures = ", ".join(f"{value:.2f}".lstrip("0") for value in dice or ())

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from torch import nn
 from torch.nn import functional
@@ -67,8 +67,7 @@ def main() -> None:
     print(f"patch {patch}, widths {arguments.widths}, {arguments.threads} threads")
     task = f"training step, patch {patch}, widths {arguments.widths}"
     comparisons = _comparisons(task, contenders, own, seconds, shares)
-    print(table_of(comparisons))
-    append_json(comparisons, arguments.json)
+    report(comparisons, arguments.json)
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:

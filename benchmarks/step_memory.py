@@ -1,8 +1,7 @@
 """Measure the memory of a training step of the default U-Net, with its own and stock layers.
 
 Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is
-the peak of the memory that torch has allocated, without the weights; `process` is the rise of the
-peak of the process during the step. The CPU time is of a single step; step.py measures it over rounds.
+the peak of the memory that torch has allocated, without the weights. The CPU time is of a single step; step.py measures it over rounds.
 
     python benchmarks/step_memory.py --patch 64 --threads 2
 """
@@ -23,7 +22,7 @@ from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
-from brats_seg.runtime.memory import MEGABYTE, peak_memory_mb
+from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.losses import DiceBce
 
 LAYERS = ("stock", "stock, norm in place", "unet")
@@ -56,7 +55,6 @@ class Measured:
 
     loss: float
     tensors_mb: float
-    process_mb: float
     cpu_s: float
 
 
@@ -67,13 +65,13 @@ def main() -> None:
         print(json.dumps(asdict(_measure(Setting(**json.loads(arguments.setting))))))
         return
     print(f"patch {(arguments.patch,) * 3}, batch 1, deep supervision, {arguments.threads} threads")
-    print(f"{'':34} tensors MB  process MB  CPU s    loss")
+    print(f"{'':34} tensors MB  CPU s    loss")
     found: dict[str, Measured] = {}
     for setting in _settings(arguments):
         values = in_a_process([__file__, "--setting", json.dumps(asdict(setting))])
         row = found[setting.name] = Measured(**values)
-        memory = f"{row.tensors_mb:10.0f}  {row.process_mb:10.0f}"
-        print(f"{setting.name:34} {memory}  {row.cpu_s:5.1f}  {row.loss:.4f}", flush=True)
+        numbers = f"{row.tensors_mb:10.0f}  {row.cpu_s:5.1f}  {row.loss:.4f}"
+        print(f"{setting.name:34} {numbers}", flush=True)
     append_json(_comparisons(arguments.patch, found), arguments.json)
 
 
@@ -116,16 +114,9 @@ def _measure(setting: Setting) -> Measured:
     set_activation_checkpointing(network, ActivationCheckpointing(setting.checkpointing))
     step = partial(_step, network, setting.precision)
     batch = _patch(setting.patch)
-    before_mb, start_s = peak_memory_mb(torch.device("cpu")), process_time()
-    loss = step(*batch)
-    cpu_s = process_time() - start_s
-    process_mb = peak_memory_mb(torch.device("cpu")) - before_mb
-    return Measured(
-        loss=loss,
-        tensors_mb=_allocated_mb(partial(step, *batch)),
-        process_mb=process_mb,
-        cpu_s=cpu_s,
-    )
+    start_s = process_time()
+    loss, cpu_s = step(*batch), process_time() - start_s
+    return Measured(loss=loss, tensors_mb=_allocated_mb(partial(step, *batch)), cpu_s=cpu_s)
 
 
 def _patch(size: int) -> tuple[Tensor, Tensor]:

@@ -400,14 +400,6 @@ def load_config(
     settings: dict[str, Any] = {}
     for source in (presets.PRESETS[preset] if preset else {}, _network_defaults(given), given):
         _merge(settings, source)
-    return config_of(settings)
-
-
-def config_of(settings: object) -> Config:
-    """Validate settings given as a mapping, such as those of a checkpoint."""
-    if not isinstance(settings, Mapping):
-        msg = f"found {type(settings).__name__} in place of settings; expected key: value"
-        raise ConfigError(msg)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:

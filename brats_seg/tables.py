@@ -37,9 +37,6 @@ def write_table(
         rows: A mapping from column to cell, or the cells in the order of the columns. None and NaN
             become empty cells; floats are written in full unless they are formatted beforehand.
         header: Whether the first line holds the names of the columns.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
     """
     cells = [
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
@@ -63,9 +60,6 @@ def read_table(
         required: Columns that must be there.
         separator: The character between cells.
         short_rows: Whether rows may have fewer cells than the header; the rest is then empty.
-
-    Raises:
-        UsageError: The file is missing, is not a table, or lacks a column.
     """
     try:
         check_regular(path)

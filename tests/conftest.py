@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from hypothesis import settings
 
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import Run, call, write_case
+
+if TYPE_CHECKING:
+    from brats_seg.data.fold import FoldData
 
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
@@ -51,14 +55,25 @@ def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_prepared(tiny_scans: Path) -> Path:
-    """The prepared cases of `tiny_scans` in three folds, to be read only."""
+def tiny_data(tiny_scans: Path) -> "FoldData":
+    """The first of three folds of `tiny_scans`: four cases to train on, two held out."""
     from brats_seg.data.fold import open_fold
     from tests.training_builders import tiny_settings
 
     folder = tiny_scans.with_name("data-prepared")
-    open_fold(tiny_scans, fold=0, config=tiny_settings(), prepared_path=folder)
-    return folder
+    return open_fold(tiny_scans, fold=0, config=tiny_settings(), prepared_path=folder)
+
+
+@pytest.fixture(scope="session")
+def data(tiny_data: "FoldData") -> "FoldData":
+    """The same, unless a module has a fold of its own."""
+    return tiny_data
+
+
+@pytest.fixture(scope="session")
+def tiny_prepared(tiny_data: "FoldData") -> Path:
+    """The prepared cases of `tiny_scans` in three folds, to be read only."""
+    return tiny_data.folder
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,6 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
         write_case(tmp_path / "scans", case_id, seed=int(case_id[-1]))
     break_in_ten_ways(tmp_path / "scans")
     out = tmp_path / "out"
-
     done, outcomes = predict_into(tmp_path / "scans", out)
 
     assert (done.n_predicted, done.n_skipped, len(done.failures)) == (4, 0, 10)
@@ -197,13 +196,11 @@ def test_a_scan_that_was_mended_and_a_line_that_was_cut_off_cost_their_case(
     content, out = path.read_bytes(), tmp_path / "out"
     path.write_bytes(content[:99])
     assert len(predict_into(brats_root, out)[0].failures) == 1
-
     path.write_bytes(content)
     mended, _ = predict_into(brats_root, out)
     assert (mended.n_predicted, mended.n_skipped, mended.failures) == (1, 5, ())
     assert pd.read_csv(out / "failures.csv").empty
     assert len(pd.read_csv(out / "volumes.csv")) == 6
-
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])
     cut_off, _ = predict_into(brats_root, out)
@@ -250,7 +247,6 @@ def test_a_mistake_of_the_program_ends_one_case_and_ctrl_c_leaves_only_whole_fil
     assert 1 <= len(finished) < 6
     assert sorted(folder.records().keys() - {CASES[0]}) == sorted(finished)
     assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
-
     done = finish(lambda outcome: None)
     (failure,) = done.failures
     assert (failure.case_id, failure.error, done.n_predicted) == (CASES[0], "IndexError", 5)
@@ -276,7 +272,6 @@ def test_a_disk_that_fills_ends_the_batch_and_loses_nothing(
         patched.setattr(os, "fsync", fills)
         with pytest.raises(EnvironmentalError, match="the disk is full"):
             predict_into(brats_root, tmp_path / "out")
-
     assert not list((tmp_path / "out").glob(".*-*"))
     for path in (tmp_path / "out").glob("*.nii.gz"):
         assert np.asarray(nib.load(path).dataobj).shape == SHAPE
@@ -292,7 +287,6 @@ def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(
     (tmp_path / "previews").mkdir()
     for name in (".123-a.nii.gz", "previews/.123-a.png", ".mine"):
         (tmp_path / name).touch()
-
     with OutputFolder(tmp_path).opened():
         left = {path.name for path in tmp_path.rglob(".*")}
         with pytest.raises(UsageError, match="another process"), OutputFolder(tmp_path).opened():
@@ -314,7 +308,6 @@ def test_each_bad_name_is_one_row_of_the_failures(tmp_path: Path) -> None:
     rows += [{"case_id": name, **good} for name in ("caf\udce9", "x" * 300, "two\nlines", "good")]
     (tmp_path / "cases.json").write_text(json.dumps(rows))
     run = write_run(tmp_path / "run")
-
     done = predict_folder([tmp_path / "cases.json"], [run], tmp_path / "out", PLAIN_SETTINGS)
 
     assert (done.n_predicted, len(done.failures)) == (1, 9)
@@ -362,7 +355,6 @@ def test_a_worker_does_a_case_as_the_batch_does_and_refuses_a_changed_model(
     cases = find_inputs([brats_root])
 
     assert all(run_case(case, job).is_new for case in cases)
-
     check_same_results(brats_root, job, tmp_path)
     write_run(job.model_paths[0], seed=5)
     batch._work.cache_clear()
@@ -445,7 +437,6 @@ def test_an_address_without_a_safe_scheduler_is_an_error_of_the_machine(
     pytest.importorskip("distributed")
     monkeypatch.setattr(batch, "ANSWER_S", 0.5)
     started_s = time.monotonic()
-
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         dask.config.set({"distributed.comm.require-encryption": None if is_safe else False}),

@@ -31,7 +31,6 @@ def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
 
 def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_path: Path) -> None:
     alone = replace(view, prediction=None, reference=None, uncertainty=None)
-
     case.write_case_page(alone, tmp_path / "a.html")
     flags = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
     case.write_case_page(alone, tmp_path / "b.html", flags=flags)
@@ -70,7 +69,6 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
     box = case._box_of(view)
-
     volumes = case.embedded_volumes(replace(view, images=images), box)
 
     assert [one.name for one in volumes[4:]] == ["prediction", "reference", "uncertainty"]
@@ -98,7 +96,6 @@ def test_large_scans_are_rounded_until_the_page_is_small_enough(
     n_bytes = sum(len(volume.data) for volume in exact)
     monkeypatch.setattr("brats_seg.pages.case.MOST_BYTES", n_bytes * 3 // 4)
     monkeypatch.setattr("brats_seg.pages.case.LARGEST_PAGE", 500_000)
-
     rounded = case.embedded_volumes(view, box)
     case.write_case_page(view, tmp_path / "a.html")
 
@@ -121,8 +118,6 @@ def test_the_page_of_a_real_case_is_small_enough(real_data: Path, tmp_path: Path
     assert view.prediction is not None
     # as uncertain as a network is around the whole tumour
     entropy = np.where(view.prediction.label_map > 0, noise, 0)
-
     case.write_case_page(replace(view, uncertainty=entropy), tmp_path / "a.html")
-
     assert (tmp_path / "a.html").stat().st_size < case.LARGEST_PAGE
     assert "Intensities in the viewer</dt><dd>as in the files" in (tmp_path / "a.html").read_text()

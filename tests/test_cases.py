@@ -235,7 +235,6 @@ def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_cas
     """The first case is the default; 3 is ET in its prediction."""
     predicted = make_label_map(convention=BRATS2023, seed=7)
     write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
-
     view = with_prediction(open_view(brats_root), tmp_path / "p")
 
     np.testing.assert_array_equal(view.image("FLAIR"), make_volumes()[3])
@@ -280,7 +279,6 @@ def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Pa
     affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
     for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
         write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
-
     view = open_view(tmp_path)
     grid = view.grid
 

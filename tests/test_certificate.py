@@ -231,7 +231,6 @@ def test_the_methods_compute_what_they_say() -> None:
     model = network()
     patches = MicroBatch(*(tensor.double() for tensor in phantom_patches(3, (6, 6, 6))))
     expected = by_differences(model, patches)
-
     found = {method: gradient_by(method, model, BatchDiceBce(), patches, CPU) for method in METHODS}
 
     assert torch.allclose(found["whole"], expected, atol=1e-8)
@@ -253,7 +252,6 @@ def test_dropout_is_left_out_and_the_network_stays_as_it_is() -> None:
     """Of three losses: the whole batch, exact and ordinary accumulation, in both precisions."""
     track, model = Recorder(), network(nn.Dropout3d(0.5)).float()
     before, random_state = deepcopy(model.state_dict()), torch.get_rng_state()
-
     rows = certify(model, LossConfig(), PATCHES, CPU, track)
 
     assert max(errors(rows, "exact").values()) <= 1e-12

@@ -19,7 +19,6 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     touch(results, "previews/bad.png", "previews/fair.png")
     Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
     (results / "previews" / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
-
     write_cohort_page(results, results / "cohort.html", PageOptions(scores=results / "scores.csv"))
 
     page = (results / "cohort.html").read_text()
@@ -37,9 +36,7 @@ def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(
 ) -> None:
     with pytest.raises(UsageError, match="has no record of predictions"):
         write_cohort_page(tmp_path, tmp_path / "a.html")
-
     failed = {"case_id": "lost", "error": "CaseError", "message": "empty"}
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(failed) + "\n")
     write_cohort_page(tmp_path, tmp_path / "a.html")
-
     assert "empty" in (tmp_path / "a.html").read_text()

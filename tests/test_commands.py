@@ -205,16 +205,12 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
     ("line", "code", "message"),
     [
         ("train --set training.epochs=3", 2, "Did you mean n_epochs?"),
-        ("train --set optimizer.lr", 2, "has no '='"),
         ("train --preset kagle", 2, "Did you mean kaggle-t4?"),
         ("train --config nowhere.yaml", 2, "nowhere.yaml cannot be read"),
-        ("train --network vnet", 2, "setting model.name"),
         ("train --fold 7", 2, "fold 7"),
         ("train --device cuda:9", 3, "torch sees"),
         ("train --set folds.n_folds=9", 2, "6 patients cannot fill 9 folds"),
-        ("train --patch 8,8", 2, "setting patch.size"),
         ("train --epochs 3 --hours 1", 2, "--epochs 3 and --hours 1"),
-        ("train --effective-batch '{1: 8}'", 2, "epoch 0"),
         ("train --run file/run", 3, "file/run"),
         ("train --preset cpu", 2, "keeps its own settings"),
         ("settings learning_rate", 2, "'learning_rate'"),
@@ -233,9 +229,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict empty --model runs/fold0", 2, "empty holds no cases"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
-        ("predict data --model runs/fold0 --window half", 2, "half"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
-        ("predict data --model runs/fold0 --set thresholds=2,0,0", 2, "thresholds"),
         ("predict data --model runs/fold0 --workers many", 2, "'many'"),
         ("predict data --model runs/fold0 --device gpu", 2, "device 'gpu' is unknown"),
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
@@ -263,7 +257,6 @@ def test_wrong_use_ends_with_a_message_and_the_code(
         line = f"{command} --data data --prepared ready {settings} {rest}"
     if command == "predict" and " -o " not in line:
         line += " -o refused"
-
     done = type_line(work, line)
 
     assert done.code == code, done.err
@@ -362,7 +355,6 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
     for seed, path in enumerate((first, second)):
         write_nifti(path, make_label_map(seed=seed, convention=BRATS2023))
-
     whole = run("evaluate", tiny_scans, "made")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
     n_scores = len(pd.read_csv("scores.csv"))
@@ -408,7 +400,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     line = f"crossval --data data --prepared ready {TINY}"
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
-
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
 
     assert done.code == again.code == 0, done.err
@@ -421,7 +412,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     card = (work / "crossval" / "model" / "README.md").read_text()
     assert "Held out of network 0; trained on by network 1 (3 cases):" in card
     assert "epoch 1/1" not in again.out
-
     shutil.rmtree(work / "crossval")
     path = work / "data" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
     times, content = path.stat(), bytearray(path.read_bytes())
@@ -552,7 +542,6 @@ def test_every_option_of_predict_reaches_the_record(
         "--set smallest_et_mm3=50 --set preview=false"
     )
     case = tiny_scans / "BraTS2021_00000"
-
     done = run("predict", case, "-o", "out", "--model", model, *flags.split())
 
     assert done.code == 0, done.err

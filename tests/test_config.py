@@ -14,7 +14,6 @@ def test_later_sources_win_over_earlier_ones():
     """Defaults, then preset, then text, then key=value, of which the last wins."""
     text = "training: {n_epochs: 7, micro_batch: 2}"
     assignments = ["training.micro_batch=3", "training.micro_batch=1"]
-
     config = load_config(preset="demo", text=text, assignments=assignments)
 
     assert load_config() == Config()

@@ -58,7 +58,6 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
         monkeypatch.setattr(cpu_threads, "cpu_quota", lambda quota=quota: quota)
         assert available_cpus() == n_cpus
     environment = {name: "3"}
-
     chosen = choose_threads(environment)
 
     assert environment[name] == "3"
@@ -78,7 +77,6 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
         "import brats_seg, os, sys; assert 'torch' not in sys.modules; "
         f"print({{n: os.environ[n] for n in {names} if n in os.environ}})"
     )
-
     done = subprocess.run(
         [sys.executable, "-c", code], env={**bare, **given}, capture_output=True, check=True
     )

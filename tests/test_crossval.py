@@ -1,6 +1,5 @@
 """Test the steps of a cross-validation: prediction, scores and export."""
 
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -8,9 +7,7 @@ import pytest
 
 from brats_seg import crossval
 from brats_seg.cases.case import Case
-from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
-from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
@@ -21,42 +18,31 @@ from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
-from tests.inference_builders import CPU, IDENTITY, write_run
-from tests.prepared import write_prepared
+from tests.inference_builders import CASES, CPU, write_fold
 
 LEGACY = protocol_named("legacy")
 SETTINGS = PredictionSettings(preview=False, precision="fp32", device="cpu")
-N_CASES = 4
 HeldOutCases = dict[Path, list[Case]]
 """The held-out cases of each run."""
 
 
 @pytest.fixture
-def held_out(tmp_path: Path) -> list[HeldOut]:
-    """Two runs with random weights; each held out two of four cases."""
-    prepared = write_prepared(tmp_path, n_cases=N_CASES)
-    ids = [f"BraTS2021_{number:05d}" for number in range(N_CASES)]
-    runs = []
-    for fold in range(2):
-        split = Split(train=tuple(ids[1 - fold :: 2]), validation=tuple(ids[fold::2]))
-        fingerprint = open_split(prepared, split).fingerprint
-        path = tmp_path / f"fold{fold}"
-        write_run(path, seed=fold, identity=replace(IDENTITY, fingerprint=fingerprint))
-        write_split(split, path / SPLIT_NAME)
-        runs.append(open_held_out(path, prepared))
-    return runs
+def held_out(tmp_path: Path, tiny_prepared: Path) -> list[HeldOut]:
+    """Two runs with random weights; each held out half of the cases."""
+    runs = [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
+    return [open_held_out(run, tiny_prepared) for run in runs]
 
 
 @pytest.fixture
-def cases(held_out: list[HeldOut], tmp_path: Path) -> HeldOutCases:
-    return crossval.held_out_cases(held_out, index_cases(tmp_path / "scans"))
+def cases(held_out: list[HeldOut], tiny_scans: Path) -> HeldOutCases:
+    return crossval.held_out_cases(held_out, index_cases(tiny_scans))
 
 
 def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
         outcomes = crossval.out_of_fold_outcomes(cases, SETTINGS, output)
-        return finish_batch(outcomes, output, N_CASES)
+        return finish_batch(outcomes, output, len(CASES))
 
 
 def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
@@ -65,18 +51,20 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
     outcome = predict(cases, tmp_path / "out")
     records = OutputFolder(tmp_path / "out").records()
     fingerprints = [load_model([run], CPU).fingerprint for run in cases]
-    assert (outcome.n_predicted, outcome.failures) == (4, ())
+    assert (outcome.n_predicted, outcome.failures) == (6, ())
     assert fingerprints[0] != fingerprints[1]
     for held_out, fingerprint in zip(cases.values(), fingerprints, strict=True):
         for one in held_out:
             assert records[one.case_id].model == fingerprint
 
 
-def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
+def test_scores_are_those_of_evaluate(
+    cases: HeldOutCases, tiny_scans: Path, tmp_path: Path
+) -> None:
     predict(cases, tmp_path / "out")
     pairing = crossval.reference_pairs(chain(*cases.values()), tmp_path / "out")
     found = crossval.score_predictions(pairing, LEGACY, tmp_path)
-    expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
+    expected = evaluate_pairs(find_pairs(tiny_scans, tmp_path / "out"), LEGACY)
     # no held-out case is one that its model was trained on
     assert {*expected.scores.pop("in_training")} == {"no"}
     assert found.scores.equals(expected.scores)
@@ -96,8 +84,8 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3
     assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
-    assert [one.n_cases for one in found.summaries] == [3, 3, 3]
-    assert predict(cases, tmp_path / "out").n_skipped == 3
+    assert [one.n_cases for one in found.summaries] == [5, 5, 5]
+    assert predict(cases, tmp_path / "out").n_skipped == 5
 
 
 @pytest.mark.parametrize("name", ["model.json", "member0.safetensors"])

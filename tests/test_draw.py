@@ -39,7 +39,6 @@ def write_sources(root: Path, scans: Path) -> None:
 @pytest.mark.parametrize("kind", FIGURES)
 def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: str) -> None:
     write_sources(tmp_path, tiny_scans)
-
     code, said, error = run("figure", kind, *GIVEN[kind], "-o", "a.png")
 
     assert (code, said) == (0, "wrote a.png. Research use only.\n"), error
@@ -74,7 +73,6 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
 )
 def test_what_cannot_be_drawn_is_said(run: Run, tmp_path: Path, line: str, expected: str) -> None:
     write_case(tmp_path / "scans", labelled=False)
-
     code, _, error = run("figure", *line.split())
 
     assert code in {1, 2}

@@ -57,7 +57,6 @@ def test_an_exported_model_is_its_runs_also_when_it_is_exported_again(
     exported: Path, tmp_path: Path
 ) -> None:
     again = export_model([exported], tmp_path / "again").fingerprint
-
     model = load_model([exported], CPU)
     original = load_model([tmp_path / "run0", tmp_path / "run1"], CPU)
 
@@ -178,7 +177,6 @@ def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(export
     content = path.read_bytes()
     fingerprint = load_model([exported], CPU).fingerprint
     n_refused = 0
-
     for position in range(0, len(content), 97):
         flipped = bytearray(content)
         flipped[position] ^= 1
@@ -230,7 +228,6 @@ def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(
     exported: Path, tmp_path: Path
 ) -> None:
     runs, model = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "new"
-
     refused = pytest.raises(EnvironmentalError, match=r"member0.safetensors could not .*ulimit -f")
     with limited_files(2000), refused:
         export_model(runs, model)
@@ -310,7 +307,6 @@ def test_the_card_of_a_run_has_its_facts_and_is_not_broken_by_them(
 ) -> None:
     facts, *texts = CARDS[name]
     run = write_validated(tmp_path / "run", **facts)
-
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
 
     for text in texts:
@@ -323,7 +319,6 @@ def test_held_out_cases_of_folds_are_summarised_together_and_shared_ones_apart(
     folds: list[Path], tmp_path: Path
 ) -> None:
     sharing = [folds[0], write_validated(tmp_path / "run", seed=2)]
-
     card, of_sharing = (
         exported_card(runs, tmp_path / f"model{n}") for n, runs in enumerate((folds, sharing))
     )
@@ -343,7 +338,6 @@ def test_held_out_cases_of_folds_are_summarised_together_and_shared_ones_apart(
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
     run = write_run(tmp_path / "run", fitted=fitted)
-
     card = exported_card([run], tmp_path / "model")
 
     for text in (
@@ -370,7 +364,6 @@ def test_a_validation_that_was_not_on_whole_cases_is_no_score(
     validation = ValidationConfig(patches_between=not entries)
     config = CONFIG.model_copy(update={"patch": patch, "validation": validation})
     run = write_validated(tmp_path / "run", config=config, n_patches=n_patches, **entries)
-
     card = exported_card([run], tmp_path / "model")
 
     assert "Not known: no validation" in card
@@ -396,7 +389,6 @@ def test_ids_that_may_identify_patients_are_left_out_unless_asked_for(
 ) -> None:
     caplog.set_level("INFO", "brats_seg")
     run = write_validated(tmp_path / "run", training=(training,), held_out=held_out)
-
     export_model([run], tmp_path / "model", case_ids=case_ids, license_name="CC0")
 
     (message,) = caplog.messages
@@ -429,7 +421,6 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     summaries = summarise_counts([region_counts("a", HALF)], np.random.default_rng(0))
     scores = CrossValidationScores(protocol="legacy", summaries=summaries)
     exported_card(folds, tmp_path / "model", replace=True)
-
     card = exported_card(folds, tmp_path / "model", replace=True, scores=scores)
 
     assert "Cross-validation, scored by the protocol legacy" in card
@@ -456,7 +447,6 @@ def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) ->
     names = ("brats2017", "brats2023")
     sets = [replace(IDENTITY, fingerprint=f"set{name}", conventions=(name,)) for name in names]
     runs = [write_run(tmp_path / one.fingerprint, identity=one) for one in sets]
-
     card = exported_card(runs, tmp_path / "model")
 
     for text in (

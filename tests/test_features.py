@@ -64,7 +64,6 @@ def test_a_reference_label_map_needs_no_network(root, capsys):
     (root / "survival_info.csv").write_text(
         f"case_id,Age,Survival_days,Extent_of_Resection\n{IDS[0]},61.5,NA,GTR\n"
     )
-
     extraction = extract(root)
 
     first, second = extraction.results
@@ -86,7 +85,6 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
     """With two runs of other weights, a case is measured as with the right one alone."""
     seen = write_trained(tmp_path / "seen", IDS[0], IDS[2], seed=1)
     unseen = write_trained(tmp_path / "unseen", IDS[1], IDS[2], seed=2)
-
     both = extract(root, segmentations=[seen, unseen], predicted=True).results
     alone = extract(root, segmentations=[unseen], predicted=True).results
     # where there is a reference, it is measured
@@ -101,7 +99,6 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
 
 def test_an_autoencoder_has_a_vector_and_says_whom_it_was_trained_on(root, tmp_path):
     run = write_trained(tmp_path / "ae", IDS[0], config=AUTOENCODER)
-
     first, second = extract(root, autoencoder=run).results
 
     names = [name for name in first if name.startswith("latent0_0")]
@@ -194,7 +191,6 @@ def test_a_case_is_seen_under_every_id_of_its_patient(
     write_run(tmp_path)
     if train:
         write_split(Split(train=(train,), validation=("held",)), tmp_path / SPLIT_NAME)
-
     with caplog.at_level(logging.WARNING):
         for path in (tmp_path, tmp_path / "best.pt"):
             model = features.with_patients(load_model([path], CPU), path, clinical, [JOINED])

@@ -152,7 +152,6 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
     monkeypatch.setattr(Path, "rename", fail_for_new)
     with pytest.raises(EnvironmentalError, match="Permission denied"), files.whole_folder(path):
         pass
-
     assert list(tmp_path.rglob("*")) == [path, path / "old"]
 
 

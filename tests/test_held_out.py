@@ -79,7 +79,6 @@ def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
     """The scans of a subset, predicted as any others, give the same Dice; few of many suffice."""
     monkeypatch.setattr(module, "MOST_CASES", 2)
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:3], subsets=MODALITY_SUBSETS)
-
     scores = measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked)
 
     measured = {score.modalities: score for score in scores}
@@ -123,7 +122,6 @@ def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:1], subsets=FEW)
     before = open_held_out(run, tiny_prepared)
     first = measure_subsets(before, CPU, untracked)
-
     stored = open_held_out(run, tiny_prepared)
     monkeypatch.delattr(module, "assemble")
 
@@ -146,7 +144,6 @@ def test_tuning_measures_all_runs_and_an_export_names_it(
     ]
     plain = write_fold(tmp_path / "plain", tiny_prepared, CASES[:1])
     content = (plain / "best.pt").read_bytes()
-
     for index, run in enumerate((runs[0], plain)):
         export_model([run], tmp_path / f"untuned{index}")
     tuning = tune_runs(runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
@@ -175,7 +172,6 @@ def test_the_score_of_validation_is_that_of_the_label_maps(
     settings = PredictionSettings(device="cpu", precision="fp32", overlap=0)
     held_out = read_split(tiny_run / SPLIT_NAME).validation
     cases = [case for case in find_cases(tiny_scans).cases if case.case_id in held_out]
-
     predict_folder(cases, [tiny_run], tmp_path, settings)
 
     scores = evaluate_pairs(

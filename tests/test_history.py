@@ -50,7 +50,6 @@ def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation
     rows = [row(1, validated=False), row(2, validated=True)]
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
-
     table = pd.read_csv(tmp_path / "history.csv")
 
     regions = [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
@@ -127,7 +126,6 @@ def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.Monk
     live, path = LiveHistory(run_path=tmp_path), tmp_path / "history.png"
     assert list(live([1, 2], what="epoch 1", total=2)) == [1, 2]
     assert pictures == []
-
     found = []
     for epoch in range(3):
         found += live(range(2), what=f"epoch {epoch}", total=2)
@@ -135,7 +133,6 @@ def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.Monk
         os.utime(path, ns=(epoch, epoch + 1))
         live(range(2), what="validation", total=2)
     live.show()
-
     assert found == [0, 1] * 3
     assert pictures == [b"0", b"1", b"2"]
 
@@ -184,11 +181,9 @@ def test_tensorboard_gets_every_value_by_epoch_and_nothing_is_written_without_tr
     track(Config(), tmp_path, ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.csv", "history.png"]
     pytest.importorskip("tensorboardX")
-
     for row in ROWS:
         # a training that is continued
         track(config_of("tensorboard"), tmp_path, (row,))
-
     curves = events(tmp_path / "tensorboard")
     assert curves["train/loss"] == [(1, 1.5), (2, 1.0)]
     assert curves["val/dice_et"] == [(2, 0.25)]
@@ -202,7 +197,6 @@ def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> 
     mlflow = pytest.importorskip("mlflow", exc_type=ImportError)
     pytest.importorskip("sqlalchemy")
     path = tmp_path / "fold0"
-
     for row in ROWS:
         track(config_of("mlflow"), path, (row,))
 
@@ -218,7 +212,6 @@ def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> 
 def test_wandb_writes_offline_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-
     for row in ROWS:
         track(config_of("wandb"), tmp_path, (row,))
 
@@ -253,7 +246,6 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
     writer.SummaryWriter.return_value.add_scalar.side_effect = OSError("no space")
     monkeypatch.setitem(sys.modules, "tensorboardX", writer)
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: module)
-
     with caplog.at_level(logging.WARNING, "brats_seg"):
         track(config_of("tensorboard"), tmp_path, ROWS)
 

@@ -226,7 +226,6 @@ def test_networks_of_monai_are_refused_for_batch_norm_only(
 def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
     network = around(nn.Sequential(Counts(patches=True), nn.Dropout(0.5)), last_is_zero=True)
     before, random_state = deepcopy(network.state_dict()), torch.get_rng_state()
-
     ask(network)
 
     assert same(network.state_dict(), before)

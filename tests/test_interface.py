@@ -8,7 +8,6 @@ from itertools import pairwise, product
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import SGD
 
 from brats_seg.config import LossConfig, ModelConfig
@@ -25,7 +24,7 @@ from brats_seg.models.interface import (
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.optimisation import Accumulator
-from tests.training_builders import same
+from tests.training_builders import same, saved_bytes
 
 WIDTHS = (4, 6, 8)
 
@@ -66,20 +65,6 @@ def gradients(
     loss.backward()
     found = [p.grad for p in network.parameters() if p.grad is not None]
     return [loss, *found, torch.rand(1)]
-
-
-def saved_bytes(network: nn.Module) -> int:
-    """Return the bytes that the graph keeps, each storage once."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        output = network(make_batch().image)
-    assert isinstance(output, TrainingOutput)
-    return sum(kept.values())
 
 
 def test_outputs_are_taken_apart_and_put_together() -> None:
@@ -141,11 +126,11 @@ def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
     names, kept = list(network.state_dict()), []
     for mode in ActivationCheckpointing:
         network.checkpointing = mode  # the last one too: copies on the host are not the graph's
-        kept.append(saved_bytes(network))
+        kept.append(saved_bytes(network, make_batch().image))
     assert all(more > less for more, less in pairwise(kept))
     assert list(network.state_dict()) == names
     set_activation_checkpointing(network, ActivationCheckpointing.NONE)
-    assert saved_bytes(network) == kept[0]
+    assert saved_bytes(network, make_batch().image) == kept[0]
 
 
 def test_a_device_and_a_network_have_the_modes_that_they_support() -> None:

@@ -79,7 +79,6 @@ def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
     n: int, config: LossConfig
 ) -> None:
     logits, target = random_pair(n)
-
     loss = at_once(losses.BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
 
     assert loss.item() == pytest.approx(losses.DiceBce(config)(logits, target).mean().item())
@@ -101,7 +100,6 @@ def test_half_precision_is_summed_in_single_precision() -> None:
     loss = losses.DiceBce()(torch.zeros(1, 3, 32, 32, 32).bfloat16(), torch.zeros(1, 3, 32, 32, 32))
     # 32768 * 0.5 is exact in float32; a bfloat16 sum stops growing at 256
     assert loss.item() == pytest.approx(1 - 1 / (16384 + 1) + math.log(2), rel=1e-5)
-
     reconstructions, images = (pair.float() for pair in random_images(1, edge=16))
     loss = losses.ReconstructionLoss()(reconstructions.bfloat16(), images)
     assert loss.dtype == torch.float32
@@ -116,7 +114,6 @@ def test_batch_dice_pools_patches_before_the_ratio() -> None:
     logits = (target - 0.5) * 100
     logits[1, :, 0, 0, 0] = 50  # and has one false voxel of 8
     config = LossConfig(bce=0)
-
     loss = at_once(losses.BatchDiceBce(config), logits, target)
 
     assert loss.item() == pytest.approx(1 - (2 * 8 + 1) / (9 + 8 + 1))
@@ -134,7 +131,6 @@ def own(name: str, **arguments: object) -> LossConfig:
 def test_a_loss_by_dotted_name_gets_plain_logits_unless_it_declares_how_it_reduces() -> None:
     logits, target = random_pair(2)
     expected = DiceFocalLoss(sigmoid=True)(logits, target.double())
-
     criterion = losses.build_criterion(own(DICE_FOCAL, sigmoid=True))
 
     assert losses.reduction_of(criterion) == "outputs"
@@ -184,7 +180,6 @@ def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
     sums = losses.RunningSums(loss_sum=3.0, n_patches=2)
     sums.add("a", HALF_RIGHT)
     sums.add("a", PERFECT)
-
     scores = losses.overlap_columns(sums)
 
     assert scores["loss"] == 1.5
@@ -205,7 +200,6 @@ def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
     expected = (4 * 2**2 + 4 * losses.BACKGROUND_WEIGHT * 1**2) / (4 + 4 * losses.BACKGROUND_WEIGHT)
     assert losses.ReconstructionLoss()(missed, image).tolist() == [pytest.approx(expected)]
     assert losses.add_squares(missed, image)[0].tolist() == [[16] * 4, [4] * 4]
-
     # a patch of background alone has a loss and no error
     nothing = torch.zeros_like(image)
     sums = losses.RunningSums(counts={"a": losses.add_squares(nothing + 1, nothing)[0].tolist()})
@@ -227,7 +221,6 @@ def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:
 
 def test_squares_agree_with_a_loop() -> None:
     reconstruction, image = (part.numpy() for part in random_images(2, edge=5))
-
     rows = losses.add_squares(torch.from_numpy(reconstruction), torch.from_numpy(image))
 
     for n, modality in np.ndindex(2, 4):

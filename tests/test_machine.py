@@ -73,7 +73,6 @@ def refuse(*_: object) -> None:
 )
 def test_a_gpu_that_does_not_compute_is_a_problem(t4: pytest.MonkeyPatch, failing: str) -> None:
     t4.setattr(failing, refuse)
-
     finding = judged("GPU 0")
 
     assert (finding.status, finding.remedy) == ("problem", "nvidia-smi -q")
@@ -102,7 +101,6 @@ def test_a_driver_without_a_gpu_for_torch_is_a_problem(
         t4.setenv("CUDA_VISIBLE_DEVICES", visible)
     t4.setattr(torch.cuda, "is_available", lambda: False)
     t4.setattr(torch.version, "cuda", cuda)
-
     finding = judged("torch")
 
     assert finding.status == "problem"
@@ -116,9 +114,7 @@ def test_little_memory_or_shared_memory_is_a_warning(t4: pytest.MonkeyPatch) -> 
     t4.setattr(machine, "free_memory", lambda _: GIB)
     assert judged("memory").status == "warning"
     t4.setattr(machine, "free_bytes", lambda _: 64 * 2**20)
-
     finding = judged("shared memory")
-
     assert finding.status == "warning"
     assert finding.found.startswith("64 MiB free in /dev/shm, where worker processes may need 1.0")
     assert finding.remedy == "docker run --shm-size=8g ..."
@@ -127,7 +123,6 @@ def test_little_memory_or_shared_memory_is_a_warning(t4: pytest.MonkeyPatch) -> 
 def test_more_threads_than_cpus_are_a_warning(t4: pytest.MonkeyPatch) -> None:
     t4.setenv("OMP_NUM_THREADS", "64")
     t4.setattr(machine, "cpu_quota", lambda: 1.5)
-
     finding = judged("CPU")
 
     assert (finding.status, finding.remedy) == ("warning", "unset OMP_NUM_THREADS")
@@ -139,7 +134,6 @@ def test_the_short_check_warns(
 ) -> None:
     monkeypatch.setattr(machine, "free_bytes", lambda folder: 2**20)
     finding = disk_finding("disk", tmp_path / "new", GIB, "12 cases: ")
-
     check_machine(tmp_path / "run", needed_shared=GIB, needed_disk=GIB)
 
     assert finding.status == "problem"

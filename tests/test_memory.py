@@ -56,7 +56,6 @@ def test_a_limit_on_the_process_counts() -> None:
         "print(free_memory(torch.device('cpu')))"
     )
     limit = 40 * 2**30
-
     free = subprocess.check_output(
         [sys.executable, "-c", program],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
@@ -117,7 +116,6 @@ def always_full(mode: str) -> str:
 
 def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
     fallback = memory.Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
-
     first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
 
     assert (first, fallback.run(str.upper), fallback.index) == ("small", "SMALL", 1)

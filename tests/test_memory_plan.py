@@ -82,7 +82,6 @@ def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested
     # a larger patch never needs less
     assert len(by_size) > 3
     assert by_size == sorted(by_size)
-
     (suggested,) = [row for row in medium.rows if row.suggested]
     fitting = [row for row in medium.rows if row.fits]
     assert medium.suggested == suggested
@@ -172,7 +171,6 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
     """Weights, gradients, two moments or one, average: each as large as the weights."""
     network = nn.Conv3d(4, 8, 25, bias=False)
     weights = 4 * 8 * 25**3 * 4
-
     footprint = footprint_of(settings(*assignments), network)
 
     # between two updates there are no gradients
@@ -210,7 +208,6 @@ def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
 def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
     footprint = footprint_of(settings(f"model.name={name}"))
     modes = [MemoryMode(micro_batch=1, checkpointing=kind) for kind in KINDS]
-
     counts = [
         [footprint.counted_bytes(PATCH, mode, device) for mode in modes] for device in (FP32, BF16)
     ]
@@ -227,7 +224,6 @@ def test_counting_leaves_network_and_random_state_alone() -> None:
     set_activation_checkpointing(network, ActivationCheckpointing.TOP)
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     state = torch.get_rng_state()
-
     footprint = footprint_of(config, network)
     footprint.counted_bytes(
         PATCH, MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.ALL), BF16
@@ -316,7 +312,6 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
     monkeypatch.setattr(memory_plan, "largest_patch", lambda *_, **__: row)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
-
     chosen = choose_settings(values={"training.device": device})
 
     assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
@@ -325,7 +320,6 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
 
 def test_what_is_given_wins() -> None:
     assignments = ["optimizer.lr=0.5", "model.widths=4,8"]
-
     chosen = choose_settings(assignments=assignments, values={**ON_CPU, "patch.size": "16,16,16"})
 
     assert chosen.config.optimizer.lr == 0.5
@@ -370,7 +364,6 @@ def test_a_run_that_was_begun_keeps_its_settings_whatever_the_device_has(
 ) -> None:
     """What is given wins, and a run without a checkpoint has not begun."""
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
-
     chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])
 
     assert chosen.config == load_config(text=(begun / "config.yaml").read_text())

@@ -25,7 +25,6 @@ def test_the_network_is_given_what_it_was_given_in_training(
     tiny_scans: Path, tiny_prepared: Path
 ) -> None:
     prepared = open_case(tiny_prepared, CASES[0])
-
     scan = read_scan(tiny_scans / CASES[0])
 
     assert scan.box == prepared.box
@@ -54,7 +53,6 @@ def test_what_comes_back_lies_where_the_scan_lies(tmp_path: Path, affine: np.nda
 def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Path) -> None:
     images = make_volumes(shape=(24, 24, 8), seed=3)
     scan = read_scan(write_scan(tmp_path / "case", images, np.diag([-1.0, -1.0, 2.0, 1.0])))
-
     back = brought_back(scan)
 
     assert scan.resampling.after == (24, 24, 16)
@@ -86,7 +84,6 @@ def test_direction_background_slope_and_intercept_change_nothing(tmp_path: Path)
 def test_a_turned_grid_is_mentioned(tmp_path: Path) -> None:
     cosine, sine = np.cos(0.35), np.sin(0.35)
     turned = np.array([[cosine, -sine, 0, 0], [sine, cosine, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
-
     scan = read_scan(write_scan(tmp_path / "case", make_volumes(), turned))
 
     assert any(w.startswith("the scan does not seem to be registered") for w in scan.warnings)

@@ -64,7 +64,6 @@ def test_a_model_refuses_by_name_what_it_was_not_trained_for(
     tmp_path: Path, model: Model, kept: Sequence[str], missing: str, expected: str
 ) -> None:
     folder = write_subset(tmp_path / "scans", kept)
-
     record = predict(tmp_path / "scans", tmp_path / "out", model).record
 
     assert isinstance(record, Failure)
@@ -80,7 +79,6 @@ def test_a_model_refuses_by_name_what_it_was_not_trained_for(
 @pytest.mark.parametrize("kept", MODALITY_SUBSETS)
 def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str, ...]) -> None:
     write_subset(tmp_path / "scans", kept)
-
     record = predict(tmp_path / "scans", tmp_path / "out").record
 
     assert record.modalities == kept
@@ -135,7 +133,6 @@ def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
     # t1c alone, and another target than the regions
     task = tmp_path / "task" / "BraTS-MEN-RT-0001-1" / "BraTS-MEN-RT-0001-1_t1c.nii.gz"
     write_nifti(task, make_volumes()[1])
-
     messages = {
         name: predict(tmp_path / name, tmp_path / f"out-{name}").record.message
         for name in ("damaged", "double", "same", "task")
@@ -152,7 +149,6 @@ def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
 
 def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> None:
     folder = write_subset(tmp_path / "scans", ("t2w",))
-
     first, again = (predict(tmp_path / "scans", tmp_path / "out") for _ in range(2))
     (folder / f"{CASE_ID}_t2.nii.gz").rename(folder / f"{CASE_ID}_flair.nii.gz")
     other = predict(tmp_path / "scans", tmp_path / "out")
@@ -168,7 +164,6 @@ def test_files_and_arrays_of_a_subset_are_predicted_and_no_other_command_takes_i
     predictor = Predictor(model=DROPOUT)
     files = {name: folder / f"{CASE_ID}_{name}.nii.gz" for name in ("t1ce", "flair")}
     images, affine = make_volumes(seed=0)[[1, 3]], nib.load(files["flair"]).affine
-
     of_files = predictor.predict_files(files)
     of_arrays = predictor.predict_arrays(images, affine, modalities=("t1c", "t2f"))
 
@@ -188,7 +183,6 @@ def test_picture_and_page_show_the_modalities_that_are_there(tmp_path: Path) -> 
     kept = ("t1n", "t2w")
     write_subset(tmp_path / "scans", kept)
     out = tmp_path / "out"
-
     predict(tmp_path / "scans", out, settings=PredictionSettings(uncertainty=True))
     (page,) = write_report([out], PageOptions(case_ids=(CASE_ID,))).results
     html = page.read_text()

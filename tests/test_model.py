@@ -23,7 +23,6 @@ def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path
     run = write_run(tmp_path / "run")
     torch.manual_seed(0)
     expected = torch.rand(1)
-
     torch.manual_seed(0)
     (member,) = load_model([run], CPU).members
 
@@ -126,7 +125,6 @@ def test_the_window_is_that_of_training_unless_another_is_given(
     """The default is one and a half training patches; the network halves once."""
     config = Config(model=CONFIG.model, patch=PatchConfig.model_validate({"size": patch}))
     run = write_run(tmp_path / "run", config=config)
-
     (member,) = load_model([run], CPU, PredictionSettings.model_validate(settings)).members
 
     assert member.window == Window(size=size, overlap=settings.get("overlap", 0.5))

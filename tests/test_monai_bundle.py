@@ -142,6 +142,14 @@ WINDOWS = part("SlidingWindowInferer", roi_size=[16, 16, 8])
 NETWORK = part("SegResNet", in_channels=4, out_channels=3, init_filters=8)
 
 
+def before(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"preprocessing": {"transforms": [LOAD, *steps]}}
+
+
+def after(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"postprocessing": part(name, keys="pred", **arguments)}
+
+
 def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str, Any]:
     image, pred = (
         {"channel_def": {str(index): name for index, name in enumerate(names)}}
@@ -174,27 +182,18 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ({"network_def": {**NETWORK, "init_filters": 16}}, "has more weights than the file"),
         ({"network_def": {**NETWORK, "sizes": 3}}, "inference.json cannot .*unexpected keyword"),
         (
-            {"preprocessing": {"transforms": [LOAD, part("scripts.Mine")]}},
+            before(part("scripts.Mine")),
             "its transform is scripts.Mine; .* Run this bundle with `python -m monai.bundle run`",
         ),
         (
-            {"preprocessing": {"transforms": [LOAD, part("ScaleIntensityd", keys=["label"])]}},
+            before(part("ScaleIntensityd", keys=["label"])),
             r"ScaleIntensityd is applied to \['label'\]; expected 'image'",
         ),
         ({"inferer": part("SimpleInferer")}, "its inferer is SimpleInferer"),
         ({"inferer": part("SlidingWindowInferer", roi_size=[96, 96])}, "be used: roi_size.2"),
-        (
-            {"postprocessing": part("Activationsd", keys="pred", softmax=True)},
-            "sigmoid: Field required.*, softmax: expected False",
-        ),
-        (
-            {"postprocessing": part("AsDiscreted", keys="pred", argmax=True)},
-            "argmax: expected False .got True",
-        ),
-        (
-            {"postprocessing": part("VoteEnsembled", keys="pred")},
-            "its transform is VoteEnsembled; expected one of Activationsd",
-        ),
+        (after("Activationsd", softmax=True), "sigmoid: Field required.*, softmax: expected False"),
+        (after("AsDiscreted", argmax=True), "argmax: expected False .got True"),
+        (after("VoteEnsembled"), "its transform is VoteEnsembled; expected one of Activationsd"),
         (
             {
                 "postprocessing": {

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from brats_seg.errors import ConfigError
 from brats_seg.models import norm
 from brats_seg.models.norm import SMALLEST_WEIGHT, ActivatedNorm, check_in_place
+from tests.training_builders import saved_bytes
 
 SLOPE = 0.01
 SHAPE = (2, 5, 7, 6, 4)
@@ -109,23 +109,6 @@ def test_gradients_do_not_depend_on_the_groups(
     monkeypatch.setattr(norm, "_VOXELS_AT_A_TIME", {"cpu": at_a_time})
     after = gradients(layer, features)
     assert all(map(torch.equal, before, after))
-
-
-def saved_bytes(network: nn.Module, image: Tensor) -> int:
-    """Return the bytes that the graph keeps, each storage once, without parameters."""
-    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        output = network(image)
-    assert output.requires_grad
-    return sum(kept.values())
 
 
 def test_keeps_one_tensor_where_the_stock_layers_keep_two() -> None:

@@ -198,7 +198,6 @@ def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
     name: str, sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float, make: type[nn.Module]
 ) -> None:
     network, batch = trained(dtype, make), patches(sum(sizes), dtype)
-
     found, loss = accumulated_gradient(network, CRITERIA[name], iter(cut(batch, sizes)))
     expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
 
@@ -211,7 +210,6 @@ def test_ordinary_accumulation_misses_by_far(name: str) -> None:
     """The negative control, of uneven micro-batches where the loss is a mean over patches."""
     network, batch = trained(torch.float64), patches(6, torch.float64)
     criterion, sizes = CRITERIA[name], (5, 1) if name == "patch Dice" else [1] * 6
-
     network.zero_grad()
     for image, target in cut(batch, sizes):
         (whole_loss(criterion, network(image), target) / len(sizes)).backward()
@@ -235,7 +233,6 @@ def test_passes_are_as_few_as_they_can_be(name: str) -> None:
         sizes.clear()
         accumulator.step(cut(batch, [1] * 4))
         n_patches.append(sum(sizes))
-
     n_passes = 4 if name == "patch Dice" else 2 * 4 - 1
     # the question: two passes over two patches and one over a single one
     assert n_patches == [n_passes + 2 + 2 + 1, n_passes]
@@ -265,7 +262,6 @@ def test_a_step_draws_counts_and_measures_as_one_ordinary_pass(name: str) -> Non
     expected_loss.backward()
     expected, state_after = gradient(network), torch.get_rng_state()
     network.n_seen.zero_()
-
     torch.manual_seed(5)
     result = accumulator_of(network, criterion).step(
         micro_batches, lambda output, target: output.mean((1, 2, 3, 4))
@@ -301,7 +297,6 @@ def test_what_cannot_be_cut_is_refused_between_micro_batches_and_ranks() -> None
         accumulator_of(network, DiceBce()).step(cut(batch, (1, 1)))
     with pytest.raises(ConfigError, match="BatchNorm3d"):
         accumulator_of(network, DiceBce(), ranks=Ranks(rank=0, n_ranks=2)).step([batch])
-
     with pytest.raises(ConfigError, match=r"the network \(Forgetful\) .* in another pass"):
         accumulated_gradient(Forgetful(), BatchDiceBce(), cut(batch, (1, 1)))
 
@@ -331,7 +326,6 @@ def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
     """Losses that take classes or float64 get them."""
     image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
     batches = (image.half(), target.to(torch.uint8)), (image.double(), target.long())
-
     stored, plain = (MicroBatch(*batch).to(torch.device("cpu")) for batch in batches)
 
     assert (stored.image.dtype, stored.target.dtype) == (torch.float32, torch.float32)
@@ -343,7 +337,6 @@ def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     expected, _ = whole_gradient(network, DiceBce(), batch)
     before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-
     result = accumulator_of(network, DiceBce(), lr=1.0, clip_norm=1e-3).step(cut(batch, [1] * 6))
 
     after = nn.utils.parameters_to_vector(network.parameters()).detach()
@@ -483,7 +476,6 @@ def test_what_a_loss_learns_and_reads_has_the_gradient_of_the_whole_batch(
     criterion = LEARNT[name](network)
     if isinstance(criterion, nn.Module):
         criterion.double()
-
     whole_loss(criterion, network(batch.image), batch.target).backward()
     expected = [gradient(module) for module in modules_of(network, criterion)]
     result = accumulator_of(network, criterion).step(cut(batch, sizes))
@@ -534,7 +526,6 @@ def test_a_parameter_that_nobody_holds_is_refused_or_warned_of(
     # an optimizer may hold it
     optimizer = torch.optim.SGD([*network.parameters(), scale], lr=0.1)
     Accumulator(network, scaled, optimizer).step(micro_batches)
-
     assert not torch.equal(scale.detach(), torch.ones(3, 1, 1, 1))
     Accumulator(network, LearntWeights(), torch.optim.SGD(network.parameters(), lr=0.1))
     assert "LearntWeights has parameters that the optimizer was not given" in caplog.text
@@ -605,7 +596,6 @@ def test_a_loss_gets_the_output_in_the_structure_that_the_network_gave_it(
     each.reduces = "patches"
     criterion = each if one_pass else together
     expected, _ = whole_gradient(network, criterion, batch)
-
     result = accumulator_of(network, criterion).step(cut(batch, (1, 2, 1)), count_voxels)
 
     assert relative_error(gradient(network), expected) <= 1e-12
@@ -718,7 +708,6 @@ def test_an_error_in_a_thread_leaves_everything_as_it_was(checkpointing: bool) -
     network.register_forward_pre_hook(fail)
     with pytest.raises(torch.OutOfMemoryError):
         accumulator.step(parts)
-
     assert (get_ident() in calls) == checkpointing
     assert all(torch.equal(network.state_dict()[name], before[name]) for name in before)
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -783,7 +772,6 @@ def test_every_optimizer_of_the_settings_moves_the_weights(name: str) -> None:
     before = network.weight.detach().clone()
     config = OptimizerConfig.model_validate({"name": name})
     network(drawn(1, 4, 2, 2, 2)).sum().backward()
-
     build_optimizer(network.parameters(), config).step()
 
     assert not torch.equal(before, network.weight)

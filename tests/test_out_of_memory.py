@@ -121,7 +121,6 @@ def test_gradients_that_are_not_dropped_would_be_noticed() -> None:
     steps = Steps(kept, DiceBce())
     steps.accumulator._leaves.drop_gradients = lambda: None  # type: ignore[method-assign]
     kept.register_forward_pre_hook(Fuse(3))
-
     steps.step()
     Steps(undisturbed, DiceBce()).step()
 
@@ -132,7 +131,6 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     undisturbed, disturbed = network(), network()
     Steps(undisturbed, DiceBce(), micro_batch=4).step(6)
     disturbed.register_forward_pre_hook(Fuse(2))
-
     steps = Steps(disturbed, DiceBce(), micro_batch=4)
     steps.step(6)
 
@@ -154,11 +152,9 @@ def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
         *((n, "none") for n in (5, 3, 2, 1)),
         *((1, kind) for kind in ("top", "all")),
     ]
-
     tried = r"micro-batch 5; .*checkpointing all\), at a peak of .* Lower patch\.size"
     with pytest.raises(EnvironmentalError, match=tried):
         steps.step()
-
     assert "memory ran out with micro-batch 5: CUDA out of memory" in caplog.text
     assert torch.equal(weights(model), weights(network()))
 
@@ -179,7 +175,6 @@ def test_the_mode_is_saved_in_plain_values() -> None:
     first, second, third = (Steps(network(), DiceBce(), n).fallback for n in (2, 2, 1))
     first.index = len(first.modes) - 1
     entries = mode_entries(first.mode)
-
     resume_mode(second, entries)
     resume_mode(third, entries | {"micro_batch": 8})
 
@@ -218,10 +213,8 @@ def test_a_run_under_half_of_what_it_takes_learns_the_same(tmp_path: Path) -> No
     assert free.returncode == 0, free.stderr
     outcome = json.loads(free.stdout)
     assert outcome["mode"] == "micro-batch 8"
-
     half = limited_run(scans, tmp_path / "half", outcome["taken_mb"] / 2)
     none = limited_run(scans, tmp_path / "none", 60)
-
     assert half.returncode == 0, half.stderr
     limited = json.loads(half.stdout)
     assert limited["finished"]

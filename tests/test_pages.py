@@ -173,7 +173,6 @@ def test_names_cannot_add_anything_to_a_page(
             shutil.copy(tiny_run / file, run)
         (run / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE}))
         write_run_page(run, path)
-
     browser.open(path)
 
     text = browser.run("document.body.textContent")
@@ -225,7 +224,6 @@ def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path:
     with_prediction = page.picture(tmp_path / "a.png", "canvas")
     page.click("[data-layer=prediction]")
     without = page.picture(tmp_path / "a.png", "canvas")
-
     # X of the axes of BraTS runs to the patient's left
     section = page.run("viewers[0].values.centre_mm[2]")
     z = round(np.linalg.solve(view.affine, [0, 0, section, 1])[2])
@@ -244,7 +242,6 @@ def test_a_value_in_the_page_is_that_of_the_file(
     paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
     scan = read_volume(paths["t1c"], case_id="a")
     mm = (scan.geometry.affine @ [*voxel, 1])[:3].tolist()
-
     page.run(f"viewers[0].goTo({json.dumps(mm)})")
 
     assert said(page, "voxel") == ", ".join(map(str, voxel))
@@ -279,7 +276,6 @@ def test_without_webgl_the_pictures_are_there_and_the_reason_is_said(
 ) -> None:
     with opened_browser("--disable-3d-apis") as page:
         page.open(files["case"])
-
         absent = page.run("document.querySelector('.viewer-absent').innerText")
         widths = page.run("Array.from(document.querySelectorAll('img'), i => i.clientWidth)")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.data.fold import open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
@@ -113,7 +113,6 @@ def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
     maps = []
     for folder in turned_scans(tmp_path, codes):
         label_map = written(folder, tmp_path / f"{folder.name}-out")
-
         assert_same_geometry(label_map, nib.load(folder / f"{folder.name}_t1.nii.gz"))
         assert label_map.get_data_dtype() == np.uint8
         assert set(np.unique(np.asarray(label_map.dataobj))) == {0, 1, 2, 4}
@@ -128,7 +127,6 @@ def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
 @pytest.mark.real
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
-
     label_map = written(folder, tmp_path, PredictionSettings(window="whole", preview=False))
 
     (path,) = folder.glob("*t1_bet*")
@@ -140,7 +138,6 @@ def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
 ) -> None:
     affine = np.diag([-1.0, -1.0, 2.0, 1.0])
     folder = write_scan(tmp_path / "scan", make_volumes((24, 24, 12), seed=2), affine)
-
     label_map = written(folder, tmp_path / "out")
     _, result = predict(folder)
 
@@ -154,7 +151,6 @@ def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
 def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)
-
     _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
 
     air = (make_volumes() == 0).all(axis=0)
@@ -166,7 +162,6 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
     folder = turned_scans(tmp_path)[2]
     settings = PredictionSettings(probabilities=True, uncertainty=True, preview=False)
     label_map = written(folder, tmp_path / "out", settings)
-
     wt, tc, et = (
         np.asarray(nib.load(tmp_path / "out" / "probabilities" / f"sag-{region}.nii.gz").dataobj)
         for region in ("wt", "tc", "et")
@@ -184,18 +179,17 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
     assert not bits[~brain].any()
 
 
-def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path, tiny_scans: Path) -> None:
+def test_a_case_is_predicted_as_the_trainer_validated_it(
+    data: FoldData, tmp_path: Path, tiny_scans: Path
+) -> None:
     config = training_settings("training.n_epochs=1", "optimizer.lr=0.05")
-    prepared = tmp_path / "prepared"
-    data = open_fold(tiny_scans, fold=0, config=config, prepared_path=prepared)
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     trainer.run(track=untracked)
     settings = PredictionSettings(overlap=config.validation.overlap)
     model = load_model([tmp_path / "run"], choose_device("cpu", "fp32"), settings)
-    sample = whole_case(prepared, "BraTS2021_00003")
+    sample = whole_case(data.folder, "BraTS2021_00003")
     with torch.inference_mode():
         logits = case_predictor(trainer.plan)(model.members[0].network, sample.image)
-
     scan, result = predict(tiny_scans / "BraTS2021_00003", model)
 
     wt, tc, et = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
@@ -230,7 +224,6 @@ def test_a_predictor_takes_files_arrays_and_a_network_of_the_caller_as_a_folder(
     network = build_model(trained.config.model, trained.identity.patch)
     network.load_state_dict(trained.weights)
     of_network = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
-
     results = [
         predictor.predict_files(files),
         predictor.predict_files(aliases),
@@ -306,7 +299,6 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged():
 
 def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
     probabilities = np.array([[0, 1, 0.5, 0.25], [0, 1, 0, 0], [0, 0, 0, 0.25]], np.float32)
-
     bits = entropy(probabilities[:, :, None, None]).ravel()
 
     assert bits == pytest.approx([0, 0, 1, 0.811278], abs=1e-6)
@@ -376,7 +368,6 @@ def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
     model = make_model(Pointwise(), Pointwise(), window=Window(size=(8, 8, 8), overlap=0))
     positions = []
     monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))
-
     for _ in tracked("a", what="predicting", total=1):
         applied(model, np.ones((4, 16, 8, 8), dtype=np.float32), tta=tta)
 
@@ -402,7 +393,6 @@ def row(regions: np.ndarray) -> list[str]:
 def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention):
     for seed in range(5):
         probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
-
         wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
 
         assert not (et & ~tc).any()
@@ -468,7 +458,6 @@ def test_little_enhancing_tumour_in_all_becomes_necrosis():
 def test_volumes_and_components_by_hand():
     """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
     label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
-
     parts = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
 
     inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}

@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import subprocess
 import sys
 from importlib.resources import files
@@ -61,20 +60,6 @@ def test_the_shell_completes_commands_and_values(words: str, expected: str) -> N
     command = [sys.executable, "-c", program]
     shown = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True).stdout
     assert shown.split() == [expected]
-
-
-def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
-    """Start of Python included; the best of three, because the first fills the disk's cache."""
-    times_s = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        shown = subprocess.check_output([sys.executable, "-m", "brats_seg", "--help"], text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if times_s[-1] < 0.5:
-            break
-    assert min(times_s) < 0.5
-    assert all(command in shown for command in COMMANDS)
 
 
 def test_the_tree_of_folders_in_contributing_is_true() -> None:

@@ -38,7 +38,6 @@ def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
     write_turned(tmp_path / "a", BRATS_AFFINE, labels)
     swapped = BRATS_AFFINE[:, [1, 0, 2, 3]] * [1, 1, -1, 1]
     write_turned(tmp_path / "b", swapped, labels, lambda one: one.transpose(1, 0, 2)[:, :, ::-1])
-
     one, other = (read_tumour(tmp_path / name) for name in "ab")
 
     # enhancing tumour is the brightest in T1 with contrast agent
@@ -51,7 +50,6 @@ def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
 
 def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
     write_turned(tmp_path, BRATS_AFFINE @ np.diag([1, 1, 2, 1.0]), make_label_map())
-
     tumour = read_tumour(tmp_path)
 
     assert tumour.spacing_mm == (1, 1, 2)
@@ -80,7 +78,6 @@ def test_volumes_ratios_components_and_the_distance_are_those_of_the_voxels():
     label_map[0:4, 0, 0] = 2
     label_map[4:6, 0, 0] = 1
     label_map[6, 0, 0] = label_map[8, 8, 8] = label_map[9, 9, 9] = 4
-
     found = shape_of(label_map, spacing_mm=(1.0, 1.0, 2.0))
 
     expected = {"wt_ml": 0.018, "tc_ml": 0.01, "brain_ml": 2, "et_components": 2}
@@ -95,7 +92,6 @@ def test_a_ball_is_rounder_than_a_plate():
     ball = (np.indices([25] * 3) - 12) ** 2
     plate = np.zeros((40, 40, 10))
     plate[2:38, 2:38, 4:6] = 2
-
     round_, flat = shape_of((ball.sum(axis=0) <= 100) * 2), shape_of(plate)
 
     assert 0.9 < round_["wt_sphericity"] < 0.95
@@ -142,7 +138,6 @@ def test_the_ten_numbers_of_the_notebook_are_taken_inside_each_region():
         expected[f"{name}_skew_difference"] = skew - stats.skew(part)
     expected |= {"more_intensive_share": (values > mean + std).mean(), "p50": np.median(values)}
     padding = [(10, 14), (10, 18), (10, 20)]
-
     near = intensity_of()
     far = intensity_of(np.pad(IMAGE, [(0, 0), *padding]), np.pad(LABELS, padding))
 
@@ -159,7 +154,6 @@ def test_too_few_or_equal_values_have_no_skewness(values):
     image, label_map = np.ones((4, 1, 1, 1100)), np.zeros((1, 1, 1100))
     image[:, 0, 0, : len(values)] = values
     label_map[0, 0, : len(values)] = 4
-
     features = intensity_of(image, label_map)
 
     assert isnan(features["t1c_et_skew"])
@@ -172,7 +166,6 @@ def test_differences_are_between_neighbours_of_the_region_and_slabs_go_from_righ
     steps = np.arange(SHAPE[2]) ** 2
     image = np.ones((4, *SHAPE)) + np.arange(SHAPE[0])[:, None, None]
     image[0] = np.where(LABELS == 0, 1000, 1 + steps)
-
     features = intensity_of(image)
 
     assert features["t1n_wt_diff_skew"] == pytest.approx(stats.skew(np.diff(steps[2:8])))

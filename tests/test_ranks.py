@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from brats_seg.training.ranks import Ranks, joined_ranks
-from tests.builders import write_case
 from tests.test_optimisation import CRITERIA, LEARNT
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +29,6 @@ def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_shares_are_consecutive_and_complete(n_items: int, n_ranks: int) -> None:
     items = list(range(n_items))
-
     shares = [Ranks(rank=rank, n_ranks=n_ranks).share(items) for rank in range(n_ranks)]
 
     assert [item for share in shares for item in share] == items
@@ -47,7 +45,6 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
-
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=100)
 
     assert done.returncode == 0, done.stderr
@@ -68,17 +65,15 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
+def test_a_fold_is_trained_by_two_ranks_as_by_one(tiny_scans: Path, tmp_path: Path) -> None:
     """As README shows it, also stopped and resumed. torchrun takes `--run` for its own option."""
-    for number in range(6):
-        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    (tmp_path / "scans").symlink_to(tiny_scans)
     settings = "folds.n_folds=3 patch.per_case=2 model.widths=4,8 optimizer.name=sgd"
     settings += " loss.batch_dice=true validation.every=1"
     words = "-m brats_seg train --data scans --epochs 2 --patch 8,8,8 --precision fp32"
     arguments = [*words.split(), "--effective-batch", "3"]
     arguments += [part for setting in settings.split() for part in ("--set", setting)]
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
-
     stopped = torchrun(*arguments, "-r", "two", "--session-hours", "0", cwd=tmp_path)
     done = torchrun(*arguments, "-r", "two", cwd=tmp_path)
 

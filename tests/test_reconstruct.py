@@ -60,7 +60,6 @@ def test_the_error_is_computed_by_hand() -> None:
     reconstruction = image.copy()
     reconstruction[0, 0] += 2
     reconstruction[:, 2] = 7
-
     made = Reconstruction(case_id="a", image=image, reconstruction=reconstruction, warnings=())
 
     assert made.rmse == pytest.approx((2 / np.sqrt(2), 0, 0, 0))
@@ -71,7 +70,6 @@ def test_whole_crops_and_windows_give_what_the_network_gives(
     tmp_path: Path, scan: Scan, size: object
 ) -> None:
     run = write_autoencoder(tmp_path / "run", size)
-
     made = reconstructor_of(Scaled(), run).reconstruct_scan(scan)
 
     assert made.reconstruction.shape == scan.image.shape
@@ -83,7 +81,6 @@ def test_whole_crops_and_windows_give_what_the_network_gives(
 def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Scan) -> None:
     identity = replace(IDENTITY, patch=(8, 8, 8), modalities=("t2f", "t1n", "t2w", "t1c"))
     found = Reconstructor.load(write_autoencoder(tmp_path / "run", identity=identity), CPU)
-
     with torch.inference_mode():
         image = torch.from_numpy(scan.image)[[3, 0, 2, 1]][None]
         decoded = found.model.members[0].network(image)[0]
@@ -98,7 +95,6 @@ def test_it_draws_cases_prints_their_errors_and_goes_on_after_a_bad_one(
 ) -> None:
     autoencoder = write_autoencoder(tmp_path / "run")
     folder = write_case(tmp_path / "scans", "BraTS2021_00000")
-
     code, shown, errors = run("reconstruct", autoencoder, folder, "-o", "pictures")
 
     assert code == 0, errors

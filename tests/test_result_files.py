@@ -71,7 +71,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
             (case / f"{case.name}_{old}.nii.gz").rename(anat / f"sub-0{number}_ses-a_{new}.nii.gz")
     command = ("predict", "raw", "-o", "derivatives", "--model", write_run(tmp_path / "run"))
     command += ("--layout", "bids", "--convention", "brats2017", "--probabilities", "--uncertainty")
-
     code, shown, errors = run(*command)
     again = run(*command)[1]
 
@@ -100,7 +99,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
 def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) -> None:
     settings = PredictionSettings(layout="bids", probabilities=True, uncertainty=True)
     predict_folder([brats_root], [write_run(tmp_path / "run")], tmp_path / "out", settings)
-
     done = subprocess.run(
         ["bids-validator-deno", tmp_path / "out"], capture_output=True, text=True, timeout=100
     )
@@ -113,7 +111,6 @@ def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
     for layout in ("plain", "bids"):
         settings = PredictionSettings.model_validate({"layout": layout, "preview": False})
         outcome = predict_folder([scans], [model], tmp_path / "out", settings)
-
         assert outcome.n_predicted == 1
 
     for name in ("labels-brats2017.txt", "labels-brats2017.ctbl", "BraTS2021_00000.nii.gz"):
@@ -136,7 +133,6 @@ def n_coloured(picture: np.ndarray) -> int:
 
 def test_a_tumour_is_outlined_on_scans_of_any_grid(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
-
     with_tumour = preview_of(folder)
     without = preview_of(folder, Decoding(thresholds=(1 - 1e-9,) * 3))
 

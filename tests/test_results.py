@@ -63,7 +63,6 @@ def test_patients_are_drawn_not_cases(rng, figures):
     names = np.array(list("abcdefgh"))
     days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
     values = (days, predicted) if figures is days_figures else (days, died, predicted)
-
     once, often = (
         estimates(
             figures,
@@ -148,7 +147,6 @@ def test_the_remarks_describe_the_data():
     outcomes = make_outcomes(days, [False, True, False, False], [50, nan, 60, nan])
     study = Study.of(make_feature_table([[1.0, 7], [2, 7], [3, 7], [4, 7]], **seen), outcomes)
     predictions = predicted_days([0, 1, 0, -1], selected=[1.0] * 4, age=[1.0] * 4)
-
     remarks = "\n".join(summarise(study, predictions, 0).remarks)
 
     for remark in (
@@ -190,7 +188,6 @@ def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
 def test_the_summary_holds_figures_verdict_and_remarks(tmp_path):
     without = replace(PREDICTIONS, log_hazards=None)
     plain, summary = (summarise(STUDY, each, 0) for each in (without, PREDICTIONS))
-
     write_summary(summary, make_plan(), tmp_path / "summary.json")
 
     content = json.loads((tmp_path / "summary.json").read_text())

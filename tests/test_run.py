@@ -48,7 +48,6 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
 ) -> None:
     """The stored prediction is cut to a box, whose place only the reference tells."""
     held_out = open_held_out(tiny_run, tiny_prepared)
-
     scores, pictures = held_out_scores(held_out, CPU)
 
     for case in predict_held_out(held_out, CPU, untracked):
@@ -73,7 +72,6 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(
     (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", "n_epochs: 2"))
     # a checkpoint knows the number of epochs that its run was planned for
     (run_copy / "best.pt").unlink()
-
     with run_locked(run_copy) if holder else nullcontext():
         (page,) = write_report([run_copy]).results
 

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import Split, write_split
-from brats_seg.config import Config, ModelConfig, StartConfig
+from brats_seg.config import Config, StartConfig
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.inference.export import export_model
-from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
-from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.ranks import Ranks
@@ -30,7 +28,6 @@ from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import (
     StopAtCheck,
     check_same_runs,
-    open_six,
     same,
     tiny_settings,
     train,
@@ -64,12 +61,6 @@ class Death:
             raise DiedError
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Four patches an epoch."""
-    return open_six(tmp_path_factory, tiny_settings(*SETTINGS))
-
-
 def trainer_of(data: FoldData, run_path: Path, batch_dice: str) -> Trainer:
     config = tiny_settings(*SETTINGS, f"loss.batch_dice={batch_dice}")
     return Trainer(data=data, config=config, run_path=run_path)
@@ -101,9 +92,7 @@ def test_death_in_any_forward_pass_changes_no_bit(
     dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):
         dying.run(track=untracked)
-
     outcome = trainer_of(data, tmp_path, batch_dice).run(track=untracked)
-
     assert outcome.finished
     check_same_runs(tmp_path, undisturbed[batch_dice])
 
@@ -114,7 +103,6 @@ def test_the_state_is_its_checkpoint(
     """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
     path, config = undisturbed["true"], tiny_settings(*SETTINGS, "loss.batch_dice=true")
     state, other = (new_state(plan_run(config, data), ranks=Ranks()) for _ in range(2))
-
     (tmp_path / "config.yaml").touch()
     with RunFolder(path=path).opened(state, fresh=False):
         RunFolder(path=tmp_path).save(state)
@@ -228,7 +216,6 @@ def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Pat
     write_split(Split(train=("demo_1",), validation=("demo_2",)), run.path / "split.csv")
     write_case(tmp_path / "scans", "BraTS2021_00000")
     run.check_scans(tmp_path / "scans", Config())
-
     run.last_path.touch()
 
     with pytest.raises(ResumeError, match=r"lacks cases of .*run: demo_1, demo_2"):
@@ -246,7 +233,6 @@ def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path, data: FoldD
 
     with pytest.raises(EnvironmentalError, match="run is not there any more: give it back"):
         RunFolder(path=tmp_path / "run").save(state)
-
     assert not (tmp_path / "run").exists()
 
 
@@ -275,7 +261,6 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
     """A bias that fits beside a convolution that does not is not taken."""
     network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1), nn.Conv3d(3, 3, 1))
     other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(9, 3, 1))
-
     loaded, unfit = match_weights(network, other.state_dict())
 
     assert set(loaded) == {"0.weight", "0.bias"}
@@ -287,26 +272,11 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
     assert unfit == ["1 (3x2x1x1x1 here, 3x9x1x1x1 there)", "2 (not among them)"]
 
 
-def test_the_encoder_of_an_autoencoder_fits_the_unet_of_its_widths() -> None:
-    autoencoder = Autoencoder(n_channels=4, latent=64)
-    unet = build_model(ModelConfig(widths=(16, 32, 64, 128, 160)), (64, 64, 64))
-
-    loaded, _ = match_weights(unet, encoder_for_unet(autoencoder.state_dict()))
-
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in loaded)
-    convolutions = [name for name in layers if name.endswith("convolution")]
-    assert convolutions == [
-        *("encoder.0.0.convolution", "encoder.1.0.convolution", "encoder.2.0.convolution"),
-        *("encoder.3.0.convolution", "encoder.3.1.convolution"),
-    ]
-
-
 def test_a_run_starts_with_the_best_weights_of_its_parent(
     data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The averaged weights too; config.yaml and the checkpoints name the parent."""
     config = start_settings(f"start.path={parent}")
-
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
 
@@ -332,7 +302,6 @@ def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
     split = replace(data.split, train=data.split.validation, validation=ids)
     seen = replace(data, split=split, conventions=("brats2023",), spacing_mm=(2.0, 2.0, 2.0))
     network = build_network(config, (8, 8, 8))
-
     with caplog.at_level(logging.INFO):
         started = start_from(network, StartConfig(path=str(tmp_path / "child")), seen)
 
@@ -395,7 +364,6 @@ def test_a_network_of_other_widths_is_refused_with_shapes_and_the_settings_that_
         )
     with pytest.raises(UsageError, match="cannot start from itself"):
         train(data, tmp_path / "run", start_settings(f"start.path={tmp_path / 'run' / 'best.pt'}"))
-
     assert sorted(tmp_path.rglob("*")) == before
 
 

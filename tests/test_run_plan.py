@@ -16,17 +16,12 @@ from brats_seg.data.loader import PatchDataset, PatchKey, Sample, whole_case
 from brats_seg.runtime.windows import predict_logits
 from brats_seg.training import run_plan
 from brats_seg.training.run_plan import Batch, RunPlan, plan_run, read_batches
-from tests.prepared import write_prepared
-from tests.training_builders import StopAtCheck, open_six, tiny_settings, train
+from tests.inference_builders import CASES
+from tests.training_builders import StopAtCheck, tiny_settings, train
 
 
 def settings(*changes: str) -> Config:
     return tiny_settings("training.effective_batch=2", "validation.every=auto", *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    return open_six(tmp_path_factory, settings())
 
 
 def window_voxels(plan: RunPlan) -> int:
@@ -50,7 +45,6 @@ def test_validations_cost_at_most_the_stated_share_of_the_training(
 ) -> None:
     config = settings(f"validation.overlap={overlap}", f"patch.per_case={per_case}")
     trained = 3 * len(data.split.train) * per_case * prod(config.patch.size)
-
     plan = plan_run(config, data)
 
     assert plan.validation_cost == window_voxels(plan) / trained
@@ -69,11 +63,9 @@ def test_a_run_is_validated_then_and_at_its_end(
 ) -> None:
     config = settings("patch.per_case=12", "validation.overlap=0", "training.n_epochs=5")
     assert plan_run(config, data).validate_every == 2
-
     with caplog.at_level("INFO", logger="brats_seg"):
         train(data, tmp_path / "run", config, StopAtCheck(60))
         train(data, tmp_path / "run", config)
-
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert history["val_dice"].isna().tolist() == [True, False, True, False, False]
     assert "whole cases are validated every 2 epochs, and after the last one" in caplog.text
@@ -91,12 +83,10 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
         assert keys == plan.keys(epoch)
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+@pytest.fixture
+def four(tiny_prepared: Path) -> FoldData:
     """Three cases to train on, one held out."""
-    folder = write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
-    ids = [f"BraTS2021_{number:05d}" for number in range(4)]
-    return open_split(folder, Split(train=tuple(ids[:3]), validation=(ids[3],)))
+    return open_split(tiny_prepared, Split(train=CASES[:3], validation=CASES[3:4]))
 
 
 def patch_plan(data: FoldData, *assignments: str) -> RunPlan:
@@ -198,7 +188,6 @@ def brighten() -> Callable[[Item], Item]:
 def test_modality_dropout_comes_after_transforms_of_ones_own(four: FoldData) -> None:
     keys = [[PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(3)]]
     own = f"training.transforms=[{__name__}.brighten]"
-
     (batch,) = read_batches(patch_plan(four, own, "training.modality_dropout=1"), keys)
     (plain,) = read_batches(patch_plan(four, own), keys)
 

@@ -73,7 +73,6 @@ def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
     image = np.zeros((20, 20, 6), np.float32)
     image[2:18, 3:17, 2] = 1
     image[9, 9, 4] = 9  # a crumb of brain near the top
-
     drawn = [drawn_axes(image, 2, k) for k in (2, 4)]
 
     limits = {(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}
@@ -99,12 +98,10 @@ def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() ->
         length, words = bar_pixels(axes)
         left, right, bottom, top = axes.images[0].get_extent()
         corners = axes.transData.transform([(left, bottom), (right, top)])
-
         assert words == "50 mm"
         # 240 mm along every axis
         edges = np.abs(np.diff(corners, axis=0))[0]
         assert edges * 50 / 240 == pytest.approx([length] * 2, rel=1e-6)
-
     for n, expected in ((130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")):
         axes = drawn_axes(np.ones((n, n, n), np.float32))
         sections.draw_scale_bar(axes, 1.0)
@@ -135,7 +132,6 @@ def test_the_whole_tumour_is_seen_where_outlines_coincide() -> None:
     for innermost in (1, 2):
         regions[innermost] = regions[0]
         n_drawn = drawn_colours(regions)
-
         assert min(n_drawn[0], n_drawn[innermost]) > 0.5 * n_pixels_around
 
 
@@ -191,7 +187,6 @@ def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(tmp_
         sections.write_figure(Figure(), tmp_path / "new" / name)
         assert (tmp_path / "new" / name).read_bytes().startswith(expected)
     assert {path.name for path in (tmp_path / "new").iterdir()} == begins.keys()
-
     (tmp_path / "file").touch()
     refused = (("a.jpg", UsageError), ("a", UsageError), ("file/a.png", EnvironmentalError))
     for name, error in refused:

@@ -18,13 +18,14 @@ from brats_seg.cases.case import ScanFile, read_case_files
 from brats_seg.cases.layouts import LABEL
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data import store
+from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
 from brats_seg.data.store import MANIFEST_NAME, Manifest, SourceFile, open_case, read_manifest
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.voxels.box import Box
 from tests.builders import make_case, make_label_map, make_volumes, write_nifti
-from tests.training_builders import open_six, tiny_settings, train
+from tests.training_builders import tiny_settings, train
 
 CASE = "BraTS2021_00000"
 NAMES = ("image.npy", "labels.npy", "foreground.npy", MANIFEST_NAME)
@@ -284,10 +285,10 @@ def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path)
 
 
 def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    data: FoldData, tmp_path: Path
 ) -> None:
     config = tiny_settings("training.n_epochs=1")
-    data = open_six(tmp_path_factory, config)
+    data = replace(data, folder=shutil.copytree(data.folder, tmp_path / "prepared"))
     damaged = data.folder / data.split.train[0] / "image.npy"
     content = damaged.read_bytes()
     for resumes in (False, True):

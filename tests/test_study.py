@@ -28,7 +28,6 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     nan = np.nan
     values = [[1.0, 4, 7, nan, 7], [nan, 5, 7, nan, nan], [3, 6, 7, nan, 7]]
     table = make_feature_table(values, ["age_years", "wt_ml", "equal", "empty", "equal_or_empty"])
-
     study = Study.of(table, make_outcomes([1, 2, 3], None, [50, 60, 70], ["GTR", "STR", ""]))
     ageless = Study.of(table, make_outcomes([1, 2, 3], None, [nan, nan, nan]))
 
@@ -79,7 +78,6 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
     """Only the Cox model is trained on censored cases, 2 and 5; the outcome of 7 is unknown."""
     days = [100.0 * number if number != 8 else np.nan for number in range(1, 13)]
     study = numbered(days, censored=[number in {2, 5} for number in range(12)])
-
     predictions = cross_validate(study, make_plan(with_cox=True), IN_FOLDS)
 
     # a case of unknown outcome is predicted by a model of all others
@@ -95,7 +93,6 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
 
 def test_all_cases_of_a_patient_are_held_out_together(fitted):
     patients = [f"P{number // 2}" for number in range(12)]
-
     cross_validate(numbered(patient_ids=patients), make_plan(n_folds=3, n_repeats=2, with_cox=True))
 
     for name, features, _, splits in fitted:
@@ -110,7 +107,6 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     """An effect is found by days and by hazards, and the only family is selected."""
     monkeypatch.setitem(COX.grid, "penalty", (1.0,))
     study = make_study(n_cases=16, effect=0.95)
-
     first, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 1))
     with_cox = cross_validate(study, make_plan(with_cox=True))
 
@@ -165,7 +161,6 @@ def test_every_family_finds_a_strong_effect_and_learns_nothing_of_unseen_cases(f
     features, days, died = cohort(share_died=0.7 if family is COX else 1)
     model = fit(family, features[:, :n_kept], days, died)
     unseen, days, died = cohort(seed=1)
-
     predicted = model.predict(unseen[:, :n_kept])
 
     assert concordance(days, died, -predicted if family is COX else predicted) > 0.85
@@ -187,7 +182,6 @@ def test_few_cases_with_empty_and_constant_columns_are_fitted(family):
 def test_the_strongest_features_are_kept_whichever_way_they_go():
     features, _, _ = cohort(30)
     days = np.exp(6 + 0.5 * (features[:, 1] - features[:, 4]))
-
     model = fit(days_family("two", Ridge(), (2,)), features, days)
 
     kept = model.best_estimator_["selectkbest"].get_support(indices=True)
@@ -233,7 +227,6 @@ def test_a_fit_that_does_not_converge_predicts_the_mean_hazard_and_says_so(monke
 
     monkeypatch.setattr(CoxPHFitter, "fit", diverge)
     features, days, died = cohort(12)
-
     model = CoxEstimator().fit(features, np.column_stack([days, died]))
 
     assert model.predict(features).tolist() == [0] * 12
@@ -246,7 +239,6 @@ def test_the_strongest_features_are_those_of_the_score_test():
     deaths = np.flatnonzero(died)
     scores = sum(features[one] - features[days >= days[one]].mean(axis=0) for one in deaths)
     norms = np.linalg.norm(features - features.mean(axis=0), axis=0)
-
     ratios = COX.strength(features, np.column_stack([days, died])) / (np.abs(scores) / norms)
 
     assert ratios == pytest.approx(np.full(6, ratios[0]))

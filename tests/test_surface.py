@@ -35,7 +35,6 @@ def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None
     mask = np.zeros((9, 9, 9), bool)
     assert surface_of(mask, (1.0, 1.0, 1.0)).points_mm.shape == (0, 3)
     mask[4, 5, 6] = True
-
     outwards = points_mm - 20
     distance = np.linalg.norm(outwards, axis=1)
     np.testing.assert_allclose(distance, 12, atol=0.6)
@@ -68,7 +67,6 @@ def test_a_tumour_on_the_left_is_where_the_letter_says(view: CaseView) -> None:
     label_map = np.zeros_like(view.reference.label_map)
     label_map[16:20, 10:14, 6:10] = 4
     left = replace(view, reference=replace(view.reference, label_map=label_map), prediction=None)
-
     for degrees, is_right in ((0, True), (180, False)):
         (axes,) = surface_figure(left, azimuth_degrees=degrees).axes
 
@@ -81,7 +79,6 @@ def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(
     view: CaseView, tmp_path: Path
 ) -> None:
     path = tmp_path / "pictures" / "turn.gif"
-
     write_surface_gif(view, path, n_frames=4)
 
     assert [one.name for one in path.parent.iterdir()] == ["turn.gif"]

@@ -24,7 +24,6 @@ def test_features_of_a_folder_and_of_a_bad_case(run: Run, brats_root: Path, tmp_
     (brats_root / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz").write_bytes(b"")
     (brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz").unlink()
     model = write_run(tmp_path / "run")
-
     code, shown, _ = run("features", brats_root, "-o", "out/features.csv", "--model", model)
 
     assert code == 1
@@ -77,7 +76,6 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     folds = pd.DataFrame({"case_id": ids, "patient_id": ids, "fold": np.arange(30) % 3})
     folds.to_csv(tmp_path / "folds.csv", index=False)
     command = (*SURVIVAL, "--fold-table", "folds.csv")
-
     code, printed, shown = run(*command, "--json")
 
     assert code == 0, shown
@@ -98,10 +96,8 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     lines = (folder / "predictions.csv").read_text().splitlines()
     in_folds = [line.split(",")[2] for line in lines[1:]]
     assert in_folds == ["" if number == 4 else str(number % 3) for number in range(30)]
-
     monkeypatch.setitem(sys.modules, "lifelines", None)
     code, shown, _ = run(*command)
-
     assert code == 0
     assert 'pip install "brats_seg[survival]"' in shown
     with_cox = [line.rsplit(",", 1) for line in lines]
@@ -119,9 +115,7 @@ def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_pa
     assert run(*SURVIVAL)[0] == 2
     assert not (tmp_path / "survival").exists()
     survival.assign(Age=50).to_csv(tmp_path / "survival_info.csv", index=False)
-
     code, shown, _ = run(*SURVIVAL)
-
     assert code == 0
     assert "Fewer than 20 deaths prove nothing" in shown
     assert "concordance" in shown
@@ -141,9 +135,7 @@ def test_phantoms_whose_volume_drives_survival_or_does_not(run: Run, tmp_path: P
         days = 800 * np.exp(-volumes / volumes.mean() + rng.normal(0, 0.15, 40))
         survival = survival_table(table["case_id"], days)
         survival.to_csv(tmp_path / "survival_info.csv", index=False)
-
         code, shown, _ = run(*SURVIVAL)
-
         assert code == 0
         assert ("more than chance, better than age alone" in shown) == volume_matters
         assert ("NOT SIGNIFICANT" in shown) == (not volume_matters)
@@ -158,7 +150,6 @@ def test_real_cases_get_features_and_an_honest_verdict(
     tables = real_data / "tables"
     survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"
     scans = real_data / "BraTS2018"
-
     measured = run("features", scans, "--clinical", survival, "--clinical", mapping)
     code, shown, errors = run("survival", "features.csv", "--clinical", survival, "--repeats", 1)
 

@@ -30,7 +30,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     for number, cell in enumerate(("", " ", "nan", "NaN", "inf", "-inf")):
         with path.open("a") as stream:
             stream.write(f"{number},P,,,,no,1,3,{cell}\n")
-
     table = read_features(path)
 
     assert path.read_text().splitlines()[1] == "A,'=P,reference,,GTR,no,12.34568,3,"
@@ -74,7 +73,6 @@ def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values
 def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:
     """The table fills in only what the features lack."""
     rows = [f"{IDS[0]},60,289,GTR", f"{IDS[1]},50,ALIVE (361 days later),STR", f"{IDS[2]},NA,NA,NA"]
-
     table = outcomes(tmp_path, *rows)
     known = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])
 
@@ -102,7 +100,6 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
     (tmp_path / "name_mapping.csv").write_text(
         f"BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,{IDS[0]}\n"
     )
-
     assert outcomes(tmp_path, row, ids=ids)["days"].tolist() == [289]
 
 

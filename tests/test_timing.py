@@ -21,7 +21,6 @@ from tests.builders import Run
 from tests.training_builders import (
     StopAtCheck,
     check_same_runs,
-    open_six,
     tiny_settings,
     train,
 )
@@ -32,7 +31,6 @@ def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals)
     """A second Ctrl-C is not held back."""
     stop = StopRequest()
     before = signal.getsignal(number)
-
     with stop.listening():
         assert stop.reason is None
         os.kill(os.getpid(), number)
@@ -102,7 +100,6 @@ def test_nothing_is_expected_from_the_first_step_alone(monkeypatch: pytest.Monke
     run.train(1, batch_s=60)
     assert run.clock.left_s is None
     assert run.clock.expectation() is None
-
     run.train(1)
     # 36 patches at 2 s, and two validations of half an epoch
     assert run.clock.left_s == 36 * 2 + 2 * 10
@@ -133,7 +130,6 @@ def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyP
     run.now_s += 6
     assert run.clock.left_s == 20 * 2 + 2 * 10 - 6 + 3
     run.end_epoch(rest_s=24)
-
     assert run.clock.left_s == 20 * 2 + 30 + 3
     run.train(5)
     run.end_epoch()
@@ -170,9 +166,7 @@ def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
     run.train(1, batch_s=720)
     assert run.clock.missing_hours(0.5) is None, "nothing is known yet"
     run.train(1, batch_s=600)
-
     message = run.clock.missing_hours(0.5)
-
     assert message is not None
     assert "not one epoch fits: it takes 50 min of training. Expected at least 0.98 h" in message
     assert run.clock.missing_hours(1) is None
@@ -180,11 +174,6 @@ def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
 
 def settings(*changes: str) -> Config:
     return tiny_settings("schedule.name=cosine", "training.effective_batch=2", *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    return open_six(tmp_path_factory, settings())
 
 
 def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
@@ -197,7 +186,6 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
     hours = settings("training.hours=1")
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 3)
     train(data, tmp_path / "undisturbed", hours)
-
     stopped = train(data, tmp_path / "run", hours, StopAtCheck(2))
     train(data, tmp_path / "run", hours, StopAtCheck(4))
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 7)
@@ -223,16 +211,13 @@ def test_hours_limit_a_real_run(
     monkeypatch.setattr(timing, "SAID_AFTER_S", 0)
     with pytest.raises(UsageError, match="not one epoch fits"):
         train(data, tmp_path / "short", settings("training.hours=1e-6"), StopAtCheck(99))
-
     config, path = settings("training.hours=1"), tmp_path / "run" / "last.pt"
     train(data, tmp_path / "run", config, StopAtCheck(3))
     content = torch.load(path, weights_only=True)
     assert 0 < content["progress"]["spent_s"] < 300
     content["progress"] |= {"spent_s": 3601.0, "n_epochs": 2}
     torch.save(content, path)
-
     outcome = train(data, tmp_path / "run", config)
-
     assert (outcome.finished, outcome.reason) == (False, "the time of the run, 1 h, is used up")
     assert torch.load(path, weights_only=True)["progress"]["spent_s"] > 3601
     assert train(data, tmp_path / "run", settings("training.hours=2")).finished

@@ -33,7 +33,6 @@ from tests.training_builders import (
     TINY,
     StopAtCheck,
     check_same_runs,
-    open_six,
     same,
     tiny_settings,
     train,
@@ -51,12 +50,6 @@ SETTINGS = [
 
 def settings(*changes: str) -> Config:
     return tiny_settings(*SETTINGS, *changes)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Eight patches an epoch, in batches of 3, 3, 2; one case without enhancing tumour."""
-    return open_six(tmp_path_factory, settings(), n_with_et=5)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +98,6 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
 @pytest.mark.slow
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
     larger = ["patch.size=[16, 16, 8]", "model.widths=[8, 16]", "validation.every=12"]
-
     outcome = train(
         data, tmp_path / "run", settings("training.n_epochs=12", "patch.per_case=4", *larger)
     )
@@ -144,7 +136,6 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
 ) -> None:
     """The run is stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
-
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
     resumed = train(data, tmp_path / "run", config)
 
@@ -158,7 +149,6 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
 ) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
-
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     content["optimizer"]["state"] = {}
     torch.save(content, tmp_path / "run" / "last.pt")
@@ -180,7 +170,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
             "loss.arguments": {"sigmoid": True},
         },
     )
-
     outcome = train(data, tmp_path / "run", config)
 
     assert np.isfinite(outcome.history[0]["val_loss"])
@@ -200,10 +189,8 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
     tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A call that reaches its time limit is continued by the same call."""
-
     paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
     config = settings("training.n_epochs=1")
-
     with caplog.at_level(logging.INFO):
         stopped, finished = (
             train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
@@ -258,9 +245,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
         )
         network = InDouble()
         before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
-
         outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
-
         assert outcome.history[0]["step"] == 3
         updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
 
@@ -274,7 +259,6 @@ def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whol
     """Whole crops are a patch for each case."""
     for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
         config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
-
         outcome = train(data, tmp_path / size, config)
 
         assert [row["step"] for row in outcome.history] == steps
@@ -357,7 +341,6 @@ def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_open
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
-
     train(data, copied, settings())
 
     assert (copied / "history.csv").read_bytes() == expected
@@ -370,7 +353,6 @@ def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_pat
 
     with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
         train(data, tmp_path / "run", settings(), network=network)
-
     assert same(before, network.state_dict())
     # those of a batch that is not cut are right
     for change in ("training.micro_batch=3", "training.effective_batch=1"):
@@ -414,7 +396,6 @@ def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
 ) -> None:
     predict, network = case_predictor(plan_run(settings(), data)), Hungry()
     image = torch.rand(4, 20, 18, 16)
-
     for _ in range(2):
         torch.testing.assert_close(predict(network, image), image[:3])
 
@@ -446,7 +427,6 @@ def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
     data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
     config = settings("loss.batch_dice=true", "validation.patches_between=true")
-
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
 
     assert outcome.finished
@@ -462,7 +442,6 @@ def test_a_loss_that_is_never_finite_ends_the_run(
     config, network = settings("training.n_epochs=99"), nn.Conv3d(4, 3, 1)
     with pytest.raises(BratsError, match=r"50 steps in a row .* Lower optimizer\.lr"):
         train(data, tmp_path / "run", config, network=network, criterion=infinite)
-
     assert "its gradient was not finite" in caplog.text
 
 
@@ -489,7 +468,6 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
     changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=plateau")
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
-
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
 
     for column in ("train_loss", "val_loss"):
@@ -524,7 +502,7 @@ def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
     said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
     assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
     assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]
-    assert all(re.search(r"best Dice 0\.\d{3}, about 5 s left$", line) for line in said[1:])
+    assert all(re.search(r"best Dice 0\.\d{3}, about \d+ s left$", line) for line in said[1:])
     last = next(line for line in caplog.messages if line.startswith("epoch 3/3"))
     assert re.search(r"best Dice 0\.\d{3}$", last)
     # nothing is known before the first batch is done
@@ -532,8 +510,8 @@ def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
         [text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)
     )
     assert re.fullmatch(r"loss \d\.\d{3}", first[0])
-    assert re.fullmatch(r"loss \d\.\d{3}, about 5 s left", first[-1])
-    assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about 5 s left", later[-1])
+    assert re.fullmatch(r"loss \d\.\d{3}, about \d+ s left", first[-1])
+    assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about \d+ s left", later[-1])
     assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"
     with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)

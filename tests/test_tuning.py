@@ -153,7 +153,6 @@ def test_a_case_is_asked_for_once_and_again_with_other_weights(
     assert [case.case_id for case in cases] == [CASES[0], CASES[2], CASES[4]]
     assert cases == again
     assert (cases[0].path.stat().st_mtime_ns, cases[1].path.exists()) == (time, True)
-
     weights = {name: value + 1 for name, value in held_out.trained.weights.items()}
     other = replace(held_out, trained=replace(held_out.trained, weights=weights))
     cases = predict_held_out(other, CPU, untracked)
@@ -178,9 +177,7 @@ def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
     [warning] = caplog.messages
     assert warning.startswith("6 held-out cases cannot change a setting: ")
     assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in warning
-
     tuning = tune()
-
     assert load_model(runs, CPU).decoding == tuning.fitted.decoding
     # the fitted scores are of these cases, so that the mean is no lower than before
     assert sum(tuning.after) >= sum(tuning.before)

@@ -24,7 +24,6 @@ WEIGHTS = {"weight": torch.arange(300.0)}
 
 def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
     save_run(tmp_path / "best.pt", WEIGHTS, CARD)
-
     trained = weights.load_trained(tmp_path / "best.pt")
 
     assert torch.equal(trained.weights["weight"], torch.arange(300.0))
@@ -39,7 +38,6 @@ def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     save_run(path, WEIGHTS, CARD)
     before = torch.load(path, weights_only=True)
-
     fitted = weights.FittedPrediction(decoding=weights.Decoding(thresholds=(0.4, 0.5, 0.6)))
     card = CARD.model_copy(update={"fitted": fitted, "notes": {"part": [1, {"value": 2.5}]}})
     weights.store_card(path, card)

@@ -49,7 +49,6 @@ def test_windows_reach_both_borders_overlap_enough_and_weigh_one_together(
     """And they begin where they should, worked out by hand."""
     assert {key: window_starts(*key) for key in STARTS} == STARTS
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
-
     assert (starts[0], starts[-1]) == (0, rest)
     assert all(b - a <= max(1, round(length * (1 - overlap))) for a, b in pairwise(starts))
     for window, weights in axis_windows(length + rest, length, overlap):
@@ -121,7 +120,6 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
     image = random_image(shape)
     window = (16, 12, 8)
     bells = [torch.exp(-0.5 * ((torch.arange(n) - (n - 1) / 2) / (n / 8)) ** 2) for n in window]
-
     ours = predict_logits(network, image, window=window, overlap=0.5)
     with torch.inference_mode():
         theirs = sliding_window_inference(

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from brats_seg.cases.case import case_of_arrays
 from brats_seg.cases.index import index_cases
 from brats_seg.config import ModelConfig, StoreConfig
+from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import PreparedCase
@@ -38,7 +39,7 @@ from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, count_vo
 from brats_seg.training.optimisation import Accumulator
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import Pointwise, make_model, write_run
-from tests.training_builders import open_six, tiny_settings, train
+from tests.training_builders import tiny_settings, train
 
 IO = Path("/proc/self/io")
 MEGABYTE = 1e6
@@ -218,11 +219,11 @@ def size_of(folder: Path) -> int:
 
 
 def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four cases, two patches each, and a validation of the two held-out cases in windows."""
     config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
-    data, counts = open_six(tmp_path_factory, config), Counter[str]()
+    counts = Counter[str]()
     with (
         counted_calls(monkeypatch, PatchDataset, "__getitem__", counts),
         counted_calls(monkeypatch, PreparedCase, "read_image", counts),
@@ -310,7 +311,6 @@ def test_each_window_of_a_case_is_computed_once(
     with counted_calls(monkeypatch, Pointwise, "forward", counts):
         Predictor(model=make_model(settings=settings)).predict_scan(scan)
     assert scan.box.shape == (23, 23, 15)
-
     assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
 
 

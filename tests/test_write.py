@@ -47,7 +47,6 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
     """Also of cases that were predicted before: a page is no part of what a result depends on."""
     command = ("predict", "scans", "-o", "results", "--model", "run", "--uncertainty", "--report")
     page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)
-
     _, first, _ = run(*command)
     page.unlink()
     kept = other.stat().st_mtime_ns
@@ -63,7 +62,6 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
 def test_predict_writes_a_page_of_a_new_case(results: Path, layout: ResultLayout) -> None:
     root = results.parent
     settings = SETTINGS.model_copy(update={"layout": layout, "report": True})
-
     outcome = predict_folder([root / "scans" / IDS[0]], [root / "run"], root / "new", settings)
 
     assert outcome.failures == ()
@@ -100,7 +98,6 @@ def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
 def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
     scores = [score_row(name, 0.25, region) for name in IDS for region in REGIONS]
     write_scores(pd.DataFrame(scores), results.parent / "scores.csv")
-
     code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
 
     assert code == 0, said
@@ -112,7 +109,6 @@ def test_scans_alone_or_with_a_label_map_of_another_program_have_a_page(
     run: Run, results: Path
 ) -> None:
     write_nifti(results.parent / "other.nii.gz", make_label_map())
-
     code, out, said = run("report", "scans", "--case", IDS[0], "-o", "one.html", "--json")
     alone = (results.parent / "one.html").read_text()
     given = run("report", f"scans/{IDS[0]}", "--prediction", "other.nii.gz", "-o", "one.html")
@@ -131,7 +127,6 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
     moved = results.parent / "elsewhere"
     moved.mkdir()
     (results.parent / "scans" / IDS[0]).rename(moved / IDS[0])
-
     gone = run("report", "results")
     cohort = (results / "cohort.html").read_text()
     write_case(moved, "other")
@@ -154,7 +149,6 @@ def test_changed_scans_are_flagged_and_a_label_map_that_is_gone_ends_its_own_cas
     path = case.path_of(case.files["t1c"])
     path.write_bytes(path.read_bytes() + b"\0")
     (results / f"{IDS[1]}.nii.gz").unlink()
-
     written = write_report([results], PageOptions(output=results.parent / "pages"))
 
     assert [(one.case_id, one.error) for one in written.failures] == [(IDS[1], "CaseError")]
@@ -199,7 +193,6 @@ def test_what_does_not_fit_together_is_said(
         path = results.parent / "fold0" / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
-
     code, out, err = run("report", *arguments.split())
 
     assert code == 2, out

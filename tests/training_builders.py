@@ -4,17 +4,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
-import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from brats_seg.config import Config, load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.progress import Item, untracked
 from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import Outcome, Trainer
-from tests.builders import write_case
 
 TINY = [
     "folds.n_folds=3",
@@ -24,19 +23,11 @@ TINY = [
     "training.n_workers=0",
     "validation.overlap=0",
 ]
-"""Settings of a run of seconds on the six cases of `open_six`."""
+"""Settings of a run of seconds on the six cases of the fixture `data`."""
 
 
 def tiny_settings(*changes: str) -> Config:
     return load_config(assignments=[*TINY, *changes])
-
-
-def open_six(factory: pytest.TempPathFactory, config: Config, *, n_with_et: int = 6) -> FoldData:
-    """Six patients in three folds: four to train on, two held out."""
-    root = factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < n_with_et)
-    return open_fold(root, fold=0, config=config, prepared_path=factory.mktemp("prepared"))
 
 
 class StopAtCheck(StopRequest):
@@ -99,3 +90,17 @@ class Recorder:
             assert n_items <= total
             self.works[-1] = (what, n_items)
             yield item
+
+
+def saved_bytes(network: nn.Module, image: Tensor) -> int:
+    """Return the bytes that the graph keeps, each storage once, without parameters."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        network(image)
+    return sum(n_bytes for pointer, n_bytes in kept.items() if pointer not in own)

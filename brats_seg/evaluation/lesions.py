@@ -240,6 +240,7 @@ def _match_region(
     reference: Mask, prediction: Mask, rules: MatchingRules, scale: Scale
 ) -> tuple[float, ...]:
     """Return the scores of a region whose lesions are matched, in the order of `MATCHED_COLUMNS`."""
+    reference, prediction = metrics.cropped(reference, prediction)
     lesions, predicted = number_components(reference), number_components(prediction)
     sizes, dices = _dice_of_pairs(lesions, predicted)
     scores = _score_matches(lesions, predicted, dices, scale.spacing_mm)
@@ -260,8 +261,9 @@ def _match_region(
 def _dice_of_pairs(lesions: Lesions, predicted: Lesions) -> tuple[Values, Values]:
     """Return the voxels of each of n lesions, and the Dice `(n, m)` with each of m predicted ones."""
     n, m = (int(side.max(initial=0)) + 1 for side in (lesions, predicted))
-    joint = lesions.astype(np.int64) * m + predicted
-    shared = np.bincount(joint.ravel(), minlength=n * m).reshape(n, m)
+    inside = (lesions > 0) | (predicted > 0)
+    joint = lesions[inside].astype(np.int64) * m + predicted[inside]
+    shared = np.bincount(joint, minlength=n * m).reshape(n, m)
     sizes, predicted_sizes = shared.sum(axis=1)[1:], shared.sum(axis=0)[1:]
     return sizes, 2 * shared[1:, 1:] / (sizes[:, None] + predicted_sizes)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+from scipy.spatial import KDTree
 
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, bounding_box
@@ -115,7 +116,7 @@ def hausdorff95(reference: Mask, prediction: Mask, spacing_mm: Spacing) -> float
     """
     if not (reference.any() and prediction.any()):
         return float("inf") if reference.any() or prediction.any() else 0.0
-    codes = [cell_codes(side) for side in _cropped(reference, prediction)]
+    codes = [cell_codes(side) for side in cropped(reference, prediction)]
     surfaces = [(code > 0) & (code < 255) for code in codes]
     areas = cell_areas(spacing_mm)
     return max(
@@ -134,7 +135,7 @@ def surface_distances(
     # a surface voxel has at least one of its six neighbours outside the mask
     one, other = (
         side & ~ndimage.binary_erosion(side, _FACE_NEIGHBOURS)
-        for side in _cropped(reference, prediction)
+        for side in cropped(reference, prediction)
     )
     return _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
 
@@ -142,6 +143,12 @@ def surface_distances(
 def surface_dice(sides: Sequence[Values], tolerance_mm: float) -> float:
     """Return the share of surface distances up to a tolerance, as the mean of the two sides."""
     return float(np.mean([np.mean(side <= tolerance_mm) for side in sides]))
+
+
+def cropped(one: Mask, other: Mask) -> tuple[Mask, Mask]:
+    """Crop two masks to the box around both, which changes no distance."""
+    box = bounding_box(one | other)
+    return (one, other) if box is None else (one[box.slices], other[box.slices])
 
 
 def _count(masks: RegionMasks) -> Counts:
@@ -154,15 +161,13 @@ def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Values:
     return np.where(empty, BOTH_EMPTY, part / np.where(empty, 1, whole))
 
 
-def _cropped(one: Mask, other: Mask) -> tuple[Mask, Mask]:
-    """Crop two masks to the box around both, which changes no distance."""
-    box = bounding_box(one | other)
-    return (one, other) if box is None else (one[box.slices], other[box.slices])
-
-
 def _distances(surface: Mask, other: Mask, spacing_mm: Spacing) -> Values:
     """Return the distance of each point of a surface to the nearest point of another."""
-    return ndimage.distance_transform_edt(~other, sampling=spacing_mm)[surface]
+    points, others = np.argwhere(surface), np.argwhere(other)
+    # quicker than a distance transform, and the same to the last bit
+    tree = KDTree(others * spacing_mm, compact_nodes=False, balanced_tree=False)
+    nearest = others[tree.query(points * spacing_mm)[1]]
+    return np.sqrt((((points - nearest) * spacing_mm) ** 2).sum(axis=1))
 
 
 def _area_percentile(distances: Values, areas: Values) -> float:

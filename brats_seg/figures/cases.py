@@ -101,11 +101,7 @@ class CaseView:
         return Grid.of(self.affine)
 
     def image(self, modality: str) -> Image:
-        """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`.
-
-        Raises:
-            UsageError: There is no modality of that name, or the case lacks it.
-        """
+        """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`."""
         name = modality_named(modality)
         if name not in self.modalities:
             has = ", ".join(self.modalities)
@@ -177,12 +173,7 @@ def with_reference(view: CaseView, path: Path) -> CaseView:
 
 
 def with_uncertainty(view: CaseView, path: Path) -> CaseView:
-    """Add the uncertainty of a prediction: a map of entropy, or a folder of `predict --uncertainty`.
-
-    Raises:
-        UsageError: The map does not exist.
-        CaseError: The map cannot be read, has another grid than the scans, or holds no entropies.
-    """
+    """Add the uncertainty of a prediction: a map of entropy, or a folder of `predict --uncertainty`."""
     if path.is_dir():
         path = path / "uncertainty" / f"{view.case_id}.nii.gz"
     if not path.exists():
@@ -200,11 +191,7 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
 
 
 def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
-    """Return the region masks of the label maps of a case by name, `reference` and `prediction`.
-
-    Raises:
-        CaseError: The case has neither.
-    """
+    """Return the region masks of the label maps of a case by name, `reference` and `prediction`."""
     if not view.sides:
         found, next_step = "neither reference nor prediction", "Give it, or choose another case."
         raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)

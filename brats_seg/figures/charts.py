@@ -255,11 +255,7 @@ def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
 
 
 def read_history(run_path: Path) -> pd.DataFrame:
-    """Read `history.csv` of a run.
-
-    Raises:
-        UsageError: The file is missing, or holds no history.
-    """
+    """Read `history.csv` of a run."""
     path = run_path / HISTORY_NAME
     try:
         table = pd.read_csv(path)

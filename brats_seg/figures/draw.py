@@ -26,11 +26,6 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
         output: A `.png`, `.svg` or `.pdf`; of surfaces also a `.gif`, which turns.
         options: Options by name, without those that are None: `prediction`, `case`, `column`,
             `modality`, `convention` and `clinical`, as far as the function of the kind has them.
-
-    Raises:
-        UsageError: The kind, the suffix or an option is unknown, or the source does not fit.
-        CaseError: The case cannot be used.
-        EnvironmentalError: The figure cannot be written.
     """
     function, known = FIGURES[kind]
     given = {name: value for name, value in options.items() if value is not None}

@@ -62,9 +62,6 @@ def surface_figure(view: CaseView, *, azimuth_degrees: float = 30.0) -> Figure:
 
     The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
     the left side.
-
-    Raises:
-        CaseError: The case has neither.
     """
     figure, turn = _turning_figure(view)
     turn(azimuth_degrees)

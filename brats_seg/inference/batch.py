@@ -223,11 +223,7 @@ def finish_batch(
 def write_pages(
     outcome: BatchOutcome, cases: Sequence[Case], output: results.OutputFolder, track: Track
 ) -> BatchOutcome:
-    """Write the pages of the cases that have been predicted, by several processes.
-
-    Raises:
-        UsageError: The part of the package that writes pages is missing.
-    """
+    """Write the pages of the cases that have been predicted, by several processes."""
     wing, records = pages(), output.records()
     if wing is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
@@ -385,12 +381,7 @@ class Job:
 
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
-    """Predict cases by several processes, in the order in which they are finished.
-
-    Raises:
-        EnvironmentalError: The processes cannot be started; or `distributed` is not installed, or the
-            scheduler does not answer by TLS.
-    """
+    """Predict cases by several processes, in the order in which they are finished."""
     output = results.OutputFolder(job.output_path)
     work = partial(run_case, job=job)
     with (

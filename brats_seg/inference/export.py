@@ -359,11 +359,7 @@ def _facts_of(
 
 
 def read_facts(folder: Path) -> ModelFacts | None:
-    """Read `card.json` of an exported folder; None if there is none.
-
-    Raises:
-        UsageError: The file is damaged.
-    """
+    """Read `card.json` of an exported folder; None if there is none."""
     path = folder / FACTS_NAME
     if not (folder / weights.MODEL_NAME).exists() or not path.exists():
         return None

@@ -69,11 +69,6 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     """Find the held-out cases of a run among the prepared ones.
 
     The fingerprint that training stored proves that cases, contents and split are the same.
-
-    Raises:
-        UsageError: The folder is not a run, or the run was not trained on the prepared cases.
-        FoldError: The run has no record of the held-out cases.
-        ResumeError: The checkpoint of the run is damaged.
     """
     check_is_run(run)
     trained = weights.load_trained(run / weights.BEST_NAME)
@@ -111,6 +106,10 @@ class Probabilities:
     """(3, x, y, z)"""
     spacing_mm: tuple[float, float, float]
 
+    def regions(self, decoding: weights.Decoding) -> RegionMasks:
+        """Return nested region masks (3, x, y, z)."""
+        return decode_regions(self.values, decoding, prod(self.spacing_mm))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutCase:
@@ -132,11 +131,7 @@ class HeldOutCase:
 
 
 def predict_held_out(held_out: HeldOut, device: Device, track: Track) -> tuple[HeldOutCase, ...]:
-    """Predict a run's held-out cases with its default window, unless they are stored already.
-
-    Raises:
-        CaseError: A case cannot be predicted.
-    """
+    """Predict a run's held-out cases with its default window, unless they are stored already."""
     folder = _clean_folder(held_out, device)
     if device.torch_device.type == "cpu":
         keep_freed_memory()
@@ -155,10 +150,6 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     Every case is predicted from all modalities, and from each subset that the run was trained for;
     a run that was trained without modality dropout has none. Windows overlap as in its validation, so
     that a run for a few processors does not take days here.
-
-    Raises:
-        CaseError: A case cannot be predicted.
-        EnvironmentalError: The checkpoint cannot be written.
     """
     trained = held_out.trained
     if trained.card.subset_scores or not trained.identity.subsets:

@@ -107,11 +107,7 @@ def standard_method(spacing_mm: Spacing) -> Method:
 
 
 def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
-    """Resample, crop and normalise a case that has been loaded; its label map is not used.
-
-    Raises:
-        CaseError: The scan holds no brain, or its grid at that spacing is too large.
-    """
+    """Resample, crop and normalise a case that has been loaded; its label map is not used."""
     warnings = loaded.case.remarks
     at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
     before = grid_of(loaded.geometry)[1]

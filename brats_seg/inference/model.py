@@ -150,7 +150,9 @@ def load_model(
     """
     if not paths:
         if (shipped := weights.shipped_network()) is None:
-            msg = "this installation carries no network: give a run or an exported model with --model"
+            msg = (
+                "this installation carries no network: give a run or an exported model with --model"
+            )
             raise UsageError(msg)
         paths = [shipped]
     read = _foreign_reader(paths[0]) if len(paths) == 1 else None
@@ -170,11 +172,7 @@ def _foreign_reader(path: Path) -> Callable[[Path], Member] | None:
 
 
 def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:
-    """Read the networks of runs, checkpoints or exported folders for one ensemble.
-
-    Raises:
-        UsageError: As `load_model`, or a path holds a model of another program.
-    """
+    """Read the networks of runs, checkpoints or exported folders for one ensemble."""
     for path in paths:
         if _foreign_reader(path) is not None:
             msg = f"{path} is of another program: only `predict` takes it, and alone; expected runs"
@@ -205,12 +203,7 @@ def wrap_network(
     device: Device,
     multiple: Triple = (1, 1, 1),
 ) -> Model:
-    """Return a model of a network that was built elsewhere, with its weights loaded.
-
-    Raises:
-        UsageError: It was trained on other modalities, regions or intensities than this package
-            prepares.
-    """
+    """Return a model of a network that was built elsewhere, with its weights loaded."""
     _check_known(identity)
     card = weights.ModelCard(identity=identity, config=Config())
     trained = weights.TrainedModel(weights=network.state_dict(), card=card)

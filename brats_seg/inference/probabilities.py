@@ -81,10 +81,6 @@ def apply_model(
         given: The case as the networks take it.
         fallback: Modes to compute the case in.
         tta: Whether all mirror images of each window are averaged.
-
-    Raises:
-        CaseError: Memory runs out even in the last mode of the fallback, or a network returns values
-            that are not finite.
     """
     image, method = torch.from_numpy(given.image), model.method
     axes = method.mirror_axes if tta else ()

@@ -11,7 +11,6 @@ import numpy as np
 from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
-from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
 from brats_seg.inference.method import Field, NetworkInput, Scan
 from brats_seg.inference.model import Model, assemble
@@ -111,14 +110,11 @@ class Reconstructor:
         """Load a run or a checkpoint; without a device, onto the GPU if there is one.
 
         Raises:
-            UsageError: The path holds no autoencoder, several, or a damaged one.
+            UsageError: The path holds no autoencoder, or a damaged one.
         """
         networks = read_trained(path)
         for trained in networks:
             require_task(trained, "reconstruction", path)
-        if len(networks) > 1:
-            msg = f"{path} holds {len(networks)} autoencoders; expected one"
-            raise UsageError(msg)
         return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
 
     @property

@@ -186,12 +186,7 @@ class OutputFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
-        """Lock the folder for this process, and remove temporary files before and after.
-
-        Raises:
-            EnvironmentalError: The folder cannot be written to.
-            UsageError: Another process predicts into it.
-        """
+        """Lock the folder for this process, and remove temporary files before and after."""
         self._mark(self.path)
         msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -37,7 +36,6 @@ from brats_seg.inference.held_out import (
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
@@ -192,11 +190,7 @@ def fit_cases(
 
 
 def metric_named(name: str, task: str) -> ScoringProtocol:
-    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023.
-
-    Raises:
-        ConfigError: There is no such metric or task.
-    """
+    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023."""
     if name not in METRICS:
         raise ConfigError(unknown_name(f"metric {name!r}", name, METRICS))
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
@@ -276,7 +270,7 @@ def _score_case(
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0.0)
     rows = []
     for decoding in decodings:
-        regions = decode_regions(stored.values, decoding, scale.voxel_mm3)
+        regions = stored.regions(decoding)
         if protocol.lesions is None:
             rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
         else:
@@ -289,6 +283,6 @@ def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCo
     """Return the mean probability of each region of a case, and its voxel counts."""
     stored, checks = case.read(), judges("expected_dice")
     assert checks is not None
-    regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
+    regions = stored.regions(decoding)
     counts = count_regions(regions, stored.reference, case.case_id)
     return checks.mean_probabilities(stored.values, regions), counts

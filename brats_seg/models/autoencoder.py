@@ -7,7 +7,7 @@ image, go from the encoder to the decoder. The vector encodes the difference to 
 which is a parameter of its own.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -73,27 +73,6 @@ class Autoencoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return the reconstruction of an image `(N, C, X, Y, Z)`, of the same shape."""
         return self.decode(self.encode(image), image.shape[2:])
-
-
-def encoder_for_unet(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of the encoder under the names of the U-Net's layers of the same shape.
-
-    They are the first block of each of the four finest levels, and the second block of the fourth,
-    and fit a `UNet` whose widths begin with those of the autoencoder: 16, 32, 64, 128. The blocks of
-    the autoencoder see an image of 64x64x64 voxels of 2 to 3 mm, those of the U-Net a patch of 1 mm,
-    so that they are a start, and not features to be kept.
-
-    Args:
-        weights: State dict of an `Autoencoder`.
-    """
-    layers = {f"encoder.{level}.": f"encoder.{level}.0." for level in range(len(_WIDTHS))}
-    layers["to_cells.0."] = f"encoder.{len(_WIDTHS) - 1}.1."
-    return {
-        new + name.removeprefix(old): weight
-        for name, weight in weights.items()
-        for old, new in layers.items()
-        if name.startswith(old)
-    }
 
 
 def _descent(n_above: int, n_here: int) -> Block:

@@ -65,10 +65,6 @@ def write_case_page(
         path: The page.
         flags: Sentences on what speaks against the scans or the prediction.
         facts: Origin of the scans and of the prediction.
-
-    Raises:
-        UsageError: The name of the file does not end in `.html`.
-        EnvironmentalError: The file cannot be written.
     """
     box = _box_of(view)
     volumes = embedded_volumes(view, box)

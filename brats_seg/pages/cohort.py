@@ -49,11 +49,6 @@ def write_cohort_page(
     """Write the page of a folder of predictions, with links to the pages of cases that are there.
 
     The predictions are scored with the references of the options, unless these have a table of scores.
-
-    Raises:
-        UsageError: The folder has no record of predictions, or the table is not one of scores.
-        LayoutError: No case of the references is in the folder.
-        EnvironmentalError: The page cannot be written.
     """
     entries = OutputFolder(results).entries()
     if not entries:

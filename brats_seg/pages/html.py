@@ -78,10 +78,6 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
         template: Name of a template in the folder `templates`.
         title: Title and heading of the page.
         values: Values that the template names.
-
-    Raises:
-        UsageError: The name of the file has another ending.
-        EnvironmentalError: The file cannot be written.
     """
     check_suffix(path, [PAGE_SUFFIX])
     page = _environment().get_template(template)

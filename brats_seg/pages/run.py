@@ -19,7 +19,6 @@ from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
-from brats_seg.inference.predict import decode_regions
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages.html import DEFAULT_OPTIONS, Fact, PageOptions, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
@@ -64,14 +63,7 @@ def write_run_page(
     *,
     track: Track = untracked,
 ) -> None:
-    """Write the page of a run; with the prepared cases, its worst held-out cases are drawn.
-
-    Raises:
-        UsageError: The folder is not a run with a finished epoch, or the run was not trained on
-            the prepared cases, or is being trained.
-        CaseError: A held-out case cannot be predicted.
-        EnvironmentalError: The device is not available, or the page cannot be written.
-    """
+    """Write the page of a run; with the prepared cases, its worst held-out cases are drawn."""
     history = charts.read_history(run)
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
@@ -137,7 +129,7 @@ def placed_prediction(
     whole, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
     if whole is None or cut is None:
         return None
-    prediction = _decoded(held_out, stored)
+    prediction = stored.regions(held_out.trained.fitted.decoding)
     x, y, z = (one - other for one, other in zip(whole.start, cut.start, strict=True))
     box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
     shape = cast("Triple", reference.shape[1:])
@@ -146,13 +138,9 @@ def placed_prediction(
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
 
 
-def _decoded(held_out: HeldOut, stored: Probabilities) -> RegionMasks:
-    decoding = held_out.trained.fitted.decoding
-    return decode_regions(stored.values, decoding, prod(stored.spacing_mm))
-
-
 def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
-    counts = count_regions(_decoded(held_out, stored), stored.reference, case_id)
+    regions = stored.regions(held_out.trained.fitted.decoding)
+    counts = count_regions(regions, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))
     return HeldOutScore(case_id, tuple(dice(counts).tolist()), *volumes)

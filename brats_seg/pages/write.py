@@ -107,12 +107,7 @@ def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
 
 
 def write_page_of(files: PageFiles) -> Path:
-    """Write the page of one case, and return its file.
-
-    Raises:
-        CaseError: A file of the case cannot be used.
-        EnvironmentalError: The page cannot be written.
-    """
+    """Write the page of one case, and return its file."""
     if files.problem is not None:
         raise files.problem
     case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)

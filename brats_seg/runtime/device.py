@@ -60,11 +60,7 @@ class Gpu:
     """Half precision that it computes natively."""
 
     def device(self, precision: str) -> Device:
-        """Return the device with a precision; `auto` takes the native half precision.
-
-        Raises:
-            ConfigError: The GPU emulates the precision.
-        """
+        """Return the device with a precision; `auto` takes the native half precision."""
         if precision == "bf16" and self.half is not torch.bfloat16:
             msg = f"precision bf16 on {self.name}, which emulates it; use fp16, fp32 or auto"
             raise ConfigError(msg)
@@ -95,9 +91,6 @@ def gpu_named(text: str) -> Gpu | None:
 
     Nothing is known of a GPU of some size, so that its half precision is fp16, which every GPU has.
 
-    Raises:
-        UsageError: The text is neither a GPU, nor a size, nor a device such as `auto` or `cuda:1`.
-
     Example:
         >>> gpu_named("8GiB").memory_bytes == 8 * 2**30
         True
@@ -121,10 +114,6 @@ def choose_device(name: str, precision: str) -> Device:
     Args:
         name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the GPU if there is one.
         precision: `fp32`, `fp16`, `bf16`, or `auto` for the one that the device computes natively.
-
-    Raises:
-        ConfigError: The name is unknown, or the device has no fast kernels for the precision.
-        EnvironmentalError: The machine lacks the device, or cannot run kernels on it.
 
     Example:
         >>> choose_device("cpu", "fp32").precision

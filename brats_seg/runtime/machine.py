@@ -76,9 +76,6 @@ def check_machine(output: Path, *, needed_shared: int = 0, needed_disk: int = 0)
         output: Folder that will be written to.
         needed_shared: Shared memory in bytes that worker processes may need.
         needed_disk: Free disk space in bytes below which a warning is given.
-
-    Raises:
-        EnvironmentalError: The folder cannot be written to.
     """
     check_writable(output)
     findings = [_memory_finding()]

@@ -143,11 +143,7 @@ class Fallback(Generic[Mode]):
         return self.modes[self.index]
 
     def run(self, work: Callable[[Mode], Result]) -> Result:
-        """Return the result of work that is given the mode; if memory runs out, repeat it in the next.
-
-        Raises:
-            Exception: Memory ran out in the last mode; the error is that of `exhausted`.
-        """
+        """Return the result of work that is given the mode; if memory runs out, repeat it in the next."""
         while True:
             try:
                 return work(self.mode)
@@ -172,9 +168,6 @@ class Fallback(Generic[Mode]):
 
 def parse_memory(text: str) -> int:
     """Turn a size such as `15GiB`, `15 GB` or `900MB` into bytes.
-
-    Raises:
-        UsageError: The text is not a size.
 
     Example:
         >>> parse_memory("1.5 KiB")

@@ -204,12 +204,7 @@ class ModelDescription(Section):
 
 
 def read_trained(path: Path) -> tuple[TrainedModel, ...]:
-    """Read the networks of a run's folder, a checkpoint or an exported folder.
-
-    Raises:
-        UsageError: The path holds no model, or a damaged one.
-        FoldError: The split of a run is damaged.
-    """
+    """Read the networks of a run's folder, a checkpoint or an exported folder."""
     try:
         if (path / MODEL_NAME).exists():
             return read_exported(path).networks
@@ -253,11 +248,7 @@ def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> Trai
 
 
 def read_exported(folder: Path) -> ExportedModel:
-    """Read the networks of an exported folder.
-
-    Raises:
-        UsageError: The folder was written by another version, or a file of it is damaged.
-    """
+    """Read the networks of an exported folder."""
     description = _read_description(folder / MODEL_NAME)
     networks = []
     for part in description.members:
@@ -319,33 +310,19 @@ def entries_of(trained: TrainedModel) -> dict[str, Any]:
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:
-    """Keep other processes from training or tuning a run; its folder is created.
-
-    Raises:
-        UsageError: Another process trains or tunes it.
-        EnvironmentalError: The folder cannot be written to.
-    """
+    """Keep other processes from training or tuning a run; its folder is created."""
     msg = f"another process trains or tunes {run}: wait for it, or choose another --run."
     return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
 
 
 def store_card(path: Path, card: ModelCard) -> None:
-    """Store a card in a checkpoint, whose other entries stay.
-
-    Raises:
-        ResumeError: As `read_checkpoint`.
-        EnvironmentalError: The file cannot be written.
-    """
+    """Store a card in a checkpoint, whose other entries stay."""
     content = read_checkpoint(path, torch.device("cpu"))
     write_checkpoint({**content, "card": card.model_dump()}, path)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """Read the entries of a checkpoint onto a device; `card` is a `ModelCard`.
-
-    Raises:
-        ResumeError: The file is damaged, is no checkpoint, or has another schema version.
-    """
+    """Read the entries of a checkpoint onto a device; `card` is a `ModelCard`."""
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
@@ -367,9 +344,6 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
 
     Returns:
         The weights by name, or None for a checkpoint of this package, which says more about them.
-
-    Raises:
-        UsageError: The file is damaged, or holds something else.
     """
     if path.suffix == ".safetensors":
         return _load_weights(path)
@@ -426,9 +400,6 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN, *, device: torch.device =
         path: File to read.
         next_step: Advice of the message if it cannot be read.
         device: Device of the tensors.
-
-    Raises:
-        ResumeError: The file is damaged, or holds more than plain values and tensors.
     """
     try:
         check_regular(path)
@@ -446,11 +417,7 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN, *, device: torch.device =
 
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
-    """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one."""
     with whole_file(path) as beside, beside.open("wb") as file:
         writer = _Writer(file)
         try:
@@ -463,12 +430,7 @@ def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
 
 
 def checked_weights(state: Any) -> dict[str, Tensor]:
-    """Return a state dict, if all its entries are tensors whose values are in the file.
-
-    Raises:
-        TypeError: It is no dictionary of tensors.
-        ValueError: A tensor repeats the values of the file, or holds NaN or infinity.
-    """
+    """Return a state dict, if all its entries are tensors whose values are in the file."""
     if not isinstance(state, dict):
         msg = f"found {type(state).__name__} in place of the weights"
         raise TypeError(msg)
@@ -488,13 +450,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 
 
 def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
-    """Build a network that a file describes, with weights of a file, of which it needs no more.
-
-    Raises:
-        TypeError: As `checked_weights`.
-        ValueError: As `checked_weights`, or the network needs more weights.
-        RuntimeError: It needs others.
-    """
+    """Build a network that a file describes, with weights of a file, of which it needs no more."""
     weights = checked_weights(state)
     n_left = sum(value.numel() for value in weights.values())
 

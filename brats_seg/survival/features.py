@@ -140,12 +140,7 @@ def load_networks(
     clinical: ClinicalTable,
     cases: Sequence[Case],
 ) -> Networks:
-    """Load runs and the lists of cases that they were trained on.
-
-    Raises:
-        UsageError: A path holds no model, or one for another task; or the models do not fit each
-            other.
-    """
+    """Load runs and the lists of cases that they were trained on."""
     all_years = partial(with_patients, clinical=clinical, cases=cases)
     encoder = None
     if autoencoder is not None:
@@ -173,12 +168,7 @@ def load_networks(
 
 
 def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
-    """Measure one case.
-
-    Raises:
-        CaseError: The case cannot be read, or has no label map and no network to predict one, or is
-            not what the network expects.
-    """
+    """Measure one case."""
     loaded = load_case(case, with_label=not predicted)
     scan = prepare_scan(loaded, networks.spacing_mm)
     ids = patient_ids(networks.clinical, case.case_id, case.patient_id)
@@ -208,9 +198,6 @@ def encode(autoencoder: Model, scan: Scan) -> dict[str, float]:
     """Return the latent vector of a scan.
 
     It is computed in float32 on every device: one pass costs little, and features must be exact.
-
-    Raises:
-        CaseError: The vector is not finite.
     """
     (member,) = autoencoder.members
     network = cast("Autoencoder", member.network)

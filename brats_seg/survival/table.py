@@ -33,11 +33,7 @@ def feature_columns(table: pd.DataFrame) -> list[str]:
 
 
 def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> None:
-    """Write rows of equal columns as CSV, with seven digits; unknown values are empty.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write rows of equal columns as CSV, with seven digits; unknown values are empty."""
     frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else _TEXTS)
     numbers = frame.select_dtypes("number")
     frame[numbers.columns] = numbers.map("{:.7g}".format, na_action="ignore").astype(object)
@@ -48,9 +44,6 @@ def read_features(path: Path) -> pd.DataFrame:
     """Read what `write_features` wrote; columns that somebody added must be numbers.
 
     Numbers are NaN where they are unknown or not finite.
-
-    Raises:
-        UsageError: The file is missing or empty, lacks a column, or has a cell that is no number.
     """
     try:
         table = read_table(path, required=_TEXTS)
@@ -103,9 +96,6 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
     empty. The first path is a table of survival of any release; the others join the ids of one patient
     in several years, as do those called `name_mapping*.csv` beside it.
-
-    Raises:
-        UsageError: The table lacks columns, has none of the cases, or has no death.
     """
     path = paths[0]
     check_columns(path, with_survival=True)

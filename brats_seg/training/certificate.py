@@ -186,11 +186,6 @@ def certify(
         patches: Patches of one batch, with tumours of different size and empty regions.
         device: Device and precision.
         track: Shows the progress.
-
-    Raises:
-        ConfigError: The network mixes patches, or changes in every pass, see `independence`.
-        EnvironmentalError: The patches do not fit in memory as one batch.
-        BratsError: A gradient is zero or not finite.
     """
     network = deepcopy(network).to(device.torch_device).train()
     for module in network.modules():

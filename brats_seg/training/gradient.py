@@ -124,10 +124,6 @@ class Leaves:
             loss: The loss, or losses of patches.
             others: Other tensors that it is computed from, with graphs of their own.
             inputs: Leaves that stand for those tensors in the graph of the loss.
-
-        Raises:
-            ConfigError: There is such a tensor, which would not be learnt; or the loss has no
-                gradient at all.
         """
         if not loss.requires_grad:
             msg = "the loss depends neither on the output of the network nor on any other parameter"

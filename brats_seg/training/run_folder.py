@@ -26,9 +26,7 @@ from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.models.autoencoder import encoder_for_unet
 from brats_seg.models.build import size_words
-from brats_seg.models.unet import UNet
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
@@ -264,17 +262,13 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     if path is None:
         return None
     source = read_source(Path(path))
-    offered = source.offered
-    if source.trained and source.trained.config.model.name == "autoencoder":
-        offered = encoder_for_unet(offered) if isinstance(network, UNet) else offered
-    loaded, unfit = match_weights(network, offered)
-    if is_shipped and (unfit or len(loaded) < len(offered)):
+    loaded, unfit = match_weights(network, source.offered)
+    if is_shipped and (unfit or len(loaded) < len(source.offered)):
         return None
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
         what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
-        way = "Choose the network that they are of (an autoencoder fits a unet of widths 16,32,64,128)"
-        msg = f"{what}. {way}, or leave out --start-from."
+        msg = f"{what}. Choose the network that they are of, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))

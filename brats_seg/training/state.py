@@ -152,9 +152,6 @@ class RunState:
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
         """Set a state that was made from the same settings to the entries of a checkpoint."""
-        if "optimizer" not in entries:
-            msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
-            raise ResumeError(msg)
         name = "progress"
         try:
             saved = _SAVED.validate_python(entries)
