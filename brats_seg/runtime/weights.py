@@ -269,10 +269,7 @@ def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
     """Raise `UsageError` if the network read from `path` was trained for another task."""
     found = trained.config.model
     if found.task != task:
-        msg = (
-            f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. "
-            f"{_INSTEAD[task]}"
-        )
+        msg = f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. {_INSTEAD[task]}"
         raise UsageError(msg)
 
 
