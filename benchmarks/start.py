@@ -1,9 +1,9 @@
-"""Time the start of the program: help, commands on a few cases, and training to its first step.
+"""Time the start of the program: help, and training to its first step.
 
 Each way is a process of its own, measured by the CPU time of the process with its children. The first
 step is compared with the smallest program that does the same with MONAI: import it, build its DynUNet,
-and do one step on a random patch. What torch and MONAI cost by themselves is a row too. nnU-Net is
-compared where it is installed.
+and do one step on a random patch. nnU-Net is compared where it
+is installed.
 
     python benchmarks/start.py --data scans
 """
@@ -29,7 +29,6 @@ from brats_seg.data.fold import open_fold
 EDGE = 64
 _WIDTHS = (16, 32, 64, 128, 160)
 
-_LIBRARIES = "import torch, monai.transforms"
 _MONAI_STEP = f"""
 import torch
 from monai.losses import DiceCELoss
@@ -66,7 +65,7 @@ def main() -> None:
     """Print a line for each way, and compare them."""
     arguments = options_of(__doc__, data=Path, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
-        data = arguments.data or _real_data() or _phantoms(Path(folder))
+        data = arguments.data or _phantoms(Path(folder))
         ways = _ways(data, Path(folder))
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(arguments.rounds):
@@ -82,16 +81,10 @@ def _ways(data: Path, folder: Path) -> dict[str, Callable[[], float]]:
     prepared, settings = folder / "prepared", ("--set", "folds.n_folds=3", "--preset", "cpu")
     open_fold(data, fold=0, config=load_config(values={"folds.n_folds": 3}), prepared_path=prepared)
     train = ("train", "--data", str(data), "--prepared", str(prepared), "--fresh", *settings)
-    index = ("index", str(data), "-o", str(folder / "cases.csv"), "--json")
     module = ("-m", "brats_seg")
     ways = {
         "brats-seg --help": (*module, "--help"),
         "brats-seg train --help": (*module, "train", "--help"),
-        "brats-seg settings --preset demo --json": (
-            *(*module, "settings", "--preset", "demo", "--json"),
-        ),
-        "brats-seg index --json, all cases known": (*module, *index),
-        "torch and MONAI alone": ("-c", _LIBRARIES),
         "brats-seg train to the end of its first step": (
             *("-c", _OWN_STEP, *train, "--run", str(folder / "run")),
         ),
@@ -101,7 +94,6 @@ def _ways(data: Path, folder: Path) -> dict[str, Callable[[], float]]:
         print("nnU-Net is not installed, and is left out")
     else:
         ways["nnUNetv2_train --help"] = ("-c", _NNUNET_HELP, "--help")
-    _cpu_seconds(ways["brats-seg index --json, all cases known"])
     return {name: partial(_cpu_seconds, line) for name, line in ways.items()}
 
 
@@ -138,12 +130,6 @@ def _comparisons(seconds: dict[str, list[float]]) -> Iterator[Comparison]:
                 theirs=f"{statistics.median(seconds[other]):.2f} s",
                 ratios=ratios_of(seconds[other], seconds[own]),
             )
-
-
-def _real_data() -> Path | None:
-    above = os.environ.get("BRATS_REAL_DATA")
-    folder = Path(above, "BraTS2018") if above else None
-    return folder if folder and folder.is_dir() else None
 
 
 def _phantoms(folder: Path) -> Path:

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, help="network to judge, if not that of the work folder"
     )
-    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--cases", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--dice", type=float, nargs=3, help="means of judge, for ship")

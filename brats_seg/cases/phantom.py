@@ -202,7 +202,7 @@ def _images(
             image *= 1 - from_vessels * uptake.clip(0, 1)
             image += 0.6 * (signals.oedema[_T2W] - healthy[_GREY]) * lesions
         elif modality == _T2F:
-            image += rng.uniform(0.4, 1) * (signals.oedema[_T2F] - 1) * lesions + rim
+            image += rng.uniform(0.5, 1.1) * (signals.oedema[_T2F] - 1) * lesions + rim
         core = signals.solid[modality]
         if cystic:
             core = blend * signals.necrosis[modality] + (1 - blend) * core
@@ -255,10 +255,10 @@ def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Brain, variety:
 def _white_matter_lesions(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
     """Return shares of bright caps around the ventricles and of spots in white matter."""
     u, beyond = rng.uniform, brain.ventricle_mm
-    caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 4)) * (beyond > 0)
+    caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 6)) * (beyond > 0)
     caps *= sigmoid(2 * grid.noise(rng, 18) + u(-2, 2))
-    spots = sigmoid(5 * (grid.noise(rng, u(6, 12)) - u(1.5, 3))) * (brain.depth_mm > 8)
-    amounts = u(0, 1) * (rng.random() < 0.7), u(0, 1) * (rng.random() < 0.4)
+    spots = sigmoid(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
+    amounts = u(0, 1.2) * (rng.random() < 0.8), u(0, 1.2) * (rng.random() < 0.5)
     lesions = (amounts[0] * caps + amounts[1] * spots) * brain.tissue[_WHITE]
     return lesions.clip(0, 1)
 

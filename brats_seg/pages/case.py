@@ -170,6 +170,7 @@ def _embedded(
     header.set_data_dtype(stored.dtype)
     header.set_data_shape(stored.shape)
     header.set_sform(affine, code=1)
+    header.set_zooms(np.linalg.norm(affine[:3, :3], axis=0))
     header.set_slope_inter(step, 0)
     header["vox_offset"] = 352
     voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)
