@@ -42,6 +42,7 @@ from brats_seg.runtime.weights import (
 SHAPE = (107, 127, 104)
 """Voxels of a made-up case, of 1.5 mm."""
 SETTINGS = [
+    "start.path=none",
     "folds.n_folds=50",
     "cases.skip_bad=true",
     "patch.size=64,64,64",
