@@ -123,7 +123,7 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
         layers.append(_embedded(name, label_map, affine, 1.0, (0.0, float(label_map.max()))))
     if view.uncertainty is not None:
         stored = np.rint(view.uncertainty[box.slices].clip(0, 1) / _ENTROPY_STEP).astype(np.uint8)
-        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.1, 1.0)))
+        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.0, 1.0)))
     coarser = 1
     while True:
         scans = []
