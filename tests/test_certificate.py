@@ -148,7 +148,7 @@ def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path, tmp_path: Path
     assert out.startswith("unet, trained for 40 steps, on 4 patches of 8x8x8 from phantoms")
     for arguments, words in (
         ([], "give either --run, or settings"),
-        (["--run", "runs/fold0", "--preset", "demo"], "give either --run, or settings"),
+        (["--run", run_path, "--preset", "demo"], "give either --run, or settings"),
         (["--run", tmp_path], f"{tmp_path} holds neither last.pt nor best.pt"),
     ):
         code, _, err = run("certify", *arguments)

@@ -1,9 +1,12 @@
 """Test lesion-wise scores and lists of lesions; T1-T13, G1-G10 and `MATCHED` are output of the challenges' programs."""
 
+import importlib
 import math
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import ndimage
 
@@ -23,6 +26,7 @@ from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2024, LabelMap
 from brats_seg.voxels.box import Mask
 from brats_seg.voxels.shapes import Lesions
+from tests.builders import ROOT, write_nifti
 
 LesionScores = namedtuple(
     "LesionScores", "dice hd95 nsd_half_mm nsd_one_mm n_lesions n_false_positive n_false_negative"
@@ -242,11 +246,11 @@ MATCHED = {
 """Output of brats-evaluation 0.0.10 for voxels of 1 x 1.5 x 2 mm; that of 2026 with its options."""
 
 
-def random_maps(seed: int) -> tuple[LabelMap, LabelMap]:
+def random_maps(seed: int, n_boxes: int | None = None) -> tuple[LabelMap, LabelMap]:
     """Return as many boxes as the seed says, and a copy that is moved, cut off and has one more."""
     rng = np.random.default_rng(seed)
     reference = np.zeros((14, 12, 10), np.uint8)
-    for _ in range(seed):
+    for _ in range(seed if n_boxes is None else n_boxes):
         origin, size = rng.integers(0, 10, 3), rng.integers(1, 6, 3)
         box = tuple(slice(o, o + s) for o, s in zip(origin, size, strict=True))
         reference[box] = rng.integers(1, 5)
@@ -260,13 +264,19 @@ def matched(
     task: str, region: str, seed: int, name: str = "brats2025", spacing_mm=(1.0, 1.5, 2.0)
 ) -> list[float]:
     protocol = protocol_named(name, task)
+    return matched_table(random_maps(seed), protocol, spacing_mm).loc[region].tolist()
+
+
+def matched_table(
+    pair: tuple[LabelMap, LabelMap], protocol: ScoringProtocol, spacing_mm=(1.0, 1.5, 2.0)
+) -> pd.DataFrame:
     scale = Scale(spacing_mm=spacing_mm, penalty_mm=373.0)
+    labels = protocol.labels or BRATS2024
     sides = (
-        np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
-        for side in random_maps(seed)
+        np.stack([np.isin(side, region.values(labels)) for region in protocol.regions])
+        for side in pair
     )
-    table = match_lesions(*sides, protocol, scale)
-    return table.iloc[protocol.region_names.index(region)].tolist()
+    return match_lesions(*sides, protocol, scale).set_axis(list(protocol.region_names))
 
 
 def differing() -> list[tuple[str, ...]]:
@@ -299,6 +309,30 @@ def test_the_values_of_the_program_notice_other_rules(
 
 def test_the_program_takes_the_spacing_of_x_for_z() -> None:
     assert matched("GLI", "wt", 2, spacing_mm=(2.0, 1.5, 1.0)) != matched("GLI", "wt", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["GLI", "MET", "PED"])
+def test_equals_the_program_of_the_organisers_on_random_volumes(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With brats-evaluation, as the environment of `make bench` has it."""
+    pytest.importorskip("brats_evaluation")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    pairs = {f"{seed:04d}": random_maps(seed, seed % 7) for seed in range(1000)}
+    affine = np.diag([1.0, 1.5, 2.0, 1.0])
+    for name, pair in pairs.items():
+        for side, label_map in zip("ab", pair, strict=True):
+            write_nifti(tmp_path / side / f"{name}.nii.gz", label_map, affine)
+
+    score = importlib.import_module("scorers").score_with_organisers
+    theirs = score(tmp_path / "a", tmp_path / "b", tmp_path, task)
+
+    protocol = protocol_named("brats2025", task)
+    tables = {name: matched_table(pair, protocol) for name, pair in pairs.items()}
+    ours = {key: tables[key[0]].loc[key[1], key[2]] for key in theirs}
+    assert len(ours) >= 1000 * 9 * len(protocol.regions)
+    assert ours == pytest.approx(theirs, abs=1e-12, nan_ok=True)
 
 
 def slow_scores(

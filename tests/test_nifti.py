@@ -65,7 +65,7 @@ def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) 
     nib.save(nib.Nifti1Image(array, BRATS_AFFINE, header), path)
     found = read(path)
     np.testing.assert_array_equal(found, oracle(path))
-    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+    assert (found.dtype, found.flags.writeable) == (np.dtype(dtype).newbyteorder("="), False)
 
 
 @pytest.mark.parametrize(("slope", "intercept"), [(2.0, 0.0), (0.5, -3.0), (1.0, 7.0)])
@@ -91,13 +91,6 @@ def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
     image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 1000))
     nib.save(image, tmp_path / "scan.nii.gz")
     np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
-
-
-def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
-    path = write_nifti(tmp_path / "label.nii.gz", make_label_map())
-    for volume in (nifti.read_volume(path, case_id="c"), nifti.read_label_map(path, case_id="c")):
-        with pytest.raises(ValueError, match="read-only"):
-            volume.array[0, 0, 0] = 1
 
 
 def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
@@ -244,9 +237,7 @@ def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 5 * nifti.SPARE_BYTES
-
-
-def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    # nor is a sparse file of a terabyte read
     path = write_nifti(tmp_path / "scan.nii", make_volumes()[0])
     os.truncate(path, 1 << 40)
     with pytest.raises(CaseError, match="found more than"):
@@ -390,7 +381,7 @@ def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -
     nib.save(image, tmp_path / "scaled.nii.gz")
     for name in (path.name, "scaled.nii.gz"):
         labels = nifti.read_label_map(tmp_path / name, case_id="case_1").array
-        assert labels.dtype == np.uint8
+        assert (labels.dtype, labels.flags.writeable) == (np.uint8, False)
         np.testing.assert_array_equal(labels, make_label_map())
     assert not np.array_equal(oracle(tmp_path / "scaled.nii.gz"), make_label_map())
 

@@ -9,6 +9,7 @@ patches look alike, and every accumulation seems exact.
 
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from brats_seg.presets import check_stored
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
-from brats_seg.runtime.weights import load_trained, require_task
+from brats_seg.runtime.weights import build_with, load_trained, require_task
 from brats_seg.training import losses
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PassState
@@ -122,10 +123,9 @@ def certify_run(
     require_task(trained, "segmentation", run_path)
     config, patch = trained.config, trained.identity.patch
     check_stored(path, config.loss.name, config.loss.arguments)
-    network = build_model(config.model, patch)
     try:
-        network.load_state_dict(trained.weights)
-    except RuntimeError:
+        network = build_with(partial(build_model, config.model, patch), trained.weights)
+    except (RuntimeError, ValueError):
         msg = f"{path} holds another network than its settings build: use `certify` in Python"
         raise ResumeError(msg) from None
     used = choose_device(device or config.training.device, precision or config.training.precision)
