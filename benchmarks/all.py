@@ -71,6 +71,7 @@ PROGRAMS = (
 )
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
+    "brain_template": "makes the template of phantoms",
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "starter": "teaches the network of the package for hours, and judges it on real cases",

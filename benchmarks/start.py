@@ -1,9 +1,8 @@
-"""Time the start of the program: help, commands on a few cases, and training to its first step.
+"""Time the start of the program: help, and training to its first step.
 
 Each way is a process of its own, measured by the CPU time of the process with its children. The first
 step is compared with the smallest program that does the same with MONAI: import it, build its DynUNet,
-and do one step on a random patch. What torch and MONAI cost by themselves is a row too. nnU-Net is
-compared where it is installed.
+and do one step on a random patch. nnU-Net is compared where it is installed.
 
     python benchmarks/start.py --data scans
 """
@@ -28,7 +27,6 @@ from brats_seg.data.fold import open_fold
 EDGE = 64
 _WIDTHS = (16, 32, 64, 128, 160)
 
-_LIBRARIES = "import torch, monai.transforms"
 _MONAI_STEP = f"""
 import torch
 from monai.losses import DiceCELoss
@@ -76,7 +74,7 @@ def main() -> None:
     """Print a line for each way, and compare them."""
     arguments = options_of(__doc__, data=Path, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
-        data = arguments.data or _real_data() or _phantoms(Path(folder))
+        data = arguments.data or _phantoms(Path(folder))
         ways = _ways(data, Path(folder))
         seconds = seconds_in_turn(ways, arguments.rounds)
     for name, spent in seconds.items():
@@ -93,14 +91,10 @@ def _ways(data: Path, folder: Path) -> dict[str, Callable[[], None]]:
     prepared, settings = folder / "prepared", ("--set", "folds.n_folds=3", "--preset", "cpu")
     open_fold(data, fold=0, config=load_config(values={"folds.n_folds": 3}), prepared_path=prepared)
     train = ("train", "--data", str(data), "--prepared", str(prepared), "--fresh", *settings)
-    index = ("index", str(data), "-o", str(folder / "cases.csv"), "--json")
-    module, settings_command = ("-m", "brats_seg"), ("settings", "--preset", "demo", "--json")
+    module = ("-m", "brats_seg")
     ways = {
         "brats-seg --help": (*module, "--help"),
         TRAIN_HELP: (*module, "train", "--help"),
-        "brats-seg settings --preset demo --json": (*module, *settings_command),
-        "brats-seg index --json, all cases known": (*module, *index),
-        "torch and MONAI alone": ("-c", _LIBRARIES),
         FIRST_STEP: ("-c", _OWN_STEP, *train, "--run", str(folder / "run")),
         MONAI_STEP: ("-c", _MONAI_STEP),
     }
@@ -114,12 +108,6 @@ def _ways(data: Path, folder: Path) -> dict[str, Callable[[], None]]:
 def _run_python(arguments: Sequence[str]) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
-
-
-def _real_data() -> Path | None:
-    above = os.environ.get("BRATS_REAL_DATA")
-    folder = Path(above, "BraTS2018") if above else None
-    return folder if folder and folder.is_dir() else None
 
 
 def _phantoms(folder: Path) -> Path:

@@ -70,7 +70,9 @@ def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
     Trainer(data=fold, config=config, run_path=work / "run").run()
     best = read_checkpoint(work / "run" / BEST_NAME, torch.device("cpu"))
     halved = {name: value.half() for name, value in best["model"].items()}
-    write_checkpoint({**best, "card": best["card"].model_dump(), "model": halved}, work / "run" / "half.pt")
+    write_checkpoint(
+        {**best, "card": best["card"].model_dump(), "model": halved}, work / "run" / "half.pt"
+    )
     export_model([work / "run" / "half.pt"], work / "model", replace=True, case_ids=False)
 
 

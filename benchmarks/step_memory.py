@@ -89,9 +89,9 @@ def _effective_batches(patch: int) -> Iterator[Comparison]:
         changes = (f"loss.batch_dice={batch_dice}", "training.micro_batch=1")
         state = setting.state("fp32", *changes)
         # the first step also allocates memory that is kept
-        make_step(state, setting.batch(1))
-        few_mb, many_mb = (
-            _allocated_mb(partial(make_step, state, setting.batch(n))) for n in EFFECTIVE_BATCHES
+        _, few_mb, many_mb = (
+            _allocated_mb(partial(make_step, state, setting.batch(n)))
+            for n in (1, *EFFECTIVE_BATCHES)
         )
         yield Comparison(
             task=f"memory of a step of {loss} at effective batch {EFFECTIVE_BATCHES[1]}, patch {size}",

@@ -6,10 +6,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases import phantom as phantoms
+from brats_seg.cases.anatomy import Grid, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.cases.phantom import make_phantom
+from brats_seg.cases.tumour import Tumour
 from brats_seg.labels import (
     BRATS2017,
     MODALITIES,
@@ -19,26 +21,64 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.quality.scan import BrainSample, sample_brain
+from tests.builders import write_nifti
 
+SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
+PHANTOM_SHAPE = (64, 76, 62)
+PHANTOM_AFFINE = np.diag([-2.5, -2.5, 2.5, 1.0])
+RADII_MM = (27, 17, 11)
+"""Radii of a clear tumour, its core and its necrosis."""
 
 
 @cache
-def phantom(seed: int, *, with_et: bool = True) -> tuple[npt.NDArray[np.int16], LabelMap]:
-    """Return the images (4, X, Y, Z) of a phantom of 80 ml, and its label map of BraTS 2017."""
-    made = make_phantom(np.random.default_rng([0, seed]), with_et=with_et)
-    return made.images, made.label_map
+def phantom(
+    seed: int, shape: tuple[int, int, int] = PHANTOM_SHAPE, *, with_et: bool = True
+) -> tuple[npt.NDArray[np.int16], LabelMap]:
+    """Return the images (4, X, Y, Z) of a brain with a clear tumour, and its label map of BraTS 2017.
+
+    The tumour, of 80 ml in the left hemisphere, is necrosis in a ring of ET in oedema. Brains and
+    scans differ by the seed.
+    """
+    rng, grid = np.random.default_rng([7, seed]), Grid.around_brain(shape)
+    brain = make_brain(rng, grid, random_positions(rng, grid))
+    offset = grid.positions() - np.reshape([34, -5, 15], (3, 1, 1, 1))
+    distance = np.linalg.norm(offset, axis=0)
+    wt, tc, necrosis = ((distance < radius) & brain.mask for radius in RADII_MM)
+    regions = np.stack([wt, tc, tc & ~necrosis & with_et])
+    family = "ring" if with_et else "none"
+    tumour = Tumour(regions=regions, oedema=np.ones(shape, np.float32), family=family)
+    images = phantoms._images(rng, grid, brain, tumour, variety=0)
+    return images, label_map_of(regions, BRATS2017)
+
+
+def write_clear_phantoms(
+    root: Path, n_cases: int, shape: tuple[int, int, int] = PHANTOM_SHAPE
+) -> Path:
+    """Write phantoms with clear tumours, as `write_phantom_cases` does, and return the folder."""
+    for number in range(n_cases):
+        case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
+        spacing_mm = Grid.around_brain(shape).spacing_mm
+        affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
+        for suffix, array in zip(SUFFIXES, (*images, label_map), strict=True):
+            write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array, affine)
+    return root
 
 
 def geometry(shape: tuple[int, ...], affine: npt.NDArray[np.float64] = ATLAS_AFFINE) -> Geometry:
     return Geometry.at(affine, shape, qform_code=1)
 
 
+def affine_of(images: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Return the matrix of images (n, X, Y, Z): that of phantoms, if they have their shape."""
+    return PHANTOM_AFFINE if images.shape[1:] == PHANTOM_SHAPE else ATLAS_AFFINE
+
+
 def volumes_of(
-    images: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] = ATLAS_AFFINE
+    images: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] | None = None
 ) -> list[Volume]:
     """Return up to four images (n, X, Y, Z) as volumes named after the first modalities."""
-    grid = geometry(images.shape[1:], affine)
+    grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
         for modality, image in zip(MODALITIES, images, strict=False)
@@ -52,7 +92,7 @@ def label_volume(label_map: LabelMap) -> Volume:
 def sample_of(
     images: npt.NDArray[np.generic],
     label_map: LabelMap | None = None,
-    affine: npt.NDArray[np.float64] = ATLAS_AFFINE,
+    affine: npt.NDArray[np.float64] | None = None,
 ) -> BrainSample:
     label = None if label_map is None else label_volume(label_map)
     sample = sample_brain(volumes_of(images, affine), label)

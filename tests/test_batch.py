@@ -107,7 +107,6 @@ def two_folds(tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     write_fold(root / "second", tiny_prepared, CASES[:2], seed=1)
     shutil.copy(run / "best.pt", root / "alone.pt")
     export_model([run], root / "public")
-    export_model([run], root / "private", case_ids=False)
     return root
 
 
@@ -120,7 +119,6 @@ def two_folds(tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         (["first", "alone.pt"], ["yes"] * 4 + ["unknown"] * 2),
         (["alone.pt"], ["unknown"] * 6),
         (["public"], ["yes"] * 4 + ["no"] * 2),
-        (["private"], ["unknown"] * 6),
     ],
 )
 def test_an_ensemble_was_trained_on_the_cases_of_any_member(

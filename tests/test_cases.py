@@ -181,19 +181,27 @@ def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: P
     assert len(panels_of(montage_figure(nothing))) == 2 * N_SECTIONS
 
 
+def test_the_three_planes_have_one_scale(view: CaseView) -> None:
+    figure = view_figure(view)
+    FigureCanvasAgg(figure).draw()
+    ends = [axes.transData.transform([(0, 0), (1, 0)])[:, 0] for axes in panels_of(figure)]
+    np.testing.assert_allclose(np.ptp(ends, axis=1), np.ptp(ends[0]), rtol=1e-6)
+
+
 def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
     entropy = view.uncertainty.copy()
     entropy[view.prediction.regions[1]] = 1.0
     figure = uncertainty_figure(replace(view, uncertainty=entropy))
     axial, bar = panels_of(figure)[3], figure.axes[-1]
-    colours = axial.images[1].get_array()
-    section = entropy[..., section_of(axial)].T
+    drawn = axial.images[1]
+    np.testing.assert_array_equal(drawn.get_array(), entropy[..., section_of(axial)].T)
     assert bar.get_ylabel() == "entropy (bits)"
-    for value in (0.7, 1.0):
-        painted = colours[section == value]
-        assert len(painted)
-        np.testing.assert_allclose(painted, [_HEAT(value)] * len(painted))
-    assert (colours[section == 0][:, 3] == 0).all()
+    assert drawn.get_cmap() == _HEAT
+    assert drawn.get_clim() == bar.get_ylim() == (0, 1)
+    # from transparent to opaque without a step
+    opacity = _HEAT(np.linspace(0, 1, 256))[:, 3]
+    assert (opacity[0], opacity[-1]) == (0, 1)
+    assert 0 <= np.diff(opacity).min() <= np.diff(opacity).max() < 0.02
     assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
 
 

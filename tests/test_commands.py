@@ -410,7 +410,8 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     assert "6 held-out cases, 0 failed" in done.err
     assert len(pd.read_csv(work / "crossval" / "scores.csv")) == 3 * 6
     card = (work / "crossval" / "model" / "README.md").read_text()
-    assert "Held out of network 0; trained on by network 1 (3 cases):" in card
+    assert "| 1 | fold1 | 3 | 3 |" in card
+    assert "BraTS2021" not in card
     assert "epoch 1/1" not in again.out
     shutil.rmtree(work / "crossval")
     path = work / "data" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"

@@ -97,13 +97,13 @@ def test_the_command_prints_a_table_and_the_commands_that_mend(
     assert shown.endswith("0 problems, 1 warning\n")
 
 
-def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
-    code, shown, _ = run("doctor", "nowhere", "--json")
+def test_the_command_exits_with_3_where_nothing_can_work(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("doctor", tmp_path, "--json")
     diagnosis = json.loads(shown)
     assert (code, diagnosis["can_work"]) == (3, False)
     problems = [one["found"] for one in diagnosis["findings"] if one["status"] == "problem"]
     assert len(problems) == 1
-    assert "nowhere does not exist" in problems[0]
+    assert "holds no cases" in problems[0]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.nifti import read_label_map
-from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError
 from brats_seg.evaluation import scores
 from brats_seg.evaluation.evaluate import (
@@ -32,7 +31,7 @@ from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scor
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
 from brats_seg.quality import label_map as label_check
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
-from tests.check_builders import renumbered
+from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
 from tests.test_metrics import REAL_DICE
 
 LEGACY, LESIONWISE = protocol_named("legacy"), protocol_named("lesionwise2024", "GLI")
@@ -348,8 +347,7 @@ def test_a_prediction_without_affine_is_paired_by_index_and_remarked_upon(
 
 @pytest.fixture
 def phantoms(tmp_path: Path) -> Path:
-    write_phantom_cases(tmp_path / "data", n_cases=3, seed=0)
-    return tmp_path / "data"
+    return write_clear_phantoms(tmp_path / "data", 3)
 
 
 def copy_label_maps(
@@ -357,7 +355,8 @@ def copy_label_maps(
 ) -> Path:
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
-        write_nifti(folder / f"{path.parent.name}.nii.gz", np.ascontiguousarray(change(label_map)))
+        changed = np.ascontiguousarray(change(label_map))
+        write_nifti(folder / f"{path.parent.name}.nii.gz", changed, PHANTOM_AFFINE)
     return folder
 
 
@@ -395,7 +394,8 @@ def test_a_poor_prediction_is_scored_and_a_mirrored_reference_refused(
 
     found = evaluated(phantoms, tmp_path / "poor")
     path = phantoms / CASES[1] / f"{CASES[1]}_seg.nii.gz"
-    write_nifti(path, np.ascontiguousarray(read_label_map(path, case_id="").array[::-1]))
+    mirrored = np.ascontiguousarray(read_label_map(path, case_id="").array[::-1])
+    write_nifti(path, mirrored, PHANTOM_AFFINE)
     [failure] = evaluated(phantoms, tmp_path / "poor").failures
 
     assert found.failures == ()

@@ -1,6 +1,7 @@
 """An exported MONAI bundle predicts as this package does, without it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,8 +18,9 @@ from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
-from tests.builders import write_case
+from tests.builders import ROOT, plain_environment, shell, start, write_case
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
+from tests.test_readme import PAGES, blocks
 
 DEEPER = CONFIG.model_copy(
     update={
@@ -111,6 +113,30 @@ def test_a_bundle_predicts_the_same_label_map_without_this_package(
     assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **fp32)
 
 
+@pytest.mark.slow
+def test_the_block_of_the_page_runs_in_an_environment_of_its_packages_alone(
+    bundles: Path, case: Path, tmp_path: Path
+) -> None:
+    """The versions are those that were tested; the README of the bundle has the same lines."""
+    (block,) = (text for text in blocks(PAGES["docs/other-tools.md"], "bash") if "monai" in text)
+    use = (bundles / "plain" / "docs" / "README.md").read_text()
+    assert [line for line in block.splitlines() if line.strip() not in use] == ["cd bundle"]
+    (tmp_path / "bundle").symlink_to(bundles / "plain")
+    for path in files_of(case):
+        shutil.copy(path, tmp_path / "bundle" / path.rpartition("_")[2])
+    environment = plain_environment("PIP_", "PYTHONPATH", "VIRTUAL_ENV")
+    environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")
+    venv = f"{sys.executable} -m venv venv\n. venv/bin/activate\n"
+    torch = start(["bash", "-ec", f"{venv}pip install torch"], tmp_path, environment)
+    if torch.returncode:
+        pytest.skip("needs a package index")
+
+    shell(f". venv/bin/activate\n{block}", tmp_path, environment)
+
+    fp32 = {"device": "cpu", "precision": "fp32"}
+    assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **fp32)
+
+
 def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> None:
     case, model = write_case(tmp_path / "scans"), tmp_path / "model"
     export_model([write_run(tmp_path / "run")], model, file_format="bundle")
@@ -137,5 +163,6 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     assert "brats_seg" not in metadata["required_packages_version"]
     assert config["network0_def"]["_target_"] == "DynUNet"
     assert "brats_seg" not in (model / "configs" / "inference.json").read_text()
-    assert (model / "docs" / "README.md").read_text() == (model / "README.md").read_text()
+    card, use = ((model / name).read_text() for name in ("README.md", "docs/README.md"))
+    assert use.startswith(f"{card}\n## Use in MONAI\n")
     assert not (model / "scripts").exists()

@@ -234,7 +234,7 @@ def test_a_tracker_that_is_not_installed_or_cannot_write_ends_the_command_at_onc
     for name in ("tensorboard", "mlflow", "wandb"):
         with pytest.raises(EnvironmentalError, match=rf"pip install 'brats_seg\[{name}\]'"):
             history.check_trackers(config_of(name).tracking)
-    code, _, errors = run("train", "--data", "nowhere", "--set", "tracking.to=mlflow")
+    code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=mlflow")
     assert code == 3
     assert "is not installed" in errors
 

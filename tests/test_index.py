@@ -28,7 +28,6 @@ from brats_seg.cases.index import (
 )
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map
-from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import (
     BRATS2024_PED,
@@ -38,7 +37,7 @@ from brats_seg.labels import (
 )
 from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.check_builders import renumbered
+from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
 
 CASE_ID = "BraTS2021_00000"
 
@@ -173,11 +172,11 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 
 
 def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
-    """Write phantoms of 80 ml whose label maps are in another numbering than their names say."""
-    write_phantom_cases(root, n_cases=n_cases, seed=0)
+    """Write phantoms whose label maps are in another numbering than their names say."""
+    write_clear_phantoms(root, n_cases)
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
-        builders.write_nifti(path, renumbered(label_map, convention))
+        builders.write_nifti(path, renumbered(label_map, convention), PHANTOM_AFFINE)
 
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
@@ -200,7 +199,7 @@ def test_label_maps_in_the_numbering_of_another_release_are_problems(
 
 
 def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None:
-    write_phantom_cases(tmp_path / "data", n_cases=1, seed=0)
+    write_clear_phantoms(tmp_path / "data", 1)
     folder = tmp_path / "data" / CASE_ID
     t1, flair = folder / f"{CASE_ID}_t1.nii.gz", folder / f"{CASE_ID}_flair.nii.gz"
     t1.rename(folder / "t1")

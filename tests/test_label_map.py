@@ -48,8 +48,6 @@ RELEASES = [
     "msd",
     "unknown",
 ]
-CLEAR = 1
-"""Seed of a phantom whose tumour is typical: oedema all around, a rim, necrosis."""
 
 
 def shown(
@@ -89,7 +87,7 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
 
 @pytest.mark.parametrize("numbering", NUMBERINGS, ids=lambda numbering: numbering.name)
 def test_another_numbering_is_read_right_or_refused(numbering: LabelConvention) -> None:
-    images, truth = phantom(CLEAR)
+    images, truth = phantom(0)
     labels = shown_by(images, renumbered(truth, numbering))
     oedema, _, enhancing = numbering.painted
     assert (labels.outermost, labels.enhancing) == (oedema, enhancing)
@@ -211,7 +209,7 @@ MISPLACED: dict[str, Callable[[LabelMap], LabelMap]] = {
 
 @pytest.mark.parametrize("fault", [fault for fault in MISPLACED if fault != "transposed"])
 def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
-    images, truth = phantom(CLEAR)
+    images, truth = phantom(0)
     refusal = placed(images, MISPLACED[fault](truth)).refusal
     assert isinstance(refusal, LabelError)
     assert ("fit if it were mirrored left to right" in str(refusal)) == (fault == "mirrored")

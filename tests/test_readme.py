@@ -114,7 +114,15 @@ def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
         shutil.rmtree(path)
     Path("new-scans").symlink_to("scans")
     assert len(lines(README)) > 8
+    before = {*workplace.iterdir()}
     run_commands(README)
+    # a clone has no files that git would add
+    names = [
+        f"{path.name}{'/' * path.is_dir()}" for path in workplace.iterdir() if path not in before
+    ]
+    command = ["git", "check-ignore", "--no-index", *names]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert ignored.split() == names
 
 
 @pytest.mark.parametrize(
@@ -330,7 +338,9 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
     """The lines of the README, typed in an empty folder, and then the demo."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("needs git, and a clone")
-    clone, others = (block.splitlines() for block in blocks(README, "")[:2])
+    starts = ("git clone", "pip install")
+    installing = (block for block in blocks(README, "") if block.startswith(starts))
+    clone, others = (block.splitlines() for block in installing)
     by_address, by_wheel = others
     build = re.findall(r"`(pip wheel [^`]+)`", README.read_text())
     venv = [f"{sys.executable} -m venv .venv", ". .venv/bin/activate"]

@@ -43,8 +43,8 @@ class Grid:
         """Return the positions (3, X, Y, Z) of the voxels."""
         middle = (np.array(self.shape, dtype=np.float32) - 1) / 2
         indices = np.indices(self.shape, dtype=np.float32)
-        positions: Field = (indices - middle[:, None, None, None]) * np.float32(self.spacing_mm)
-        return positions
+        centred = indices - middle[:, None, None, None]
+        return (centred * self.spacing_mm).astype(np.float32, copy=False)
 
     def noise(self, rng: np.random.Generator, knots_mm: float) -> Field:
         """Return smooth noise (X, Y, Z) of mean 0 and deviation 1: a cubic spline through random knots."""
@@ -79,6 +79,8 @@ def _template() -> Field:
     with np.load(Path(__file__).with_name("template.npz")) as stored:
         grey, white, mask = (stored[name].astype(np.float32) for name in ("grey", "white", "mask"))
     grey, white = grey / 15, white / 15
+    # the brain stem ends here: it would go on below the template, whose border is repeated
+    mask[..., 0] = 0
     depth = ndimage.distance_transform_edt(mask) - ndimage.distance_transform_edt(mask == 0)
     depth *= _TEMPLATE_MM
     fluid = ndimage.binary_opening((1 - grey - white > 0.5) & (depth > _DEEP_MM))
@@ -100,8 +102,9 @@ def template_at(positions: Field) -> Field:
 def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     turn = np.eye(3)
-    for axis, largest in enumerate((0.1, 0.08, 0.08)):
-        turn = turn @ _rotation(axis, rng.uniform(-largest, largest))
+    # the brains of BraTS are pitched against the template
+    for axis, angles in enumerate(((0.03, 0.23), (-0.08, 0.08), (-0.08, 0.08))):
+        turn = turn @ _rotation(axis, rng.uniform(*angles))
     scale = rng.uniform(0.98, 1.18, size=3) * (rng.choice([-1, 1]), 1, 1)
     positions = np.einsum("ij,jxyz->ixyz", (turn * scale).astype(np.float32), grid.positions())
     for knots_mm, most_mm in ((20, 2.2), (45, 4)):
@@ -161,4 +164,4 @@ def _rotation(axis: int, angle: float) -> npt.NDArray[np.float64]:
 
 def sigmoid(values: Field) -> Field:
     """Return 1 / (1 + exp(-values)) without overflow."""
-    return (1 + np.tanh(values / 2)) / 2
+    return ((1 + np.tanh(values / 2)) / 2).astype(np.float32, copy=False)

@@ -17,7 +17,8 @@ from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask
 
 Family = Literal["ring", "solid", "patchy", "none"]
-_FAMILIES: dict[Family, float] = {"ring": 0.68, "solid": 0.15, "patchy": 0.17}
+_FAMILIES: tuple[Family, ...] = ("ring", "solid", "patchy")
+_FAMILY_SHARES = (0.68, 0.15, 0.17)
 """Share of each family among tumours that enhance."""
 _FLUID, _GREY, _WHITE = range(3)
 _FAR = 1e3
@@ -82,7 +83,7 @@ def make_tumour(
     rng: np.random.Generator, grid: Grid, brain: Brain, foci: list[Focus], *, with_et: bool
 ) -> Tumour:
     """Return a tumour that has grown from the foci, and that enhances or not."""
-    family = rng.choice(list(_FAMILIES), p=list(_FAMILIES.values())) if with_et else "none"
+    family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
     largest_mm = foci[0].radius_mm
     # 0 in the middle of a focus, 1 at the border of the core
     radius = np.minimum.reduce([_lobes(rng, grid, focus) for focus in foci])

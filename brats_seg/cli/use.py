@@ -193,7 +193,7 @@ def export(
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 
-    The model card names the training cases, and has the scores of the validation during training.
+    The model card has the scores of the validation during training, and names no case unless asked.
 
     Examples:
         brats-seg export runs/fold0 runs/fold1 -o model --license CC-BY-4.0

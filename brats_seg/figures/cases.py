@@ -41,10 +41,12 @@ _OPACITY = 0.75
 """Opacity of the label map."""
 _N_COLUMNS = 3
 """Sections in a row of a montage."""
-_HEAT = ListedColormap(colormaps["plasma"](np.linspace(0, 0.85, 256)))
-"""Colours of the entropy: none is grey like the scan, and white and cyan lines are seen on all."""
-_LOW_BITS = 0.1
-"""Entropy below which the scan is shown: a probability below 1.3 or above 98.7 %."""
+_HEAT = ListedColormap(
+    colormaps["plasma"](np.linspace(0, 0.85, 256)) * [1, 1, 1, 0]
+    + np.linspace(0, 4, 256).clip(max=1)[:, None] * [0, 0, 0, 1]
+)
+"""Colours of the entropy, from transparent at 0 to opaque at 0.25 bits: none is grey like the scan, and white
+and cyan lines are seen on all."""
 _HIGH_BITS = 0.5
 """Entropy above which a voxel counts as uncertain: a probability of 11 to 89 %."""
 _WT_LINES: dict[str, tuple[str, float, sections.LineStyle]] = {
@@ -213,11 +215,13 @@ def sample_figure(view: CaseView) -> Figure:
     for number, modality in enumerate(view.modalities):
         axes = figure.add_subplot(panels[number // 2, number % 2])
         _draw_panel(axes, view.image(modality), AXIAL, index, view.grid, MODALITY_NAMES[modality])
+        sections.draw_scale_bar(axes, view.grid.spacing_mm[0])
     axes = figure.add_subplot(panels[:, 2:])
     ((name, image),) = view.shown([_BACKGROUND]).items()
     name = MODALITY_NAMES[name]
     title = f"label map over {name}" if labelled else f"{name}, no label map"
     _draw_panel(axes, image, AXIAL, index, view.grid, title)
+    sections.draw_scale_bar(axes, view.grid.spacing_mm[0])
     entries = _draw_tissues(axes, labelled, index) if labelled else []
     sections.add_dark_legend(figure, entries)
     sections.add_title(figure, f"{view.case_id}, axial {index}")
@@ -328,10 +332,8 @@ def uncertainty_figure(view: CaseView) -> Figure:
     _draw_planes(lower, image, centre, grid, "uncertainty")
     for above, below, axis in zip(upper, lower, PLANES.values(), strict=True):
         sections.draw_outlines(above, regions, axis, centre[axis])
-        section = sections.section_of(bits, axis, centre[axis])
-        colours = _HEAT(np.asarray(section, float))
-        colours[section < _LOW_BITS, 3] = 0
-        sections.draw_overlay(below, colours)
+        section = np.asarray(sections.section_of(bits, axis, centre[axis]), float)
+        sections.draw_overlay(below, section, cmap=_HEAT, vmin=0, vmax=1, interpolation="bilinear")
         for name, masks in sides.items():
             sections.draw_outline(
                 below, sections.section_of(masks[0], axis, centre[axis]), *_WT_LINES[name]
@@ -433,18 +435,20 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
 
 
 def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
-    """Draw a section with a scale bar and a title."""
+    """Draw a section with a title."""
     sections.draw_section(axes, image, axis, index, grid)
-    sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
     # a fixed height: to look for the labels of axes that are off takes an eighth of the time
     axes.set_title(words, color="white", fontsize="small", y=1.0)
 
 
 def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, words: str) -> None:
-    """Draw the three sections of an image through a voxel."""
-    for axes, (plane, axis) in zip(row, PLANES.items(), strict=True):
-        title = f"{words}, {plane} {centre[axis]}"
-        _draw_panel(axes, image, axis, centre[axis], grid, title)
+    """Draw the three sections of an image through a voxel, to one scale."""
+    panels = [*zip(row, PLANES.values(), strict=True)]
+    for (axes, axis), plane in zip(panels, PLANES, strict=True):
+        _draw_panel(axes, image, axis, centre[axis], grid, f"{words}, {plane} {centre[axis]}")
+    sections.draw_to_one_scale(panels, grid)
+    for axes, axis in panels:
+        sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
 
 
 def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
@@ -467,7 +471,7 @@ def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
     bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _HEAT), ax=panels, shrink=0.5, pad=0.01)
     bar.set_label("entropy (bits)", color="white", fontsize="small")
     bar.ax.tick_params(colors="white", labelsize="small")
-    bar.ax.axhspan(0, _LOW_BITS, color="black")
+    bar.ax.set_facecolor("black")
 
 
 def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:

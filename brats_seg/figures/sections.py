@@ -1,8 +1,8 @@
 """Draw sections through a scan, and define the style of all figures.
 
 Arrays have the axes of BraTS: `X` to the patient's left, `Y` to the back, `Z` to the head. Sections
-are drawn in radiological orientation, the patient's left on the right; the letters at their edges are
-those of the affine of the array. The colours are those of Okabe and Ito (2008), which people with any
+are drawn as in ITK-SNAP and 3D Slicer, the patient's left on the right, and the face on the left of sagittal
+ones; the letters at their edges are those of the affine of the array. The colours are those of Okabe and Ito (2008), which people with any
 kind of colour vision can distinguish; those of the regions differ in brightness too.
 """
 
@@ -39,6 +39,8 @@ REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
 _OUTLINES: tuple[tuple[float, LineStyle], ...] = ((2.4, "-"), (1.3, (0, (4, 2))), (0.7, "-"))
 """Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen beside an
 inner one on it, and between the dashes of the core."""
+_FILL = 0.35
+"""Opacity of the enhancing tumour."""
 OTHER_TISSUE_COLOURS = ("#CC79A7", "#009E73")
 """Colours of the other tissues: purple, green."""
 FIRST_COLOUR, SECOND_COLOUR = "#0072B2", "#E69F00"
@@ -46,7 +48,8 @@ FIRST_COLOUR, SECOND_COLOUR = "#0072B2", "#E69F00"
 MODALITY_NAMES = dict(zip(MODALITIES, ("T1", "T1c", "T2", "FLAIR"), strict=True))
 """Names of the modalities in pictures, as radiologists write them; files and options keep their own."""
 RESEARCH_USE = "research use only"
-SMALL_PRINT = f"{RESEARCH_USE}; the patient's left is on the right"
+ORIENTATION = "the patient's left is on the right, in sagittal sections the face is on the left"
+SMALL_PRINT = f"{RESEARCH_USE}; {ORIENTATION}"
 SUFFIXES = (".png", ".svg", ".pdf")
 """Formats that a figure can be written in."""
 
@@ -171,6 +174,17 @@ def draw_section(
     draw_letters(axes, grid, *vectors)
 
 
+def draw_to_one_scale(panels: Sequence[tuple[Any, int]], grid: Grid) -> None:
+    """Widen sections, each with its axis, to the largest of them, so that a millimetre has one length."""
+    for k, name in enumerate("xy"):
+        mm = np.array([[np.delete(grid.spacing_mm, axis)[k]] for _, axis in panels])
+        ends = np.array([getattr(axes, f"get_{name}lim")() for axes, _ in panels]) * mm
+        middle = ends.mean(axis=1, keepdims=True)
+        ends = middle + np.sign(ends - middle) * np.abs(ends - middle).max()
+        for (axes, _), limits in zip(panels, ends / mm, strict=True):
+            axes.set(**{f"{name}lim": limits})
+
+
 def draw_letters(axes: Any, grid: Grid, to_right: npt.ArrayLike, to_top: npt.ArrayLike) -> None:
     """Write the side of the patient at each edge of a picture, or replace the letters there.
 
@@ -203,16 +217,19 @@ def draw_scale_bar(axes: Any, mm_per_unit: float) -> None:
     _draw_mark(axes, f"{length_mm:g} mm", x=_BAR_X, y=_BAR_Y + 0.02, ha="left", va="bottom")
 
 
-def draw_overlay(axes: Any, colours: npt.NDArray[np.float64]) -> None:
-    """Draw colours (rows, columns, 4) over a section, in which opacity may be 0."""
+def draw_overlay(axes: Any, colours: npt.NDArray[np.float64], **options: Any) -> None:
+    """Draw colours (rows, columns, 4), or values (rows, columns), over a section."""
     # imshow would make the voxels of the section squares
-    axes.imshow(colours, interpolation="nearest", aspect=axes.get_aspect())
+    axes.imshow(colours, **{"interpolation": "nearest", **options}, aspect=axes.get_aspect())
 
 
 def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
     """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
     for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
         draw_outline(axes, section_of(region, axis, index), colour, width, style)
+    # it is seen also where it fills the core
+    if (enhancing := section_of(regions[-1], axis, index)).any():
+        axes.contourf(enhancing, [0.5, 1.5], colors=[REGION_COLOURS[-1]], alpha=_FILL)
 
 
 def draw_outline(axes: Any, section: Mask, colour: str, width: float, style: LineStyle) -> None:

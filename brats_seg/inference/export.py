@@ -68,8 +68,8 @@ CountRow = tuple[Count, Count, Count]
 class ValidatedCase(Section):
     """Voxel counts of a held-out case, of the validation that the weights were chosen by."""
 
-    case_id: str = ""
-    """Empty if ids are left out."""
+    case_id: str
+    """A number if ids are left out."""
     counts: tuple[CountRow, CountRow, CountRow, CountRow]
     """True and false positives, false and true negatives, for WT, TC and ET."""
 
@@ -97,15 +97,11 @@ class NetworkFacts(Section):
     learnt_before: tuple[str, ...] = ()
     """Ids of the cases that those weights were trained on; none if they are not known."""
 
-    @property
-    def case_ids(self) -> frozenset[str]:
-        """All ids of cases."""
-        validated = (case.case_id for case in self.validation if case.case_id)
-        return frozenset({*self.training, *self.held_out, *self.learnt_before, *validated})
-
-    def without_ids(self) -> "NetworkFacts":
-        """Return the facts without the ids of cases."""
-        anonymous = tuple(case.model_copy(update={"case_id": ""}) for case in self.validation)
+    def without_ids(self, numbers: Mapping[str, str]) -> "NetworkFacts":
+        """Return the facts without the ids of cases; those that were validated have numbers."""
+        anonymous = tuple(
+            case.model_copy(update={"case_id": numbers[case.case_id]}) for case in self.validation
+        )
         no_ids = {name: () for name, *_ in _ROLES}
         return self.model_copy(update={**no_ids, "validation": anonymous})
 
@@ -143,7 +139,7 @@ def export_model(
     *,
     replace: bool = False,
     license_name: str = "",
-    case_ids: bool | None = None,
+    case_ids: bool = False,
     scores: CrossValidationScores | None = None,
     file_format: FileFormat = "safetensors",
 ) -> weights.ExportedModel:
@@ -154,8 +150,9 @@ def export_model(
         folder: Folder to write; empty or missing.
         replace: Whether an exported model may be there already, which is replaced as a whole.
         license_name: Licence of the weights, for the model card.
-        case_ids: Whether the model card names the cases by their ids; by default if all ids are of
-            public releases. Other ids may identify patients.
+        case_ids: Whether the model card names the cases by their ids, which may identify patients.
+            `model.json` has those that it was trained on also if all are of public releases, so that
+            scores of these cases are marked.
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
         file_format: `bundle` writes a MONAI bundle too, and `onnx` a file of ONNX for each network;
@@ -193,10 +190,10 @@ def export_model(
             shutil.rmtree(leftover)
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as new_folder:
-            _write(exported, facts, new_folder)
+            _write(exported, facts, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)
-    _log_card(facts)
+    _log_card(facts, case_ids=case_ids)
     return exported
 
 
@@ -207,9 +204,13 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def _write(exported: weights.ExportedModel, facts: ModelFacts, folder: Path) -> None:
+def _write(
+    exported: weights.ExportedModel, facts: ModelFacts, folder: Path, *, case_ids: bool
+) -> None:
     networks = exported.networks
-    if not any(one.case_ids for one in facts.networks):
+    ids = {case_id for network in networks for case_id in network.cases.ids}
+    # those of public releases identify nobody
+    if not case_ids and any(release_of(case_id) == UNKNOWN for case_id in ids):
         networks = tuple(replace(network, cases=NO_RECORD) for network in networks)
     labels = {
         convention.name: {
@@ -232,11 +233,9 @@ def _write(exported: weights.ExportedModel, facts: ModelFacts, folder: Path) -> 
     write_json(folder / weights.MODEL_NAME, description)
 
 
-def _log_card(facts: ModelFacts) -> None:
+def _log_card(facts: ModelFacts, *, case_ids: bool) -> None:
     """Log what to know about the model card before the model is handed out."""
-    if any(network.case_ids for network in facts.networks):
-        log.info("The model card has the ids of the cases; --count-cases leaves them out.")
-    elif facts.knows_cases:
+    if facts.knows_cases and not case_ids:
         log.info("The model card counts the cases without their ids; --name-cases names them.")
     if not facts.license:
         log.info("The model card states no licence; --license names one.")
@@ -334,18 +333,18 @@ def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
 def _facts_of(
     paths: Sequence[Path],
     license_name: str,
-    case_ids: bool | None,
+    case_ids: bool,
     scores: CrossValidationScores | None,
 ) -> ModelFacts:
     """Collect the facts about the networks of runs, checkpoints or exported folders, in their order.
 
-    Licence and scores are those of an exported folder given alone, unless others are given. Without
-    `case_ids`, cases are named if all are of public releases: other ids may identify patients.
+    Licence and scores are those of an exported folder given alone, unless others are given.
     """
     networks = tuple(facts for path in paths for facts in _network_facts(path))
-    if case_ids is None:
-        ids = {case_id for network in networks for case_id in network.case_ids}
-        case_ids = all(release_of(case_id) != UNKNOWN for case_id in ids)
+    if not case_ids:
+        ids = sorted({case.case_id for network in networks for case in network.validation})
+        numbers = {case_id: str(number) for number, case_id in enumerate(ids)}
+        networks = tuple(network.without_ids(numbers) for network in networks)
     stored = read_facts(paths[0]) if len(paths) == 1 else None
     if stored is not None:
         license_name, scores = license_name or stored.license, scores or stored.scores
@@ -353,7 +352,7 @@ def _facts_of(
         exported=datetime.now(UTC).date().isoformat(),
         brats_seg=version("brats_seg"),
         license=printable(license_name),
-        networks=networks if case_ids else tuple(network.without_ids() for network in networks),
+        networks=networks,
         scores=scores,
     )
 

@@ -3,13 +3,12 @@
 configs/metadata.json     channels in and out, versions
 configs/inference.json    network, transforms, windows, thresholds
 models/model.pt           weights, under the names of MONAI; model1.pt and so on of an ensemble
-docs/README.md            the model card
+docs/README.md            the model card, and how to run the bundle
 
 `bundle.yaml` has the configuration. The default network is MONAI's `DynUNet` under other names; a
 bundle of any other network asks for this package by name.
 """
 
-import shutil
 from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
@@ -55,7 +54,7 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
         with whole_file(folder / "models" / _weights_name(index)) as temporary:
             torch.save(network.state_dict(), temporary)
     with whole_file(folder / "docs" / "README.md") as temporary:
-        shutil.copyfile(folder / CARD_NAME, temporary)
+        temporary.write_text((folder / CARD_NAME).read_text("utf-8") + template["use"], "utf-8")
 
 
 def _as_dynunet(network: Any) -> "DynUNet | None":

@@ -123,7 +123,7 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
         layers.append(_embedded(name, label_map, affine, 1.0, (0.0, float(label_map.max()))))
     if view.uncertainty is not None:
         stored = np.rint(view.uncertainty[box.slices].clip(0, 1) / _ENTROPY_STEP).astype(np.uint8)
-        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.1, 1.0)))
+        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.0, 1.0)))
     coarser = 1
     while True:
         scans = []
@@ -170,6 +170,7 @@ def _embedded(
     header.set_data_dtype(stored.dtype)
     header.set_data_shape(stored.shape)
     header.set_sform(affine, code=1)
+    header.set_zooms(np.linalg.norm(affine[:3, :3], axis=0))
     header.set_slope_inter(step, 0)
     header["vox_offset"] = 352
     voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)

@@ -66,7 +66,7 @@ class CaseViewer {
       crosshairWidth: 0.6, crosshairWidthUnit: "percent", crosshairGap: 5,
       multiplanarPadPixels: 16,
       fontColor: [1, 1, 1, 1], showAllOrientationMarkers: true,
-      isRadiologicalConvention: true, dragAndDropEnabled: false, scrollRequiresFocus: true,
+      isRadiologicalConvention: true, sagittalNoseLeft: true, dragAndDropEnabled: false, scrollRequiresFocus: true,
       isOrientCube: false, logLevel: "silent", loadingText: "", textHeight: -1, fontMinPx: 13,
       isNearestInterpolation: true, isForceMouseClickToVoxelCenters: true,
     });
