@@ -129,7 +129,7 @@ def _crops(bench: Bench) -> dict[str, Way]:
     ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
     if bench.nnunet is not None:
         make, n_made = nnunet_patches.cropped_patches(bench.nnunet)
-        ways[f"{NNUNET} loader"] = Way(make=make, n_made=n_made, n_calls=n // 4, least=10)
+        ways[f"{NNUNET} loader"] = Way(make=make, n_made=n_made, n_calls=max(n // 4, 1), least=10)
     return ways
 
 
