@@ -76,6 +76,10 @@ def _listed(value: object) -> object:
     return [value] if isinstance(value, int | float) else value
 
 
+def _path_or_none(value: object) -> object:
+    return None if value == "none" else value
+
+
 def _named(name: str, known: Sequence[str] = ()) -> str:
     if name in known or is_dotted_name(name):
         return name
@@ -179,8 +183,9 @@ class ModelConfig(Section):
 class StartConfig(Section):
     """Settings of the weights that a run starts from."""
 
-    path: str | None = None
-    """Run, exported model, checkpoint or .safetensors file to take weights from; null draws all from the seed."""
+    path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.DEFAULT_START
+    """Run, exported model, checkpoint or .safetensors file to take weights from; `none` draws all from the
+    seed, and `auto` too, unless the network that the package carries has the very layers of this one."""
 
 
 class LossConfig(Section):

@@ -31,6 +31,10 @@ GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
+SHIPPED_START = "auto"
+"""Value of `start.path` that takes the weights of the network that the package carries, where they fit."""
+DEFAULT_START: str | None = None
+"""Weights that a run starts from where none are given; None draws them from the seed."""
 KINDS = (
     *("sample", "montage", "preview", "uncertainty", "surface"),
     *("scores", "distributions", "history"),
@@ -46,7 +50,7 @@ SHORT = {
     "--seed": ("training.seed", "Seed of the run"),
     "--device": ("training.device", "Device: auto, cpu, cuda, cuda:1 or mps"),
     "--precision": ("training.precision", "Precision: auto, fp32, fp16 or bf16"),
-    "--start-from": ("start.path", "Run, exported model or weights to start from"),
+    "--start-from": ("start.path", "Run, exported model or weights to start from, or none"),
     "--convention": ("cases.labels", f"Label convention: {', '.join(get_args(ConventionName))}"),
     "--label-files": ("cases.label_files", "Pattern of label maps, such as '*_tumour.nii.gz'"),
     "--skip-bad": ("cases.skip_bad", "Skip cases with problems"),

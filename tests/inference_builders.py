@@ -93,13 +93,16 @@ def write_run(
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
     notes: dict[str, Any] | None = None,
+    remark: str = "",
     **entries: Any,
 ) -> Path:
     """Write the best checkpoint of a run, with random weights; further entries are as given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    card = ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {})
+    card = ModelCard(
+        identity=identity, config=config, fitted=fitted, notes=notes or {}, remark=remark
+    )
     save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 

@@ -60,6 +60,11 @@ def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Pa
     assert back.shape == (24, 24, 8)
     inside = (images > 0).all(axis=0)
     assert np.corrcoef(back[inside], images[3][inside])[0, 1] > 0.95
+    # finer voxels, and little larger ones, are resampled without a word
+    for number, mm in enumerate((0.8, 1.1)):
+        fine = write_scan(tmp_path / str(number), IMAGES, np.diag([-mm, -mm, mm, 1.0]))
+        assert read_scan(fine).resampling is not None
+        assert not any("resampled" in one for one in read_scan(fine).warnings)
 
 
 def test_direction_background_slope_and_intercept_change_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.phantom import make_phantom
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, UsageError
@@ -46,7 +47,7 @@ from brats_seg.labels import (
 from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import Decoding, load_trained
+from brats_seg.runtime.weights import Decoding, load_trained, shipped_network
 from brats_seg.runtime.windows import Window, predict_logits
 from brats_seg.training.trainer import Trainer, case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
@@ -492,3 +493,21 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
     assert re.search(reason, why)
     assert asked == MSD
     assert why_asked.startswith("asked for; ") or (release, why_asked) == ("msd", "")
+
+
+@pytest.mark.skipif(shipped_network() is None, reason="this installation carries no network")
+def test_the_network_of_the_package_outlines_the_tumour_of_a_made_up_brain() -> None:
+    made = make_phantom(np.random.default_rng([9, 1]), with_et=True)
+    affine = np.diag([-2.5, -2.5, 2.5, 1.0])
+
+    predictor = Predictor.load()
+    result = predictor.predict_arrays(made.images.astype(np.float32), affine)
+
+    drawn, expected = result.label_map > 0, made.label_map > 0
+    for mask, is_good in ((drawn, True), (drawn[::-1], False)):
+        dice = 2 * (mask & expected).sum() / (mask.sum() + expected.sum())
+        assert (dice > 0.5) == is_good
+    # no patient was among its training cases
+    assert result.summary.in_training == "no"
+    assert result.summary.remark
+    assert len(predictor.model.subsets) == 14

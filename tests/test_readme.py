@@ -20,6 +20,7 @@ import pytest
 
 from brats_seg import find_cases
 from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.inference.export import export_model
 from tests.builders import (
     ROOT,
     SHAPE,
@@ -32,6 +33,7 @@ from tests.builders import (
     write_nifti,
 )
 from tests.foreign_builders import write_bundle, write_nnunet
+from tests.inference_builders import write_run
 
 README = ROOT / "README.md"
 SCANS = "docs/scans.md"
@@ -81,11 +83,14 @@ def arguments_of(line: str) -> list[str] | None:
 
 
 @pytest.fixture
-def workplace(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(brats_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: six tiny cases in `scans` (and `data`), and phantoms are as small."""
     monkeypatch.chdir(brats_root.parent)
     monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", SHAPE)
     monkeypatch.setattr("brats_seg.cli.options.DEMO_CASES", 3)
+    # a small network in the place of the one that the package carries
+    export_model([write_run(tmp_path / "small")], tmp_path / "carried")
+    monkeypatch.setattr("brats_seg.runtime.weights.SHIPPED", tmp_path / "carried")
     return brats_root.parent
 
 

@@ -326,6 +326,50 @@ def test_an_exported_model_and_files_of_weights_are_started_from(
     assert caplog.text.count("does not say what its weights were trained on") == 3
 
 
+def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_layers(
+    data: FoldData,
+    parent: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    export_model([parent], tmp_path / "shipped")
+    shipped = "brats_seg.runtime.weights.SHIPPED"
+    monkeypatch.setattr(shipped, tmp_path / "shipped")
+    config = start_settings("start.path=auto")
+
+    train(data, tmp_path / "run", config, StopAtCheck(0))
+
+    entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    assert same(entries["model"], weights(parent / "best.pt"))
+    assert entries["started_from"]["path"].startswith("brats_seg ")
+    lines = [line for line in caplog.text.splitlines() if "network that brats_seg carries" in line]
+    assert len(lines) == 1
+    assert "--start-from none" in lines[0]
+    # a run that was begun goes on without it
+    monkeypatch.setattr(shipped, tmp_path / "nothing")
+    assert train(data, tmp_path / "run", config).finished
+    assert read_state(tmp_path / "run" / "last.pt").started_from is not None
+
+
+def test_other_networks_and_those_that_are_given_keep_their_weights(
+    data: FoldData, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auto, wide = StartConfig(path="auto"), start_settings("model.widths=[8, 16]")
+    export_model([parent], tmp_path / "shipped")
+    monkeypatch.setattr("brats_seg.runtime.weights.SHIPPED", tmp_path / "shipped")
+    for config, start in ((wide, auto), (start_settings(), StartConfig(path="none"))):
+        network, before = build_network(config, (8, 8, 8)), build_network(config, (8, 8, 8))
+        before.load_state_dict(network.state_dict())
+        assert start_from(network, start, data) is None
+        assert same(network.state_dict(), before.state_dict())
+    given = build_network(start_settings(), (8, 8, 8))
+    settings = start_settings("start.path=auto")
+    trainer = Trainer(data=data, config=settings, run_path=tmp_path / "run", network=given)
+    assert trainer.plan.config.start.path is None
+
+
 NAN = {"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}
 
 

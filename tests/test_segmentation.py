@@ -102,6 +102,9 @@ def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
+REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
+
+
 @pytest.mark.parametrize("name", ORIENTATIONS)
 def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
     case, grid, source = converted(tmp_path, name)
@@ -211,7 +214,7 @@ def test_every_tissue_that_a_prediction_has_is_coded(
 
 def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
     write_examination(tmp_path / "exam")
-    model, output = write_run(tmp_path / "run"), tmp_path / "out"
+    model, output = write_run(tmp_path / "run", remark=REMARK), tmp_path / "out"
     command = ["predict", tmp_path / "exam", "-o", output, "--model", model, "--json"]
     command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
 
@@ -224,7 +227,12 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     assert "0 predicted, 1 finished before" in again.err
     # the scans are the same, and the segmentation is not
     assert "1 predicted, 0 finished before" in named.err
-    assert str(pydicom.dcmread(output / "exam.dcm").PatientName) == "DOE^JOHN"
+    segmentation = pydicom.dcmread(output / "exam.dcm")
+    assert str(segmentation.PatientName) == "DOE^JOHN"
+    (algorithm,) = segmentation.SegmentSequence[0].SegmentationAlgorithmIdentificationSequence
+    assert REMARK in algorithm.AlgorithmParameters
+    assert "Taught on made-up" in segmentation.SeriesDescription
+    assert len(segmentation.SeriesDescription) <= 64
     label_map = nib.load(output / "exam.nii.gz")
     labels = np.asarray(label_map.dataobj).astype(np.uint8)
     assert labels.any()

@@ -10,11 +10,13 @@ import pytest
 from brats_seg.cases.find import find_inputs
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.export import export_model
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import REGIONS
 from brats_seg.pages.html import PageOptions
 from brats_seg.pages.write import write_report
+from brats_seg.runtime.weights import read_exported
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
 from tests.test_scores import score_row
@@ -41,6 +43,38 @@ def results(made: Path, tmp_path: Path) -> Path:
     manifest = tmp_path / "results" / MANIFEST_NAME
     manifest.write_text(manifest.read_text().replace(str(made), str(tmp_path)))
     return tmp_path / "results"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_without_a_model_the_network_of_the_package_predicts_and_says_what_it_is(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    write_case(tmp_path / "scans", IDS[0])
+    remark = "Taught on made-up brains: <i>train</i> your own."
+    trained = write_run(tmp_path / "run", remark=remark)
+    export_model([trained], tmp_path / "model")
+    exported = tmp_path / ("model" if is_there else "nothing")
+    monkeypatch.setattr("brats_seg.runtime.weights.SHIPPED", exported)
+
+    code, out, err = run("predict", "scans", "-o", "out", "--report", "--json")
+
+    if not is_there:
+        assert code == 2
+        assert "carries no network: give a run or an exported model with --model" in err
+        return
+    assert code == 0, err
+    assert err.count(f"model: {remark}\n") == 1
+    (record,) = check_json("predict", out)
+    assert record["remark"] == remark
+    assert remark not in record["warnings"]
+    assert record["model"] == read_exported(tmp_path / "model").fingerprint
+    run("report", "out", "--no-case-pages")
+    for page in ("cohort.html", f"reports/{IDS[0]}.html"):
+        text = (tmp_path / "out" / page).read_text()
+        assert text.count("made-up brains: &lt;i&gt;train&lt;/i&gt; your own.") == 1
+    assert remark in (tmp_path / "model" / "README.md").read_text()
+    run("predict", "scans", "-o", "other", "--model", write_run(tmp_path / "plain"), "--report")
+    assert "made-up" not in (tmp_path / "other" / "reports" / f"{IDS[0]}.html").read_text()
 
 
 def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:

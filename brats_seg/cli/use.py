@@ -30,7 +30,7 @@ _FIGURES = (
 
 def predict(
     output: Path,
-    model: list[Path],
+    model: list[Path] | None = None,
     data: list[Path] | None = None,
     t1n: Path | None = None,
     t1c: Path | None = None,
@@ -54,10 +54,12 @@ def predict(
 ) -> int:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
+    Without --model, the network that the package carries predicts; it says what it has learnt from.
     Cases that the same command has finished earlier are kept. Exit code 1: some cases failed; they
     are listed in failures.csv.
 
     Examples:
+        brats-seg predict scans -o predictions --report
         brats-seg predict scans -o predictions --model runs/fold0
         brats-seg predict dicom -o predictions --model model --series t1c=5
         brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
@@ -103,7 +105,7 @@ def predict(
 
     try:
         outcome = predict_folder(
-            cases, model, output, settings, workers=n_workers, on_case=on_case, track=tracked
+            cases, model or (), output, settings, workers=n_workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
         print(

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -65,10 +66,11 @@ def write_segmentation(
     geometry: Geometry,
     convention: LabelConvention,
     source: DicomSource,
+    remark: str = "",
 ) -> str:
     """Write a label map (X, Y, Z), on the grid `geometry`, as a DICOM segmentation.
 
-    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
+    The remark of its networks is a parameter of the algorithm, and begins in the name of the series. Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
     `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
     files = source.series[REFERENCE].files
@@ -77,7 +79,7 @@ def write_segmentation(
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             on_images = _label_map_on(images, label_map, geometry)
-            segmentation = _segmentation(images, on_images, convention)
+            segmentation = _segmentation(images, on_images, convention, remark)
     except series.HEADER_ERRORS as error:
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
@@ -122,7 +124,10 @@ def _label_map_on(
 
 
 def _segmentation(
-    images: Sequence[Any], on_images: npt.NDArray[np.uint8], convention: LabelConvention
+    images: Sequence[Any],
+    on_images: npt.NDArray[np.uint8],
+    convention: LabelConvention,
+    remark: str,
 ) -> Any:
     """Return a `highdicom.seg.Segmentation` with a segment for each tissue of the convention."""
     try:
@@ -136,7 +141,10 @@ def _segmentation(
 
     ours = version("brats_seg")
     algorithm = AlgorithmIdentificationSequence(
-        name="brats_seg", version=ours, family=codes.DCM.ArtificialIntelligence
+        name="brats_seg",
+        version=ours,
+        family=codes.DCM.ArtificialIntelligence,
+        parameters={"remark": remark} if remark else None,
     )
     values, names = sorted(convention.painted), dict(convention.meanings)
     descriptions = [
@@ -172,7 +180,10 @@ def _segmentation(
         content_creator_name="brats_seg",
         content_label="TUMOUR",
         content_description="Brain tumour, research use only",
-        series_description="brats_seg (research use only)",
+        # an element of 64 characters
+        series_description=shorten(
+            f"brats_seg (research use only) {remark}", 64, placeholder="..."
+        ),
     )
 
 

@@ -113,7 +113,8 @@ def predict_folder(
 
     Args:
         inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases.
-        models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
+        models: Runs, checkpoints or exported folders; the probabilities of several are averaged. None
+            are given for the network that the package carries.
         output: Folder to write to.
         settings: Settings of prediction.
         workers: Number of processes to start on this machine, or address of a running dask cluster;
@@ -313,7 +314,9 @@ class CaseWork:
             names = results.result_files(model.settings.layout, read.case_id, prediction.convention)
             path = self.output.path / names.segmentation
             grid = (read.scan.geometry, prediction.convention)
-            remark = wing.write_segmentation(path, prediction.label_map, *grid, read.source)
+            remark = wing.write_segmentation(
+                path, prediction.label_map, *grid, read.source, summary.remark
+            )
             written = () if remark else (names.segmentation,)
         written += self.output.write_case(read.scan, prediction, model.settings)
         entries = {

@@ -25,6 +25,9 @@ from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
 
 Field: TypeAlias = npt.NDArray[np.float32]
 
+COARSER = 1.2
+"""Edge of a voxel, as a multiple of that in training, from which a worse result is to be expected."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Scan:
@@ -41,7 +44,7 @@ class Scan:
     resampling: Resampling | None = None
     """None where the voxels have the size of those in training."""
     warnings: tuple[str, ...]
-    """Remarks of loading, and whether it was resampled."""
+    """Remarks of loading, and whether its voxels are larger than those in training."""
     modalities: tuple[str, ...] = MODALITIES
 
     @property
@@ -107,8 +110,10 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     """Resample, crop and normalise a case that has been loaded; its label map is not used."""
     warnings = loaded.case.remarks
     at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
-    if resampling is not None:
-        warnings += (_resampling_remark(loaded.geometry, spacing_mm),)
+    before = grid_of(loaded.geometry)[1]
+    # smaller ones lose nothing that the scores of the network do not show
+    if any(mm > COARSER * trained_mm for mm, trained_mm in zip(before, spacing_mm, strict=True)):
+        warnings += (_resampling_remark(before, spacing_mm),)
     case_id = loaded.case.case_id
     brain = extract_brain(case_id, at_size.volumes, None)
     return Scan(
@@ -145,9 +150,8 @@ def _all_channels(image: Field, modalities: Sequence[str]) -> Field:
     return whole
 
 
-def _resampling_remark(geometry: Geometry, spacing_mm: Spacing) -> str:
-    sizes = ("x".join(f"{mm:.2f}" for mm in edges) for edges in (geometry.spacing_mm, spacing_mm))
-    before, after = sizes
+def _resampling_remark(*spacings: Spacing) -> str:
+    before, after = ("x".join(f"{mm:.2f}" for mm in edges) for edges in spacings)
     return (
         f"voxels of {before} mm were resampled to {after} mm for the network and the result back: "
         "expect a worse result than on scans of that voxel size"

@@ -82,6 +82,8 @@ class Model:
     """Subsets of the modalities that all networks were trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases with these subsets, where they were measured."""
+    remarks: tuple[str, ...] = ()
+    """Sentences for everyone who sees a prediction."""
     notes: tuple[Notes, ...] = ()
     """Notes in the card of each member; none for networks of other programs."""
     training_cases: tuple[TrainingCases, ...] = ()
@@ -136,7 +138,8 @@ def load_model(
     """Load runs, checkpoints or exported folders as one ensemble, or one model of another program.
 
     Args:
-        paths: Runs, checkpoints or exported folders, or one model of nnU-Net v2 or MONAI bundle.
+        paths: Runs, checkpoints or exported folders, or one model of nnU-Net v2 or MONAI bundle; none
+            for the network that the package carries.
         device: Device to compute on.
         settings: Settings of prediction: windows, thresholds and smallest volumes.
 
@@ -145,6 +148,13 @@ def load_model(
             cannot be averaged.
         ConfigError: A network cannot take the window of the settings.
     """
+    if not paths:
+        if (shipped := weights.shipped_network()) is None:
+            msg = (
+                "this installation carries no network: give a run or an exported model with --model"
+            )
+            raise UsageError(msg)
+        paths = [shipped]
     read = _foreign_reader(paths[0]) if len(paths) == 1 else None
     if read is None:
         return assemble(read_together(paths), device, settings)
@@ -265,6 +275,7 @@ def _as_model(
         subset_scores=pooled(
             scores for network in networks for scores in network.card.subset_scores
         ),
+        remarks=tuple({network.card.remark: None for network in networks if network.card.remark}),
         notes=tuple(network.card.notes for network in networks),
         training_cases=tuple(network.cases for network in networks),
     )

@@ -83,6 +83,8 @@ class Summary(Section):
     """Time of computing; in a record, also that of reading."""
     peak_memory_mb: float
     device: str
+    remark: str = ""
+    """What the networks say of themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -116,10 +118,13 @@ class Predictor:
     model: Model
 
     @classmethod
-    def load(cls, paths: Sequence[Path], settings: PredictionSettings = DEFAULT_SETTINGS) -> Self:
+    def load(
+        cls, paths: Sequence[Path] = (), settings: PredictionSettings = DEFAULT_SETTINGS
+    ) -> Self:
         """Load runs, checkpoints or exported folders, whose probabilities are averaged.
 
-        A model of nnU-Net v2 or a bundle of MONAI is loaded alone.
+        A model of nnU-Net v2 or a bundle of MONAI is loaded alone. Without a path, it is the network
+        that the package carries.
 
         Raises:
             UsageError: A path holds no model, or one that does not segment, or is damaged; or they
@@ -129,6 +134,8 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = load_model(paths, device, settings)
+        for remark in model.remarks:
+            log.info("model: %s", remark)
         log.info(
             "windows: %s", "; ".join(dict.fromkeys(str(member.window) for member in model.members))
         )
@@ -284,6 +291,7 @@ class Predictor:
                 seconds=time.monotonic() - started_s,
                 peak_memory_mb=peak_memory_mb(model.device.torch_device),
                 device=str(model.device.torch_device),
+                remark=" ".join(model.remarks),
             ),
         )
 

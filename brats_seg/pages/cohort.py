@@ -56,7 +56,7 @@ def write_cohort_page(
         raise UsageError(msg)
     records = [one for one in entries.values() if isinstance(one, Record)]
     scored = joined_scores(())
-    remarks: tuple[str, ...] = ()
+    remarks = tuple({record.remark: None for record in records if record.remark})
     if options.scores is not None:
         scored = read_scores(options.scores)
     elif options.reference is not None:
@@ -65,7 +65,7 @@ def write_cohort_page(
         evaluation = evaluate_pairs(pairing, rules, n_workers=n_workers, track=track)
         scored = evaluation.scores
         unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
-        remarks = (*evaluation.remarks, *unscored)
+        remarks += (*evaluation.remarks, *unscored)
     scored = scored[scored["case_id"].isin([record.case_id for record in records])]
     dice = dice_by_case(scored)
     means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}

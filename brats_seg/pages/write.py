@@ -245,7 +245,8 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
     if record and record.in_training == "yes":
         yield "the model was trained on this patient: expect worse results of new ones"
-    yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
+    remarks = (record.remark, *record.warnings) if record else ()
+    yield from dict.fromkeys(filter(None, (*remarks, *loaded.case.remarks)))
     then = record.inputs if record else ()
     pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)
     if changed := [name for name, now, before in pairs if now != before]:

@@ -45,6 +45,8 @@ SCHEMA_VERSION = 3
 """Version of checkpoints."""
 FORMAT_VERSION = 2
 """Version of exported folders."""
+SHIPPED = Path(__file__).parents[1] / "weights"
+"""Exported network that the package carries; an installation may lack its weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 """Errors of content that has other parts than expected; `ValidationError` is a `ValueError`."""
 _MOST_NETWORKS = 64
@@ -56,6 +58,8 @@ _READ_BY = "Read it with the version of brats_seg that wrote it."
 
 Edge = Annotated[float, Field(ge=VOXEL_EDGES_MM[0], le=VOXEL_EDGES_MM[1])]
 """Edge of a voxel in mm."""
+Remark = Annotated[str, Field(max_length=400, pattern=r"^[ -\[\]-~]*$")]
+"""Plain text on one line, without the backslash that separates values in DICOM."""
 Spacing: TypeAlias = tuple[Edge, Edge, Edge]
 
 RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
@@ -137,6 +141,8 @@ class ModelCard(Section):
     fitted: FittedPrediction = NOT_FITTED
     subset_scores: AllSubsetScores = ()
     """Scores without some modalities; none before they are measured, or without modality dropout."""
+    remark: Remark = ""
+    """Sentence for everyone who sees a prediction of the network."""
     notes: dict[str, JsonValue] = Field(default_factory=dict)
     """Values of the optional parts of the package, each of which reads its own."""
 
@@ -214,6 +220,11 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     raise UsageError(msg)
 
 
+def shipped_network() -> Path | None:
+    """Return the folder of the network that the package carries, or None without its weights."""
+    return SHIPPED if any(SHIPPED.glob("*.safetensors")) else None
+
+
 def load_trained(path: Path) -> TrainedModel:
     """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
     content = read_checkpoint(path, torch.device("cpu"))
@@ -258,10 +269,7 @@ def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
     """Raise `UsageError` if the network read from `path` was trained for another task."""
     found = trained.config.model
     if found.task != task:
-        msg = (
-            f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. "
-            f"{_INSTEAD[task]}"
-        )
+        msg = f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. {_INSTEAD[task]}"
         raise UsageError(msg)
 
 

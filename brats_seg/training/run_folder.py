@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageE
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.build import size_words
+from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
@@ -212,6 +214,8 @@ class Source:
     @property
     def name(self) -> str:
         """Path and network, for messages."""
+        if self.path == weights.SHIPPED:
+            return "the network that brats_seg carries (--start-from none draws all weights anew)"
         if self.trained is None:
             return f"{self.path} (weights alone)"
         model = self.trained.config.model
@@ -240,7 +244,7 @@ def read_source(path: Path) -> Source:
 
 def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
     """Raise `UsageError` if a run that begins cannot start from the weights of the settings."""
-    if config.path is None:
+    if config.path in {None, SHIPPED_START}:
         return
     path = Path(config.path)
     if run_path.resolve() in (path.resolve(), *path.resolve().parents):
@@ -253,10 +257,14 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
 
 def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> StartedFrom | None:
     """Give a network the weights of the settings that fit, log which, and return where they are from."""
-    if config.path is None:
+    is_shipped = config.path == SHIPPED_START
+    path = weights.shipped_network() if is_shipped else config.path
+    if path is None:
         return None
-    source = read_source(Path(config.path))
+    source = read_source(Path(path))
     loaded, unfit = match_weights(network, source.offered)
+    if is_shipped and (unfit or len(loaded) < len(source.offered)):
+        return None
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
         what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
@@ -268,9 +276,10 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     log.info(what, source.name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
-    _log_differences(source, data)
+    if not is_shipped:
+        _log_differences(source, data)
     return StartedFrom(
-        path=config.path,
+        path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
         fingerprint=source.fingerprint,
         learnt_from=source.cases.ids,
         is_complete=source.cases.is_complete,

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config, Size
+from brats_seg.config import Config, Size, StartConfig
 from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
 from brats_seg.data.store import raise_damage, verify_cases
@@ -26,6 +26,7 @@ from brats_seg.figures.charts import Row
 from brats_seg.files import reading
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
+from brats_seg.presets import SHIPPED_START
 from brats_seg.progress import Track, part, say, tracked, untracked
 from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
@@ -154,6 +155,9 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
+        if network is not None and config.start.path == SHIPPED_START:
+            # a network that is given keeps its weights
+            config = config.model_copy(update={"start": StartConfig(path=None)})
         self.plan = run_plan.plan_run(config, data, criterion=criterion)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
