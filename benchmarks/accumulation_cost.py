@@ -13,14 +13,12 @@ slower.
 """
 
 import platform
-import statistics
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
+from comparison import compare_with_first, options_of, report, seconds_in_turn
 from machine import matrix_product_rate
 from torch import Tensor, nn
 from torch.nn import functional
@@ -46,16 +44,20 @@ from brats_seg.training.optimisation import Accumulator
 CLIP_NORM = 12.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """Our step, and the loop that it is compared with."""
+def undeclared(output: Output, target: Tensor) -> Tensor:
+    """Return a loss that does not say whether it is a mean over patches."""
+    logits = as_output(output).logits[0]
+    return functional.binary_cross_entropy_with_logits(logits, target)
 
-    name: str
-    loop_name: str
-    ours: Callable[[], object]
-    loop: Callable[[], object]
-    least: float | None
-    """Goal of the ratio."""
+
+SAME, ORDINARY = "loop of the same gradient", "ordinary accumulation, another gradient"
+ROWS: tuple[tuple[str, str, Criterion, Measure, float | None], ...] = (
+    ("step of patch Dice, one pass", SAME, DiceBce(), measure_nothing, None),
+    ("... and voxels counted, as the trainer does", SAME, DiceBce(), count_voxels, 0.98),
+    ("step of batch Dice, two passes", ORDINARY, BatchDiceBce(), measure_nothing, 0.75),
+    ("step of an undeclared loss, two passes", ORDINARY, undeclared, measure_nothing, None),
+)
+"""Task, the other program, loss, what is measured, and the goal of the ratio."""
 
 
 def main() -> None:
@@ -76,28 +78,16 @@ def main() -> None:
         f"{arguments.widths}, batches of {arguments.micro_batches} x {arguments.micro_batch} patches, "
         f"{arguments.rounds} rounds"
     )
-    found = [_compared(pair, arguments.rounds) for pair in _pairs(network, micro_batches)]
-    report(found, arguments.json)
-
-
-def _pairs(network: nn.Module, micro_batches: list[MicroBatch]) -> list[Pair]:
-    same, ordinary = "loop of the same gradient", "ordinary accumulation, another gradient"
-    rows: list[tuple[str, str, Criterion, Measure, float | None]] = [
-        ("step of patch Dice, one pass", same, DiceBce(), measure_nothing, None),
-        ("... and voxels counted, as the trainer does", same, DiceBce(), count_voxels, 0.98),
-        ("step of batch Dice, two passes", ordinary, BatchDiceBce(), measure_nothing, 0.75),
-        ("step of an undeclared loss, two passes", ordinary, _undeclared, measure_nothing, None),
-    ]
-    return [
-        Pair(
-            name=name,
-            loop_name=loop_name,
-            ours=_our_step(deepcopy(network), criterion, micro_batches, measure),
-            loop=partial(_loop, *_with_optimizer(network), criterion, micro_batches, measure),
-            least=least,
-        )
-        for name, loop_name, criterion, measure, least in rows
-    ]
+    comparisons = []
+    for task, peer, criterion, measure, least in ROWS:
+        peer = f"{peer}, torch {torch.__version__}"
+        ways = {
+            "ours": _our_step(network, criterion, micro_batches, measure),
+            peer: partial(_loop, *_with_optimizer(network), criterion, micro_batches, measure),
+        }
+        seconds = seconds_in_turn(ways, arguments.rounds)
+        comparisons += compare_with_first(task, seconds, {peer: least} if least else {})
+    report(comparisons, arguments.json)
 
 
 def _our_step(
@@ -128,23 +118,6 @@ def _loop(
             measure(output, target)
     clip_grad_norm_(network.parameters(), CLIP_NORM)
     optimizer.step()
-
-
-def _undeclared(output: Output, target: Tensor) -> Tensor:
-    logits = as_output(output).logits[0]
-    return functional.binary_cross_entropy_with_logits(logits, target)
-
-
-def _compared(pair: Pair, n_rounds: int) -> Comparison:
-    seconds = seconds_in_turn({"loop": pair.loop, "ours": pair.ours}, n_rounds)
-    return Comparison(
-        task=pair.name,
-        ours=f"{1e3 * statistics.median(seconds['ours']):.0f} ms",
-        peer=f"{pair.loop_name}, torch {torch.__version__}",
-        theirs=f"{1e3 * statistics.median(seconds['loop']):.0f} ms",
-        ratios=ratios_of(seconds["loop"], seconds["ours"]),
-        least=pair.least,
-    )
 
 
 if __name__ == "__main__":

@@ -40,16 +40,8 @@ ONE_THREAD = {
 """Variables by which the programs that are compared compute with one thread."""
 PACKAGES = (
     *("torch", "monai", "nnunetv2", "dynamic-network-architectures", "batchgeneratorsv2"),
-    *(
-        "mist-medical",
-        "brats-evaluation",
-        "panoptica",
-        "nibabel",
-        "SimpleITK",
-        "deflate",
-        "numpy",
-        "scipy",
-    ),
+    *("mist-medical", "brats-evaluation", "panoptica", "nibabel", "SimpleITK", "deflate"),
+    *("numpy", "scipy"),
 )
 
 
@@ -67,18 +59,12 @@ class Program:
 
 
 PROGRAMS = (
-    Program(name="read_case", title="Reading a case"),
     Program(name="patches", title="Training patches"),
     Program(name="step", title="Training step"),
     Program(name="step_memory", title="Memory of a training step", arguments=("--patch", "64")),
     Program(name="accumulation_cost", title="Effective batches"),
-    Program(
-        name="effective_batch_memory",
-        title="Memory of effective batches",
-        arguments=("--patch", "32"),
-    ),
     Program(name="predict_case", title="Predicting a case"),
-    Program(name="cases", title="Preparing, scoring, reading and writing cases"),
+    Program(name="cases", title="Reading, preparing, scoring and writing cases"),
     Program(name="scale", title="From ten cases to thousands"),
     Program(name="start", title="Start"),
     Program(name="gpu", title="On a GPU", by_hand="it needs a GPU"),

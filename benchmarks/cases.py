@@ -1,9 +1,12 @@
-"""Time preparing, scoring, reading and writing of whole cases, beside other programs.
+"""Time reading, preparing, scoring and writing of whole cases, beside other programs.
 
-All run in turn with one thread, and CPU time counts that of their processes. Preparing, of the first
-case alone, is compared with the preprocessing of nnU-Net, whose plans are made before; scoring with nnU-Net, MIST and the organisers' program;
-reading and writing with nibabel, as TotalSegmentator does it. Predictions are references that were
-moved by a voxel or two, with a lesion that is none.
+All run in turn with one thread and files in the page cache, and CPU time counts that of their processes.
+Reading is compared with nibabel, SimpleITK, MONAI and the reader of nnU-Net; reading, cropping to the
+brain and normalising with MONAI and with nnU-Net, whose plans are made before; scoring with nnU-Net,
+MIST and the organisers' program; writing with nibabel. MONAI normalises the voxels of a channel that are
+not 0, where ours and nnU-Net take those of the whole brain: in cases with 0 inside the brain the results
+differ there. Preparing is of the first case alone. Predictions are references that were moved by a voxel
+or two, with a lesion that is none.
 
     python benchmarks/cases.py --data ../scans --cases 2 --json comparisons.jsonl
 
@@ -11,30 +14,33 @@ Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is gen
 are not installed are left out (`make bench` installs them).
 """
 
-import resource
-import statistics
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import monai_patches
 import nibabel as nib
 import nnunet_patches
 import numpy as np
 import pandas as pd
 import torch
-from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
+from comparison import Comparison, compare_with_first, options_of, report, seconds_in_turn
 from machine import version_of
-from read_case import chosen_cases, data_folder
+from monai.transforms import Compose
 from scorers import Scores, score_with_mist, score_with_nnunet, score_with_organisers
 
-from brats_seg.cases.case import CaseIndex, load_case
+from brats_seg.cases.case import Case, CaseIndex, load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.nifti import Volume, read_label_map, write_volume
+from brats_seg.cases.nifti import Volume, read_label_map, read_volume, write_volume
+from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import StoreConfig
+from brats_seg.data.normalisation import extract_brain
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case
 from brats_seg.evaluation.evaluate import score_folders
@@ -42,8 +48,9 @@ from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import score_columns
 from brats_seg.voxels.box import Box
 
-LEAST = 1.0
-"""Goal of all rows."""
+NNUNET, MONAI, NIBABEL, ITK = (
+    f"{name} {version_of(name)}" for name in ("nnunetv2", "monai", "nibabel", "SimpleITK")
+)
 MOVED_BY = (2, 1, 1)
 FALSE_LESION = 6
 """Edge in voxels of the lesion that only the prediction holds."""
@@ -61,6 +68,8 @@ class Task:
     """By the name of the program with its version."""
     agreement: Callable[[Any, Any], str]
     """Compares what ours and another one returned."""
+    goals: Mapping[str, float] | None = None
+    """Smallest ratios; None: no program is faster than ours."""
 
 
 def main() -> None:
@@ -77,54 +86,140 @@ def main() -> None:
     report(comparisons, arguments.json)
 
 
+@contextmanager
+def data_folder(given: Path | None) -> Iterator[Path]:
+    """Yield a folder of scans, or one of a phantom case of full size if none is given."""
+    if folder := given or os.environ.get("BRATS_REAL_DATA"):
+        yield Path(folder)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_phantom_cases(Path(folder), n_cases=1, seed=0, shape=(240, 240, 155))
+        yield Path(folder)
+
+
+def chosen_cases(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
+    """Return an index of some labelled cases in compressed files, which all programs can read."""
+    chosen = [
+        case
+        for case in cases
+        if case.usable
+        and case.label is not None
+        and all(scan.volume is None and scan.path.suffix == ".gz" for scan in case.images)
+    ]
+    return CaseIndex(root=root, cases=tuple(chosen[:n_cases]))
+
+
 def _tasks(index: CaseIndex, folder: Path) -> Iterator[Task]:
-    if nnunet_patches.is_installed():
+    has_nnunet = nnunet_patches.is_installed()
+    if has_nnunet:
+        nnunet_patches.preprocess(index, folder / "nnunet", None)
+    yield _reading_alone(index, has_nnunet=has_nnunet)
+    yield _normalising(index, folder / "nnunet", has_nnunet=has_nnunet)
+    if has_nnunet:
         yield _preparing(replace(index, cases=index.cases[:1]), folder)
     yield from _scoring(index, folder)
     yield _reading(index)
     yield _writing(index, folder)
 
 
-def _compared(task: Task, n_rounds: int) -> Iterator[Comparison]:
-    ours, others = task.ours(), {name: run() for name, run in task.others.items()}
-    found = seconds_in_turn(
-        {"": task.ours, **task.others}, n_rounds, n_warm_ups=0, clock=_cpu_seconds
-    )
-    costs = {
-        name: f"{1e3 * statistics.median(seconds) / task.n_cases:.0f} ms a case"
-        for name, seconds in found.items()
+def _compared(task: Task, n_rounds: int) -> list[Comparison]:
+    agreements = _agreements(task)
+    seconds = seconds_in_turn({"": task.ours, **task.others}, n_rounds, n_warm_ups=0)
+    each = {name: [s / task.n_cases for s in rounds] for name, rounds in seconds.items()}
+    goals = dict.fromkeys(task.others, 1.0) if task.goals is None else task.goals
+    return compare_with_first(f"{task.name}, per case", each, goals, agreements.__getitem__)
+
+
+def _agreements(task: Task) -> dict[str, str]:
+    ours = task.ours()
+    return {name: task.agreement(ours, run()) for name, run in task.others.items()}
+
+
+def _reading_alone(index: CaseIndex, *, has_nnunet: bool) -> Task:
+    others: dict[str, Callable[[Case], Iterable[np.ndarray]]] = {
+        NIBABEL: partial(_with_nibabel, as_stored=True),
+        MONAI: partial(_with_monai, Compose(monai_patches.loaded(labels=False))),
     }
-    for name, result in others.items():
-        yield Comparison(
-            task=task.name,
-            ours=costs[""],
-            peer=name,
-            theirs=costs[name],
-            ratios=ratios_of(found[name], found[""]),
-            least=LEAST,
-            agreement=task.agreement(ours, result),
-        )
+    if find_spec("SimpleITK"):
+        others[ITK] = _with_itk
+    if has_nnunet:
+        others[f"{NNUNET}, SimpleITKIO"] = _with_nnunet
+    return Task(
+        name="read the four volumes",
+        n_cases=len(index.cases),
+        ours=partial(_each, lambda case: (volume.array for volume in _volumes(case)), index),
+        others={name: partial(_each, read, index) for name, read in others.items()},
+        agreement=_difference,
+        goals={NIBABEL: 2.5, ITK: 0.95},
+    )
 
 
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it has started and that have ended."""
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in both)
+def _normalising(index: CaseIndex, folder: Path, *, has_nnunet: bool) -> Task:
+    steps = Compose(monai_patches.deterministic(labels=False))
+    others: dict[str, Callable[[Case], Iterable[np.ndarray]]] = {MONAI: partial(_with_monai, steps)}
+    if has_nnunet:
+        prepare = nnunet_patches.case_preparer(folder, labels=False)
+        others[f"{NNUNET}, DefaultPreprocessor"] = partial(prepare, output=None)
+    return Task(
+        name="read, crop and normalise",
+        n_cases=len(index.cases),
+        ours=partial(_each, _normalised, index),
+        others={name: partial(_each, read, index) for name, read in others.items()},
+        agreement=_difference,
+        goals={MONAI: 4, f"{NNUNET}, DefaultPreprocessor": 3},
+    )
+
+
+def _each(read: Callable[[Case], Iterable[np.ndarray]], index: CaseIndex) -> list[np.ndarray]:
+    """Return the volumes (X, Y, Z) of all cases."""
+    return [array for case in index.cases for array in read(case)]
+
+
+def _volumes(case: Case) -> list[Volume]:
+    return [read_volume(case.path_of(scan), case_id=case.case_id) for scan in case.images]
+
+
+def _normalised(case: Case) -> np.ndarray:
+    return extract_brain(case.case_id, _volumes(case), None).image
+
+
+def _with_nibabel(case: Case, *, as_stored: bool) -> list[np.ndarray]:
+    images = (nib.load(case.path_of(scan)) for scan in case.images)
+    return [np.asanyarray(one.dataobj) if as_stored else one.get_fdata() for one in images]
+
+
+def _with_monai(steps: Compose, case: Case) -> np.ndarray:
+    array: np.ndarray = steps(monai_patches.item(case, labels=False))["image"].numpy()
+    return array
+
+
+def _with_itk(case: Case) -> list[np.ndarray]:
+    import SimpleITK
+
+    images = (SimpleITK.ReadImage(str(case.path_of(scan))) for scan in case.images)
+    # the axes of ITK are Z, Y, X
+    return [SimpleITK.GetArrayFromImage(image).transpose() for image in images]
+
+
+def _with_nnunet(case: Case) -> list[np.ndarray]:
+    from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
+
+    arrays, _ = SimpleITKIO().read_images([str(case.path_of(scan)) for scan in case.images])
+    return [array.transpose() for array in arrays]
 
 
 def _preparing(index: CaseIndex, folder: Path) -> Task:
-    nnunet_patches.preprocess(index, folder / "nnunet", None)
-    prepare = nnunet_patches.case_preparer(folder / "nnunet")
-    name = f"nnunetv2 {version_of('nnunetv2')}, DefaultPreprocessor"
+    prepare = nnunet_patches.case_preparer(folder / "nnunet", labels=True)
+    name = f"{NNUNET}, DefaultPreprocessor"
 
     def theirs(*, writes: bool) -> list[np.ndarray]:
         # it cannot replace what it has written
         output = Path(tempfile.mkdtemp(dir=folder)) if writes else None
-        found = [prepare(case, output) for case in index.cases]
-        return [image for image in found if image is not None]
+        images = [prepare(case, output=output) for case in index.cases]
+        return [image for image in images if image is not None]
 
     return Task(
-        name="prepare a case",
+        name="prepare",
         n_cases=len(index.cases),
         ours=partial(_prepare, index, folder / "ours"),
         others={
@@ -165,9 +260,9 @@ def _scoring(index: CaseIndex, folder: Path) -> Iterator[Task]:
     whole: dict[str, Callable[[], Scores]] = {}
     lesions: dict[str, Callable[[], Scores]] = {}
     matched: dict[str, Callable[[], Scores]] = {}
-    if nnunet_patches.is_installed():
-        name = f"nnunetv2 {version_of('nnunetv2')}, compute_metrics, Dice only"
-        whole[name] = partial(score_with_nnunet, reference, prediction)
+    if find_spec("nnunetv2"):
+        scored = partial(score_with_nnunet, reference, prediction)
+        whole[f"{NNUNET}, compute_metrics, Dice only"] = scored
     if find_spec("mist"):
         name = f"mist-medical {version_of('mist-medical')}, Evaluator"
         whole[name] = partial(mist, lesions=False)
@@ -224,27 +319,22 @@ def _score_difference(ours: Scores, theirs: Scores) -> str:
 
 
 def _reading(index: CaseIndex) -> Task:
-    name = f"nibabel {version_of('nibabel')}"
     return Task(
         name="read and check the scans to predict",
         n_cases=len(index.cases),
-        ours=partial(_read, index),
+        ours=partial(_each, _checked, index),
         others={
-            f"{name}, dataobj, no checks": partial(_read_nibabel, index, as_stored=True),
-            f"{name}, get_fdata, no checks": partial(_read_nibabel, index, as_stored=False),
+            f"{NIBABEL}, {words}, no checks": partial(
+                _each, partial(_with_nibabel, as_stored=as_stored), index
+            )
+            for words, as_stored in (("dataobj", True), ("get_fdata", False))
         },
         agreement=_difference,
     )
 
 
-def _read(index: CaseIndex) -> list[np.ndarray]:
-    loaded = (load_case(case, with_label=False) for case in index.cases)
-    return [volume.array for case in loaded for volume in case.volumes]
-
-
-def _read_nibabel(index: CaseIndex, *, as_stored: bool) -> list[np.ndarray]:
-    images = (nib.load(case.path_of(scan)) for case in index.cases for scan in case.images)
-    return [np.asanyarray(one.dataobj) if as_stored else one.get_fdata() for one in images]
+def _checked(case: Case) -> Iterator[np.ndarray]:
+    return (volume.array for volume in load_case(case, with_label=False).volumes)
 
 
 def _writing(index: CaseIndex, folder: Path) -> Task:
@@ -253,11 +343,7 @@ def _writing(index: CaseIndex, folder: Path) -> Task:
         name="write a label map",
         n_cases=len(label_maps),
         ours=partial(_write, label_maps, folder / "ours.nii.gz"),
-        others={
-            f"nibabel {version_of('nibabel')}, save": partial(
-                _write_nibabel, label_maps, folder / "nibabel.nii.gz"
-            )
-        },
+        others={f"{NIBABEL}, save": partial(_write_nibabel, label_maps, folder / "nibabel.nii.gz")},
         agreement=_files_difference,
     )
 

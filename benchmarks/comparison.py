@@ -6,15 +6,17 @@ their speed drifts. A ratio is the cost of the other program divided by ours: ab
 
 import argparse
 import json
-import os
+import resource
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import process_time
+from types import MappingProxyType
 from typing import Any
+
+NO_GOALS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +49,18 @@ class Comparison:
         return None if self.least is None else self.ratio >= self.least
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it has started and that have ended."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in both)
+
+
 def seconds_in_turn(
     ways: Mapping[str, Callable[[], object]],
     n_rounds: int,
     *,
     n_warm_ups: int = 1,
-    clock: Callable[[], float] = process_time,
+    clock: Callable[[], float] = cpu_seconds,
 ) -> dict[str, list[float]]:
     """Return the seconds of each way in each round, of the CPU by default; they are run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -69,6 +77,36 @@ def seconds_in_turn(
 def ratios_of(theirs: Iterable[float], ours: Iterable[float]) -> tuple[float, ...]:
     """Return the cost of the other program over ours, round by round."""
     return tuple(a / b for a, b in zip(theirs, ours, strict=True))
+
+
+def compare_with_first(
+    task: str,
+    seconds: Mapping[str, Sequence[float]],
+    goals: Mapping[str, float] = NO_GOALS,
+    agreement: Callable[[str], str] = lambda peer: "",
+) -> list[Comparison]:
+    """Compare the first way, which is ours, with all others, by the seconds of each in each round."""
+    ours, *peers = seconds
+    return [
+        Comparison(
+            task=task,
+            ours=median_time(seconds[ours]),
+            peer=peer,
+            theirs=median_time(seconds[peer]),
+            ratios=ratios_of(seconds[peer], seconds[ours]),
+            least=goals.get(peer),
+            agreement=agreement(peer),
+        )
+        for peer in peers
+    ]
+
+
+def median_time(seconds: Sequence[float]) -> str:
+    """Return the median of times with its unit."""
+    median_s = statistics.median(seconds)
+    if median_s >= 1:
+        return f"{median_s:.2f} s"
+    return f"{1e3 * median_s:.{1 if median_s < 0.1 else 0}f} ms"
 
 
 def table_of(comparisons: Iterable[Comparison]) -> str:
@@ -122,15 +160,10 @@ def options_of(description: str, **defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def in_a_process(arguments: Sequence[str], **variables: str) -> Any:
+def in_a_process(arguments: Sequence[str]) -> Any:
     """Return the JSON that this program prints, run again in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env={**os.environ, **variables},
-    )
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 

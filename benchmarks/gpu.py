@@ -27,7 +27,15 @@ from itertools import islice, product
 from pathlib import Path
 
 import torch
-from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn, table_of
+from comparison import (
+    Comparison,
+    append_json,
+    median_time,
+    options_of,
+    ratios_of,
+    seconds_in_turn,
+    table_of,
+)
 from gpu_checks import half, out_of_memory, ranks, replay
 from gpu_setting import CLOCK, Setting, make_step, predicted, setting_of
 from machine import machine_name
@@ -174,9 +182,9 @@ def norm(setting: Setting) -> Iterator[Comparison]:
     task = f"step with the norm in place, {setting.fastest}"
     yield Comparison(
         task=f"{task}: time",
-        ours=_ms(seconds["in place"]),
+        ours=median_time(seconds["in place"]),
         peer="stock InstanceNorm and LeakyReLU",
-        theirs=_ms(seconds["stock"]),
+        theirs=median_time(seconds["stock"]),
         ratios=ratios_of(seconds["stock"], seconds["in place"]),
         least=setting.goal(1.0),
         agreement=f"loss differs by {loss:.1e}, norm of the gradient by {gradient:.1e}",
@@ -221,10 +229,6 @@ def _rates(
             ratios=tuple(n_images / own / goal for own in seconds[best]),
             least=setting.goal(1.0),
         )
-
-
-def _ms(seconds: Sequence[float]) -> str:
-    return f"{1e3 * statistics.median(seconds):.0f} ms"
 
 
 def _size(shape: Triple) -> str:

@@ -1,4 +1,4 @@
-"""Hold what the benchmarks of a GPU share: the device, the sizes, and runs at their beginning."""
+"""Hold what benchmarks of steps share: the device, the sizes, and runs at their beginning."""
 
 import time
 from collections.abc import Callable

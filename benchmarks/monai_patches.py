@@ -13,15 +13,15 @@ BOTH = ("image", "label")
 
 def items(index: CaseIndex, *, labels: bool) -> list[dict[str, str]]:
     """Return the files of every case."""
-    return [item(index, case, labels=labels) for case in index.cases]
+    return [item(case, labels=labels) for case in index.cases]
 
 
-def item(index: CaseIndex, case: Case, *, labels: bool) -> dict[str, str]:
+def item(case: Case, *, labels: bool) -> dict[str, str]:
     """Return the files of a case."""
     scans = dict(zip(IMAGES, case.images, strict=True))
     if labels:
         scans["label"] = case.label
-    return {name: str(index.root / scan.path) for name, scan in scans.items()}
+    return {name: str(case.path_of(scan)) for name, scan in scans.items()}
 
 
 def loaded(*, labels: bool) -> list[Callable]:
@@ -51,61 +51,39 @@ def crop(size: tuple[int, int, int]) -> list[Callable]:
     return [mt.RandSpatialCropd(BOTH, size, random_size=False, allow_missing_keys=True)]
 
 
-CHANGES = ("noise", "blur", "brightness", "contrast", "low_resolution", "inverted_gamma", "gamma")
-"""The changes of intensities, in the order of nnU-Net."""
-
-
-def change(name: str, prob: float) -> Callable:
-    """Return a change of intensities."""
-    gamma = {"gamma": (0.7, 1.5), "retain_stats": True, "prob": prob}
-    scaling = {"factors": 0.25, "channel_wise": True, "prob": prob}
-    match name:
-        case "noise":
-            return mt.RandGaussianNoised("image", prob=prob, std=0.1)
-        case "blur":
-            return mt.RandGaussianSmoothd("image", (0.5, 1), (0.5, 1), (0.5, 1), prob=prob)
-        case "brightness":
-            return mt.RandScaleIntensityd("image", **scaling)
-        case "contrast":
-            return mt.RandScaleIntensityFixedMeand("image", preserve_range=True, **scaling)
-        case "low_resolution":
-            return mt.RandSimulateLowResolutiond("image", prob=prob)
-        case "inverted_gamma":
-            return mt.RandAdjustContrastd("image", invert_image=True, **gamma)
-        case _:
-            return mt.RandAdjustContrastd("image", **gamma)
-
-
-def flips(prob: float = 0.5) -> list[Callable]:
+def flips() -> list[Callable]:
     """Mirror each axis."""
-    return [mt.RandFlipd(BOTH, prob=prob, spatial_axis=axis) for axis in range(3)]
-
-
-def affine(prob: float) -> Callable:
-    """Rotate."""
-    angles = (math.radians(30),) * 3
-    return mt.RandAffined(BOTH, prob=prob, rotate_range=angles, mode=("bilinear", "nearest"))
+    return [mt.RandFlipd(BOTH, prob=0.5, spatial_axis=axis) for axis in range(3)]
 
 
 def light() -> list[Callable]:
     """Mirror, noise, brightness, contrast."""
-    return [*flips(), change("noise", 0.1), change("brightness", 0.15), change("contrast", 0.15)]
+    return [*flips(), *_noise_and_scale()]
+
+
+def _noise_and_scale() -> list[Callable]:
+    scaling = {"factors": 0.25, "channel_wise": True, "prob": 0.15}
+    return [
+        mt.RandGaussianNoised("image", prob=0.1, std=0.1),
+        mt.RandScaleIntensityd("image", **scaling),
+        mt.RandScaleIntensityFixedMeand("image", preserve_range=True, **scaling),
+    ]
 
 
 def full() -> list[Callable]:
     """Follow the list of nnU-Net."""
+    noise, *scale = _noise_and_scale()
+    modes, sigmas = ("bilinear", "nearest"), ((0.5, 1),) * 3
+    gamma = {"gamma": (0.7, 1.5), "retain_stats": True}
     return [
-        affine(0.2),
-        mt.RandAffined(
-            BOTH, prob=0.2, scale_range=((-0.3, 0.4),) * 3, mode=("bilinear", "nearest")
-        ),
-        change("noise", 0.1),
+        mt.RandAffined(BOTH, prob=0.2, rotate_range=(math.radians(30),) * 3, mode=modes),
+        mt.RandAffined(BOTH, prob=0.2, scale_range=((-0.3, 0.4),) * 3, mode=modes),
+        noise,
         # half the probability of nnU-Net, which changes only half of the channels
-        change("blur", 0.1),
-        change("brightness", 0.15),
-        change("contrast", 0.15),
-        change("low_resolution", 0.125),
-        change("inverted_gamma", 0.1),
-        change("gamma", 0.3),
+        mt.RandGaussianSmoothd("image", *sigmas, prob=0.1),
+        *scale,
+        mt.RandSimulateLowResolutiond("image", prob=0.125),
+        mt.RandAdjustContrastd("image", invert_image=True, prob=0.1, **gamma),
+        mt.RandAdjustContrastd("image", prob=0.3, **gamma),
         *flips(),
     ]

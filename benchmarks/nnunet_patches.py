@@ -87,32 +87,22 @@ def cropped_patches(made: Any) -> tuple[Callable[[], object], int]:
     return lambda: next(loader), made.batch_size
 
 
-def case_reader(folder: Path) -> Callable[[CaseIndex, Case], np.ndarray]:
-    """Return a function that reads, crops and normalises the scans of a case."""
-    preprocessor, plan = _preprocessor(folder)
+def case_preparer(folder: Path, *, labels: bool) -> Callable[..., np.ndarray | None]:
+    """Return a function that preprocesses a case, with its labels as nnU-Net does before training.
 
-    def read(index: CaseIndex, case: Case) -> np.ndarray:
-        files = [str(index.root / scan.path) for scan in case.images]
-        return preprocessor.run_case(files, None, *plan)[0]
-
-    return read
-
-
-def case_preparer(folder: Path) -> Callable[[Case, Path | None], np.ndarray | None]:
-    """Return a function that preprocesses a case with its labels, as nnU-Net does before training.
-
-    The function writes the case to a folder; without one it returns the modalities (4, X, Y, Z).
+    The function writes the case to the folder `output`; without one it returns the modalities
+    (4, X, Y, Z).
     """
     preprocessor, plan = _preprocessor(folder)
     raw = folder / "raw" / _DATASET
 
-    def prepare(case: Case, output: Path | None) -> np.ndarray | None:
+    def prepare(case: Case, *, output: Path | None) -> np.ndarray | None:
         files = [str(path) for path in sorted((raw / "imagesTr").glob(f"{case.case_id}_*"))]
-        labels = str(raw / "labelsTr" / f"{case.case_id}.nii.gz")
+        label_map = str(raw / "labelsTr" / f"{case.case_id}.nii.gz") if labels else None
         if output is None:
-            image: np.ndarray = preprocessor.run_case(files, labels, *plan)[0]
+            image: np.ndarray = preprocessor.run_case(files, label_map, *plan)[0]
             return image.transpose(0, 3, 2, 1)
-        preprocessor.run_case_save(str(output / case.case_id), files, labels, *plan)
+        preprocessor.run_case_save(str(output / case.case_id), files, label_map, *plan)
         return None
 
     return prepare

@@ -13,8 +13,6 @@ It generates phantom cases of full size.
 """
 
 import argparse
-import resource
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ import monai_patches
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
+from comparison import Comparison, compare_with_first, options_of, report, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
@@ -85,14 +83,14 @@ def main() -> None:
         bench = _prepared(Path(name), arguments)
         rate = matrix_product_rate() / 1e9
         print(f"patches of {bench.size}, matrix product {rate:.0f} GFLOP/s")
-        for task, ways, clock in (
-            ("crop", _crops(bench), _own_seconds),
-            ("light augmentation", _light(bench), _own_seconds),
-            ("full augmentation", _full(bench), _own_seconds),
-            (f"light augmentation, {N_WORKERS} workers", _by_workers(bench), _all_seconds),
+        for task, ways in (
+            ("crop", _crops(bench)),
+            ("light augmentation", _light(bench)),
+            ("full augmentation", _full(bench)),
+            (f"light augmentation, {N_WORKERS} workers", _by_workers(bench)),
         ):
-            comparisons = _compared(task, arguments.size, ways, arguments.rounds, clock)
-            report(comparisons, arguments.json)
+            task = f"a patch of {arguments.size}^3, {task}"
+            report(_compared(task, ways, arguments.rounds), arguments.json)
 
 
 def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:
@@ -107,39 +105,15 @@ def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:
     return Bench(folder=folder, index=index, size=size, n_patches=arguments.patches, nnunet=trainer)
 
 
-def _own_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def _all_seconds() -> float:
-    """Return the CPU seconds of this process and of all that it has started and that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return _own_seconds() + children.ru_utime + children.ru_stime
-
-
-def _compared(
-    task: str, size: int, ways: Mapping[str, Way], n_rounds: int, clock: Callable[[], float]
-) -> list[Comparison]:
+def _compared(task: str, ways: Mapping[str, Way], n_rounds: int) -> list[Comparison]:
     """Time the ways, and compare all others with the first, which is ours."""
-    runs = {name: way.run for name, way in ways.items()}
-    found = seconds_in_turn(runs, n_rounds, clock=clock)
+    seconds = seconds_in_turn({name: way.run for name, way in ways.items()}, n_rounds)
     each = {
-        name: [spent / (ways[name].n_made * ways[name].n_calls) for spent in found[name]]
+        name: [spent / (ways[name].n_made * ways[name].n_calls) for spent in seconds[name]]
         for name in ways
     }
-    ours, *others = ways
-    return [
-        Comparison(
-            task=f"a patch of {size}^3, {task}",
-            ours=f"{1e3 * statistics.median(each[ours]):.1f} ms",
-            peer=name,
-            theirs=f"{1e3 * statistics.median(each[name]):.1f} ms",
-            ratios=ratios_of(each[name], each[ours]),
-            least=ways[name].least,
-        )
-        for name in others
-    ]
+    goals = {name: way.least for name, way in ways.items() if way.least is not None}
+    return compare_with_first(task, each, goals)
 
 
 def _crops(bench: Bench) -> dict[str, Way]:
@@ -155,7 +129,7 @@ def _crops(bench: Bench) -> dict[str, Way]:
     ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
     if bench.nnunet is not None:
         make, n_made = nnunet_patches.cropped_patches(bench.nnunet)
-        ways[f"{NNUNET} loader"] = Way(make=make, n_made=n_made, n_calls=n // 4, least=10)
+        ways[f"{NNUNET} loader"] = Way(make=make, n_made=n_made, n_calls=max(n // 4, 1), least=10)
     return ways
 
 

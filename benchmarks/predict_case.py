@@ -129,7 +129,7 @@ def _held_out(arguments: argparse.Namespace) -> Iterator[Round]:
 
 
 def _ways(in_fp32: Model, in_half: Model) -> dict[str, Predict]:
-    patch = in_half.members[0].patch
+    patch = in_half.members[0].identity.patch
     ways: dict[str, Predict] = {
         PATCH_WINDOWS: partial(_by_us, in_half, Window(size=patch, overlap=OVERLAP)),
         DEFAULT: partial(_by_us, in_half, in_half.members[0].window),

@@ -16,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from comparison import Comparison, options_of, ratios_of, report, seconds_in_turn
+from comparison import compare_with_first, options_of, report, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from torch import nn
 from torch.nn import functional
@@ -29,7 +29,7 @@ from brats_seg.models.interface import as_output
 from brats_seg.models.unet import level_strides
 
 NNUNET = "dynamic_network_architectures"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GOAL = 2.6
 """Smallest ratio of nnU-Net's step in float32, its default on a CPU, to ours."""
 
@@ -41,11 +41,10 @@ class Contender:
     name: str
     network: nn.Module
     precision: str
-    is_ours: bool = False
 
 
 def main() -> None:
-    """Print one line per contender, and append the comparisons with ours."""
+    """Compare each contender with ours in bf16, and append the comparisons."""
     arguments = options_of(__doc__, patch=64, widths=[16, 32, 64, 128, 160], threads=1, rounds=7)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -54,24 +53,18 @@ def main() -> None:
     target = (torch.rand(1, 3, *patch) < 0.1).float()
     contenders = _contenders(tuple(arguments.widths), patch)
     steps = {c.name: partial(_step, c, image, target) for c in contenders}
-    n_flops = {name: _flops(step) for name, step in steps.items()}  # also the warm-up
-    seconds = seconds_in_turn(steps, arguments.rounds, n_warm_ups=0)
-    shares = {
-        c.name: n_flops[c.name] / statistics.median(seconds[c.name]) / _peak(c.precision)
-        for c in contenders
-    }
-    own = min(
-        (c for c in contenders if c.is_ours and c.precision == "bf16"),
-        key=lambda c: statistics.median(seconds[c.name]),
-    )
-    print(f"patch {patch}, widths {arguments.widths}, {arguments.threads} threads")
-    task = f"training step, patch {patch}, widths {arguments.widths}"
-    comparisons = _comparisons(task, contenders, own, seconds, shares)
-    report(comparisons, arguments.json)
+    ours, *peers = steps
+    seconds = seconds_in_turn(steps, arguments.rounds)
+    rate = _flops(steps[ours]) / statistics.median(seconds[ours])
+    share = rate / matrix_product_rate(torch.bfloat16)
+    task = f"training step in bf16, patch {patch}, widths {arguments.widths}"
+    print(f"{task}, {arguments.threads} threads: {share:.2f} of a bf16 matrix product")
+    goals = {name: GOAL for name in peers if "nnU-Net" in name and "fp32" in name}
+    report(compare_with_first(task, seconds, goals), arguments.json)
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:
-    """Return the networks in both precisions."""
+    """Return the networks in both precisions, ours in bf16 first."""
     dynunet = build_model(ModelConfig(name="dynunet", widths=widths), patch)
     for layer in dynunet.modules():
         if type(layer) is Convolution:
@@ -81,17 +74,11 @@ def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Co
         print(f"{NNUNET} is not installed: nnU-Net's network is left out")
     else:
         peers[f"nnU-Net PlainConvUNet {version_of(NNUNET)}"] = _nnunet(widths, patch)
-    own = build_model(ModelConfig(widths=widths), patch)
+    networks = {"unet": build_model(ModelConfig(widths=widths), patch), **peers}
     return [
-        *(
-            Contender(name=f"{name}, {precision}", network=network, precision=precision)
-            for name, network in peers.items()
-            for precision in DTYPES
-        ),
-        *(
-            Contender(name=f"unet, {precision}", network=own, precision=precision, is_ours=True)
-            for precision in DTYPES
-        ),
+        Contender(name=f"{name}, {precision}", network=network, precision=precision)
+        for name, network in networks.items()
+        for precision in DTYPES
     ]
 
 
@@ -138,38 +125,6 @@ def _flops(step: Callable[[], None]) -> int:
     with FlopCounterMode(display=False) as counter:
         step()
     return int(counter.get_total_flops())
-
-
-_PEAKS: dict[str, float] = {}
-
-
-def _peak(precision: str) -> float:
-    """Return the operations per second of a big matrix product, measured once."""
-    if precision not in _PEAKS:
-        _PEAKS[precision] = matrix_product_rate(DTYPES[precision])
-    return _PEAKS[precision]
-
-
-def _comparisons(
-    task: str,
-    contenders: Sequence[Contender],
-    own: Contender,
-    seconds: dict[str, list[float]],
-    shares: dict[str, float],
-) -> list[Comparison]:
-    return [
-        Comparison(
-            task=task,
-            ours=f"{1e3 * statistics.median(seconds[own.name]):.0f} ms ({own.name})",
-            peer=other.name,
-            theirs=f"{1e3 * statistics.median(seconds[other.name]):.0f} ms",
-            ratios=ratios_of(seconds[other.name], seconds[own.name]),
-            least=GOAL if "nnU-Net" in other.name and other.precision == "fp32" else None,
-            agreement=f"{shares[own.name]:.2f} of a bf16 matrix product",
-        )
-        for other in contenders
-        if other is not own
-    ]
 
 
 if __name__ == "__main__":

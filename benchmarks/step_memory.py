@@ -1,20 +1,22 @@
 """Measure the memory of a training step of the default U-Net, with its own and stock layers.
 
-Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is
-the peak of the memory that torch has allocated, without the weights. The CPU time is of a single step; step.py measures it over rounds.
+Each row is a step: forward, loss and backward of one patch. `tensors` is the peak of the memory that
+torch allocates in it, without the weights. The CPU time is of a single step; step.py measures it over
+rounds. Two more rows compare steps at effective batches of 2 and of 32 single patches, which the host
+holds.
 
     python benchmarks/step_memory.py --patch 64 --threads 2
 """
 
-import argparse
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from time import process_time
+from typing import NamedTuple
 
 import torch
-from comparison import Comparison, append_json, in_a_process, options_of
+from comparison import Comparison, options_of, report
+from gpu_setting import Setting, make_step
 from torch import Tensor, nn
 from torch.profiler import profile
 
@@ -25,32 +27,22 @@ from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.losses import DiceBce
 
-LAYERS = ("stock", "stock, norm in place", "unet")
+ROWS = {
+    "stock": ("stock", "none"),
+    "stock, norm in place": ("stock, norm in place", "none"),
+    "unet": ("unet", "none"),
+    "unet, top recomputed": ("unet", "top"),
+    "unet, all recomputed": ("unet", "all"),
+}
+"""Layers of the network, and levels at which activations are recomputed."""
 OWN = "bf16 unet"
 """Row that is compared with the stock layers: what a CPU with bf16 chooses."""
 GOALS = {"fp32 stock": 1 / 0.46, "bf16 stock": 1 / 0.83}
 """Smallest ratio of the memory of a row to ours."""
+EFFECTIVE_BATCHES = (2, 32)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """One row."""
-
-    patch: int
-    layers: str
-    checkpointing: str = "none"
-    precision: str
-    threads: int
-
-    @property
-    def name(self) -> str:
-        """Name of the row."""
-        levels = {"none": "", "top": ", top recomputed", "all": ", all recomputed"}
-        return f"{self.precision} {self.layers}{levels[self.checkpointing]}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class Measured(NamedTuple):
     """Measurements of a step."""
 
     loss: float
@@ -59,20 +51,18 @@ class Measured:
 
 
 def main() -> None:
-    """Print one line per setting."""
-    arguments = options_of(__doc__, patch=128, threads=1, setting=str)
-    if arguments.setting:
-        print(json.dumps(asdict(_measure(Setting(**json.loads(arguments.setting))))))
-        return
+    """Print one line per kind of layers, and compare."""
+    arguments = options_of(__doc__, patch=128, threads=1)
+    torch.set_num_threads(arguments.threads)
     print(f"patch {(arguments.patch,) * 3}, batch 1, deep supervision, {arguments.threads} threads")
     print(f"{'':34} tensors MB  CPU s    loss")
-    found: dict[str, Measured] = {}
-    for setting in _settings(arguments):
-        values = in_a_process([__file__, "--setting", json.dumps(asdict(setting))])
-        row = found[setting.name] = Measured(**values)
+    rows: dict[str, Measured] = {}
+    for precision, name in product(("fp32", "bf16"), ROWS):
+        row = rows[f"{precision} {name}"] = _measure(arguments.patch, precision, *ROWS[name])
         numbers = f"{row.tensors_mb:10.0f}  {row.cpu_s:5.1f}  {row.loss:.4f}"
-        print(f"{setting.name:34} {numbers}", flush=True)
-    append_json(_comparisons(arguments.patch, found), arguments.json)
+        print(f"{f'{precision} {name}':34} {numbers}", flush=True)
+    comparisons = [*_comparisons(arguments.patch, rows), *_effective_batches(arguments.patch)]
+    report(comparisons, arguments.json)
 
 
 def _comparisons(patch: int, found: dict[str, Measured]) -> list[Comparison]:
@@ -92,31 +82,38 @@ def _comparisons(patch: int, found: dict[str, Measured]) -> list[Comparison]:
     ]
 
 
-def _settings(arguments: argparse.Namespace) -> list[Setting]:
-    make = partial(Setting, patch=arguments.patch, threads=arguments.threads)
-    return [
-        make(precision=precision, layers=layers, checkpointing=levels)
-        for precision in ("fp32", "bf16")
-        for layers, levels in [
-            *((layers, "none") for layers in LAYERS),
-            ("unet", "top"),
-            ("unet", "all"),
-        ]
-    ]
+def _effective_batches(patch: int) -> Iterator[Comparison]:
+    size, widths = (patch // 2,) * 3, "model.widths=[16,32,64]"
+    setting = Setting(device=torch.device("cpu"), patch=size, model=(widths,))
+    for loss, batch_dice in (("patch Dice", "false"), ("batch Dice", "true")):
+        changes = (f"loss.batch_dice={batch_dice}", "training.micro_batch=1")
+        state = setting.state("fp32", *changes)
+        # the first step also allocates memory that is kept
+        _, few_mb, many_mb = (
+            _allocated_mb(partial(make_step, state, setting.batch(n)))
+            for n in (1, *EFFECTIVE_BATCHES)
+        )
+        yield Comparison(
+            task=f"memory of a step of {loss} at effective batch {EFFECTIVE_BATCHES[1]}, patch {size}",
+            ours=f"{many_mb:.0f} MB",
+            peer=f"effective batch {EFFECTIVE_BATCHES[0]}",
+            theirs=f"{few_mb:.0f} MB",
+            ratios=(few_mb / many_mb,),
+            least=1 / 1.02,
+        )
 
 
-def _measure(setting: Setting) -> Measured:
-    torch.set_num_threads(setting.threads)
+def _measure(patch: int, precision: str, layers: str, checkpointing: str) -> Measured:
     torch.manual_seed(0)
-    network = build_model(ModelConfig(), (setting.patch,) * 3)
-    if setting.layers != "unet":
-        _use_stock_layers(network, norm=setting.layers == "stock")
-    set_activation_checkpointing(network, ActivationCheckpointing(setting.checkpointing))
-    step = partial(_step, network, setting.precision)
-    batch = _patch(setting.patch)
-    start_s = process_time()
-    loss, cpu_s = step(*batch), process_time() - start_s
-    return Measured(loss=loss, tensors_mb=_allocated_mb(partial(step, *batch)), cpu_s=cpu_s)
+    network = build_model(ModelConfig(), (patch,) * 3)
+    if layers != "unet":
+        _use_stock_layers(network, norm=layers == "stock")
+    set_activation_checkpointing(network, ActivationCheckpointing(checkpointing))
+    step = partial(_step, network, precision, *_patch(patch))
+    loss, started_s = step(), process_time()
+    step()
+    cpu_s = process_time() - started_s
+    return Measured(loss=loss, tensors_mb=_allocated_mb(step), cpu_s=cpu_s)
 
 
 def _patch(size: int) -> tuple[Tensor, Tensor]:
@@ -147,7 +144,7 @@ def _concatenate(decoder: Decoder, below: Tensor, skip: Tensor) -> Tensor:
     return decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
 
 
-def _allocated_mb(step: Callable[[], float]) -> float:
+def _allocated_mb(step: Callable[[], object]) -> float:
     """Return the peak of the allocated memory, including gradients of the weights."""
     with profile(profile_memory=True) as profiler:
         step()
