@@ -78,7 +78,7 @@ def main() -> None:
     elif options.what == "ship":
         export(options.work, SHIPPED, options.dice, options.patients)
     else:
-        judge(options.model or options.work / "model", options.data)
+        judge(options.model or options.work / "model", options.data, options.work)
 
 
 def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
@@ -108,11 +108,12 @@ def export(work: Path, folder: Path, dice: list[float] | None = None, n_patients
     (folder / MODEL_NAME).write_text(json.dumps(description, indent=2) + "\n")
 
 
-def judge(model: Path, data: Path) -> None:
+def judge(model: Path, data: Path, work: Path) -> None:
     """Print the Dice of network and rule on labelled cases, case by case and in the mean."""
     segment = network(model, window=96)
+    index = open_index(data, work / "judged.csv", load_config())
     rows = []
-    for number, case in enumerate(open_index(data).cases):
+    for number, case in enumerate(index.cases):
         by_rule, by_network = rule(case), segment(case)
         both = np.stack([by_rule[0] | by_network[1], *by_network[1:]])
         used = "quoted" if number % 2 else "looked at"
@@ -123,7 +124,7 @@ def judge(model: Path, data: Path) -> None:
             )
     table = pd.DataFrame(rows)
     print(table.round(3).to_string(index=False))
-    print(table.groupby(["use", "program"])[[*REGIONS, "mean"]].mean().round(3))
+    print(table.groupby(["use", "program"])[[*REGIONS, "mean"]].mean().round(3).to_string())
 
 
 if __name__ == "__main__":

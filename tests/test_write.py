@@ -212,7 +212,7 @@ def test_several_processes_write_the_same_pages(results: Path) -> None:
         ("fold0 fold0 -o pages", "pages is for one page, not for 2 of the name report.html"),
         ("results --prediction results", "results holds predictions itself"),
         ("results --prepared prepared", "results is none; leave them out"),
-        ("results --scores s.csv --reference scans", "are given; expected one"),
+        ("results --scores one.nii.gz --reference scans", "are given; expected one"),
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
         ("scans --prediction absent", "absent does not exist"),
         ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
