@@ -202,10 +202,8 @@ def prepared_path_of(root: Path) -> Path:
     path = root.resolve()
     digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
     beside = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
-    # Path.home raises an error without a home; two folders called `Training` do not share one
-    # without a home folder, "~" would be the name of one
-    home = os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
-    above = os.environ.get("XDG_CACHE_HOME") or home
+    # without a home folder, "~" would be the name of one; two folders called `Training` do not share one
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
     cached = Path(above, "brats_seg", "prepared", f"{path.name}-{digest}")
     for known in (beside, cached):
         if (known / _CASES_NAME).exists():
