@@ -146,7 +146,7 @@ def _reach_mm(rng: np.random.Generator, family: Family) -> float:
     return (
         _log_uniform(rng, 3, 12)
         if family == "none" and rng.random() < 0.6
-        else _log_uniform(rng, 5, 45)
+        else _log_uniform(rng, 5, 28)
     )
 
 
@@ -161,10 +161,11 @@ def _arrival_mm(
     cost = np.where(brain.mask[half], cost, _FAR) * 2 * grid.spacing_mm
     arrival = np.where(ndimage.maximum_filter(core, 2)[half], 0, _FAR).astype(np.float32)
     for _ in range(int(0.8 * reach_mm / grid.spacing_mm) + 2):
-        nearest = arrival
-        for axis in range(3):
-            nearest = np.minimum(nearest, ndimage.minimum_filter1d(arrival, 3, axis=axis))
-        arrival = np.minimum(arrival, nearest + cost)
+        by_face = np.minimum.reduce(
+            [ndimage.minimum_filter1d(arrival, 3, axis=axis) for axis in range(3)]
+        )
+        by_corner = ndimage.minimum_filter(arrival, 3)
+        arrival = np.minimum.reduce([arrival, by_face + cost, by_corner + 1.5 * cost])
     steps = [np.arange(n, dtype=np.float32) / 2 for n in grid.shape]
     at = np.stack(np.meshgrid(*steps, indexing="ij"))
     limited = arrival.clip(max=reach_mm + 20)
