@@ -37,7 +37,7 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 2814,
     "inference": 2070,
-    "cases": 2505,
+    "cases": 2504,
     "top level": 1588,
     "evaluation": 1271,
     "figures": 961,
@@ -46,7 +46,7 @@ ABOVE_BUDGET = {
     "cli": 1162,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_890, 112
+MOST_LINES, MOST_MODULES = 19_889, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -161,11 +161,9 @@ def _arrival_mm(
     cost = np.where(brain.mask[half], cost, _FAR) * 2 * grid.spacing_mm
     arrival = np.where(ndimage.maximum_filter(core, 2)[half], 0, _FAR).astype(np.float32)
     for _ in range(int(0.8 * reach_mm / grid.spacing_mm) + 2):
-        by_face = np.minimum.reduce(
-            [ndimage.minimum_filter1d(arrival, 3, axis=axis) for axis in range(3)]
-        )
-        by_corner = ndimage.minimum_filter(arrival, 3)
-        arrival = np.minimum.reduce([arrival, by_face + cost, by_corner + 1.5 * cost])
+        by_face = [ndimage.minimum_filter1d(arrival, 3, axis=axis) + cost for axis in range(3)]
+        by_corner = ndimage.minimum_filter(arrival, 3) + 1.5 * cost
+        arrival = np.minimum.reduce([arrival, *by_face, by_corner])
     steps = [np.arange(n, dtype=np.float32) / 2 for n in grid.shape]
     at = np.stack(np.meshgrid(*steps, indexing="ij"))
     limited = arrival.clip(max=reach_mm + 20)
