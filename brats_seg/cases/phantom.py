@@ -218,7 +218,7 @@ def _images(
             image += share * (look - image)
         brightest = float(healthy[[_GREY, _WHITE]].max())
         is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
-        image *= np.exp(_uneven_gain(rng, grid, brain)) / brightest
+        image *= np.exp(_uneven_gain(rng, grid, brain, variety)) / brightest
         images.append(_scanned(rng, grid, image, variety, is_thick=is_thick))
     gains = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1))
     scaled = gains * np.stack(images)
@@ -272,12 +272,12 @@ def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Brain) -> Fie
     return rim * (in_grey * brain.tissue[_GREY] + anywhere)
 
 
-def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain, variety: float) -> Field:
     """Return the logarithm of the gain of coils: smooth, often more near the surface, other at the skull base."""
     gain = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 * variety:
         gain += rng.uniform(0, 0.4) * np.exp(-brain.depth_mm.clip(min=0) / rng.uniform(6, 25))
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 * variety:
         gain += rng.uniform(-0.3, 0.3) * sigmoid((-25 - brain.positions[2]) / 6)
     return gain
 
