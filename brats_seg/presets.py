@@ -35,7 +35,7 @@ SHIPPED_START = "auto"
 DEFAULT_START: str | None = None
 """Weights that a run starts from where none are given; None draws them from the seed."""
 KINDS = (
-    *("sample", "montage", "preview", "uncertainty", "surface"),
+    *("sample", "montage", "preview", "uncertainty"),
     *("scores", "distributions", "history"),
 )
 """Kinds of figures that the command `figure` draws."""

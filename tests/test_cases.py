@@ -30,7 +30,6 @@ from brats_seg.figures.cases import (
     with_uncertainty,
 )
 from brats_seg.figures.sections import REGION_COLOURS, Grid
-from brats_seg.figures.surface import surface_figure
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
 from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
 
@@ -106,6 +105,9 @@ def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
     assert any("research use only" in text for text in texts)
     assert cut_off(figure) == []
     assert cut_off(FIGURES[name](replace(view, case_id="W" * 80))) == []
+    too_wide = Figure()
+    too_wide.suptitle("W" * 200)
+    assert cut_off(too_wide) == ["W" * 200]
 
 
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
@@ -225,16 +227,6 @@ def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain
         assert row[2].get_title() == "difference, RMSE here 10"
         assert len({(axes.get_xlim(), axes.get_ylim()) for axes in row}) == 1
     assert figure.get_suptitle().startswith("case, axial")
-
-
-def test_a_surface_with_a_long_title_is_inside_the_figure(view: CaseView) -> None:
-    """A title that is too wide would be found."""
-    long = replace(view, case_id="W" * 60)
-    too_wide = Figure()
-    too_wide.suptitle("W" * 200)
-    assert cut_off(surface_figure(long)) == []
-    assert cut_off(surface_figure(replace(long, prediction=None))) == []
-    assert cut_off(too_wide) == ["W" * 200]
 
 
 def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_case(

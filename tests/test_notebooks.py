@@ -83,7 +83,7 @@ def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
     demo = run_settings(tmp_path, monkeypatch)
     written = {path: path.stat().st_mtime_ns for path in Path(str(demo["DATA"])).rglob("*.gz")}
     again = run_settings(tmp_path, monkeypatch)
-    write_phantom_cases(tmp_path / "data", n_cases=1, seed=0)
+    write_phantom_cases(tmp_path / "data", n_cases=2, seed=0)
     real = run_settings(tmp_path, monkeypatch)
     assert demo["RUN"] == again["RUN"] != real["RUN"]
     assert written == {path: path.stat().st_mtime_ns for path in written}
@@ -94,7 +94,7 @@ def test_the_work_of_an_earlier_session_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kaggle mounts the output of an earlier session read-only; later work is not overwritten."""
-    write_phantom_cases(tmp_path / "kaggle" / "scans", n_cases=1, seed=0)
+    write_phantom_cases(tmp_path / "kaggle" / "scans", n_cases=2, seed=0)
     saved = tmp_path / "kaggle" / "notebook" / "work" / "scans" / "runs" / "fold0" / "last.pt"
     saved.parent.mkdir(parents=True)
     saved.write_text("earlier")
@@ -288,7 +288,7 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
     shown = (
         {"image/png": b64encode(b"png").decode()},
         {"text/html": f"<div>\n{style}{table}\n</div>", "text/plain": "1"},
-        {"text/html": '<img src="data:image/gif;base64,Z2lm">'},
+        {"image/png": b64encode(b"another").decode()},
     )
     outputs = [
         new.new_output("stream", name="stdout", text=f"results: {tmp_path}/work\n"),
@@ -305,7 +305,7 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
     text = page.render(new.new_notebook(cells=cells))
 
     assert "```text\nresults: work\n```\n\n![A figure]" in text
-    assert page.pictures == {"a-figure.png": b"png", "a-figure-2.gif": b"gif"}
+    assert page.pictures == {"a-figure.png": b"png", "a-figure-2.png": b"another"}
     assert PICTURE.findall(text) == [f"{NAMES[0]}/{file}" for file in page.pictures]
     assert f"<div>\n{table}\n</div>" in text
     assert "a log line" not in text
@@ -321,7 +321,6 @@ def load_make_pages() -> Any:
 
 MADE = (
     "runs/autoencoder0/best.pt",
-    "results/fold0/surface.gif",
     "results/fold0/scores.csv",
     "results/fold0/features.csv",
     "results/fold0/survival/submission.csv",

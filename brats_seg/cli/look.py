@@ -210,9 +210,8 @@ def figure(
 ) -> None:
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
 
-    sample: the modalities and the label map of a case. montage, preview, surface: the outlines of
-    reference and prediction in sections, in three planes, in space. uncertainty: where a prediction
-    is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
+    sample: the modalities and the label map of a case. montage, preview: the outlines of reference
+    and prediction in sections, in three planes. uncertainty: where a prediction is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
     history: loss and scores of every epoch.
 
     Examples:
