@@ -102,7 +102,6 @@ KAGGLE = Path("/kaggle/input")
 earlier = sorted(KAGGLE.glob("**/work/*/runs"))
 if earlier and not WORK.exists():
     shutil.copytree(earlier[-1].parents[1], WORK)
-WORK = brats.writable_folder(WORK)
 folders = [] if DATA else [*sorted(KAGGLE.glob("*/")), Path("../data"), Path("data")]
 for folder in folders:  # the first data set with label maps
     labelled = [

@@ -1,39 +1,24 @@
-"""Test what the doctor says of packages, scans, disks and runs."""
+"""Test what the doctor says of packages, scans and disks."""
 
 import json
 import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose, package_finding
 from brats_seg.errors import Finding
-from brats_seg.files import locked
 from brats_seg.runtime import machine
-from brats_seg.runtime.weights import write_checkpoint
 from tests.builders import ROOT, Run, start, touch
 
 NUMPY = version("numpy")
-TRAINED = ("--preset", "demo", "--epochs", "2", "--patch", "16,16,16", "--set", "model.widths=4,8")
 
 
 def found(diagnosis: Diagnosis, check: str) -> Finding:
     (finding,) = [one for one in diagnosis.findings if one.check == check]
     return finding
-
-
-def begun(folder: Path, name: str, content: Any = None) -> Path:
-    """Write the folder of a run that was begun, with or without a checkpoint."""
-    path = folder / "runs" / name
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(Config().to_yaml())
-    if content is not None:
-        write_checkpoint(content, path / "last.pt")
-    return path
 
 
 def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
@@ -49,31 +34,6 @@ def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
     assert not (tmp_path / "runs").exists()
     assert (warning.status, warning.remedy) == ("warning", f"brats-seg index {brats_root}")
     assert "1 with problems, such as BraTS2021_00003" in warning.found
-
-
-def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
-    brats_root: Path, tmp_path: Path, run: Run
-) -> None:
-    runs = tmp_path / "runs"
-    assert run("train", "--data", brats_root, *TRAINED, "--session-hours", "0").code == 0
-    finding = found(diagnose(brats_root, runs=runs), "run fold0")
-    assert (finding.status, finding.found) == ("warning", "0 of 2 epochs done, unfinished")
-    again = f"brats-seg train --data {brats_root} --fold 0 --run {runs / 'fold0'}"
-    assert finding.remedy == again
-    assert run(*again.split()[1:]).code == 0
-    assert found(diagnose(runs=runs), "run fold0").found.endswith("finished")
-
-
-def test_a_run_of_another_format_damaged_or_in_training_is_said_to_be(tmp_path: Path) -> None:
-    begun(tmp_path, "newer", {"schema_version": 99})
-    (begun(tmp_path, "cut") / "last.pt").write_bytes(b"PK")
-    with locked(begun(tmp_path, "fold1") / ".training.lock"):
-        diagnosis = diagnose(runs=tmp_path / "runs")
-    assert "found schema version 99" in found(diagnosis, "run newer").found
-    assert found(diagnosis, "run cut").status == "problem"
-    assert found(diagnosis, "run cut").remedy.endswith(f"--run {tmp_path}/runs/cut --fresh")
-    assert found(diagnosis, "run fold1").found == "another process trains or tunes it now"
-    assert "no checkpoint yet" in found(diagnose(runs=tmp_path / "runs"), "run fold1").found
 
 
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:

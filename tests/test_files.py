@@ -125,19 +125,6 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
 
-def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = tmp_path / "a" / "b"
-    assert files.free_bytes(wanted) > 0
-    assert files.writable_folder(wanted) == wanted
-    assert list(wanted.iterdir()) == []
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert [files.writable_folder(wanted)] == [*tmp_path.glob("b-*")]
-    assert "cannot be written to (Permission denied): results are written to" in caplog.text
-
-
 def test_a_failed_renaming_leaves_the_folder_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import json
-import logging
 import os
 import re
 import shutil
@@ -59,24 +58,6 @@ def test_only_the_public_package_is_imported_and_the_story_defines_nothing(name:
         assert [ast.unparse(node) for node in nodes if isinstance(node, definitions)] == []
 
 
-def test_a_machine_without_scans_and_rights_is_told_what_to_set(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """It goes on in a temporary folder, with phantoms."""
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("BRATS_WORK", str(tmp_path / "file" / "work"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    caplog.set_level(logging.WARNING)
-    names = run_settings(tmp_path, monkeypatch)
-    assert "cannot be written to" in caplog.text
-    assert "Choose a folder that you can write to" in caplog.text
-    assert "demo-scans (phantoms)" in capsys.readouterr().out
-    assert Path(str(names["WORK"])).parent.parent == tmp_path
-
-
 def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,7 +89,7 @@ def test_the_work_of_an_earlier_session_is_continued(
 
 def run_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """Run the cell with the settings in `folder/here`, and return what it defines."""
-    (settings,) = [cell for cell in code_cells(NAMES[0]) if "writable_folder(" in cell]
+    (settings,) = [cell for cell in code_cells(NAMES[0]) if "WORK =" in cell]
     (folder / "here").mkdir(exist_ok=True)
     monkeypatch.chdir(folder / "here")
     monkeypatch.delenv("BRATS_DATA", raising=False)
