@@ -39,11 +39,11 @@ BUDGET = {
 ABOVE_BUDGET = {
     "inference": 2049,
     "cases": 2502,
-    "top level": 1587,
+    "top level": 1547,
     "evaluation": 1268,
     "dicom": 877,
     "survival": 855,
-    "cli": 1158,
+    "cli": 1159,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 114
