@@ -95,10 +95,8 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path) -> None:
             array[:] = 0
             array[80, 80, : len(values)] = values
         builders.write_nifti(tmp_path / case_id / f"{case_id}-{modality}.nii", array)
-
     loaded = load_case(find_cases(tmp_path).cases[0])
     (indexed,) = index_cases(tmp_path).cases
-
     assert (loaded.case.release, loaded.convention) == ("brats2024-gli", BRATS2024)
     assert (indexed.release, indexed.convention) == ("brats2024-gli", "brats2024")
     assert indexed.usable

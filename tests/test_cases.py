@@ -113,7 +113,6 @@ def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
     """The original called WT, TC and ET by the names of tissues."""
     figure = sample_figure(view)
-
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
     (legend,) = figure.legends
@@ -236,7 +235,6 @@ def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_cas
     predicted = make_label_map(convention=BRATS2023, seed=7)
     write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
     view = with_prediction(open_view(brats_root), tmp_path / "p")
-
     np.testing.assert_array_equal(view.image("FLAIR"), make_volumes()[3])
     np.testing.assert_array_equal(view.reference.label_map, make_label_map())
     assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
@@ -269,7 +267,6 @@ def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_cas
 def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words: str) -> None:
     write_nifti(brats_root / "p" / "other.nii.gz", make_label_map()[:, :, :-1])
     (brats_root / "p" / OUTPUT_MARKER).touch()
-
     with pytest.raises(error, match=words):
         draw(brats_root)
 
@@ -281,7 +278,6 @@ def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Pa
         write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
     view = open_view(tmp_path)
     grid = view.grid
-
     # R S A instead of L P S
     np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
     assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))

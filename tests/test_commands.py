@@ -258,7 +258,6 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
     done = type_line(work, line)
-
     assert done.code == code, done.err
     assert message in done.err
     assert "Traceback" not in done.err
@@ -361,7 +360,6 @@ def test_evaluate_gives_missing_predictions_the_worst_scores_or_leaves_them_out(
     first.unlink()
     second.write_bytes(b"broken")
     broken = run("evaluate", tiny_scans, "made", "--only-predicted")
-
     assert (whole.code, only.code, broken.code, n_scores) == (1, 0, 1, 2 * 3)
     said = "made: 2 of 6 references with a prediction, labels brats2023, against brats2017"
     assert said in whole.out

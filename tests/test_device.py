@@ -18,7 +18,6 @@ def test_the_precision_of_the_cpu_is_what_it_computes_natively(
         ({}, "fp32"),
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
-
         assert choose_device("cpu", "auto").precision == precision
 
 
@@ -68,7 +67,6 @@ def test_a_card_computes_natively_and_is_refused_where_torch_has_no_kernels_for_
     precision: str | None,
 ) -> None:
     fake_gpu(monkeypatch, capability, built_for)
-
     if precision is None:
         with pytest.raises(EnvironmentalError, match=r"is sm_\d+, and this torch .* built for"):
             choose_device("cuda", "fp32")
@@ -104,7 +102,6 @@ def test_what_is_not_there_is_refused() -> None:
 )
 def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precision: str) -> None:
     gpu = gpu_named(text)
-
     assert gpu is not None
     assert gpu.memory_bytes == int(gib * 2**30)
     assert gpu.device("auto").precision == precision

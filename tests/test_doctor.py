@@ -112,7 +112,6 @@ def test_where_packages_are_missing_the_program_says_so(
     command = [sys.executable, "-S", "-m", "brats_seg", *arguments]
     environment = {"PYTHONPATH": str(tmp_path)}
     done = start(command, tmp_path, environment)
-
     assert done.returncode == 3, done.stderr
     shown = done.stderr
     if arguments[0] == "doctor":

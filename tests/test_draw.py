@@ -39,7 +39,6 @@ def write_sources(root: Path, scans: Path) -> None:
 def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: str) -> None:
     write_sources(tmp_path, tiny_scans)
     code, said, error = run("figure", kind, *GIVEN[kind], "-o", "a.png")
-
     assert (code, said) == (0, "wrote a.png. Research use only.\n"), error
     with Image.open(tmp_path / "a.png") as picture:
         assert min(picture.size) > 300
@@ -73,7 +72,6 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
 def test_what_cannot_be_drawn_is_said(run: Run, tmp_path: Path, line: str, expected: str) -> None:
     write_case(tmp_path / "scans", labelled=False)
     code, _, error = run("figure", *line.split())
-
     assert code in {1, 2}
     assert expected in error
     assert not list(tmp_path.glob("a.*"))

@@ -59,7 +59,6 @@ def test_an_exported_model_is_its_runs_also_when_it_is_exported_again(
     again = export_model([exported], tmp_path / "again").fingerprint
     model = load_model([exported], CPU)
     original = load_model([tmp_path / "run0", tmp_path / "run1"], CPU)
-
     assert model.fingerprint == original.fingerprint == again
     assert model.fingerprint == load_model([tmp_path / "again"], CPU).fingerprint
     assert model.identity == original.identity
@@ -74,7 +73,6 @@ def test_it_holds_weights_tables_and_a_card_and_no_pickle(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     description = json.loads((exported / "model.json").read_text())
-
     names = ["README.md", "card.json", "member0.safetensors", "member1.safetensors", "model.json"]
     assert sorted(path.name for path in exported.iterdir()) == names
     assert len({path.stat().st_mode for path in exported.iterdir()}) == 1
@@ -99,7 +97,6 @@ def test_a_flipped_byte_of_the_weights_is_found(exported: Path, position: int) -
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
-
     with pytest.raises(UsageError, match=r"member1\.safetensors is damaged: found the check sum"):
         load_model([exported], CPU)
 
@@ -123,7 +120,6 @@ def test_a_description_that_was_changed_is_refused(
 ) -> None:
     path = exported / "model.json"
     path.write_text(path.read_text().replace(old, new, 1))
-
     with pytest.raises(UsageError, match=message):
         load_model([exported], CPU)
 
@@ -154,7 +150,6 @@ def test_a_network_with_absurd_values_is_refused(
     *above, last = name.split(".")
     reduce(getitem, above, description["members"][0])[last] = value
     path.write_text(json.dumps(description))
-
     with pytest.raises(UsageError, match=message):
         load_model([exported], CPU)
 
@@ -185,7 +180,6 @@ def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(export
             assert load_model([exported], CPU).fingerprint == fingerprint
         except UsageError:
             n_refused += 1
-
     assert n_refused > 10
 
 
@@ -200,7 +194,6 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
         del member["card"]["fitted"]["decoding"]["smallest_mm3"]
         del member["card"]["config"]["model"]["name"]
     path.write_text(json.dumps(description))
-
     assert len(load_model([exported], CPU).members) == 2
 
 
@@ -213,7 +206,6 @@ def test_a_folder_that_holds_something_or_is_written_to_is_left_alone(
         path = tmp_path / name.lower().partition(".")[0] / name
         path.parent.mkdir()
         path.write_text("mine")
-
         with pytest.raises(UsageError, match="exists already"):
             export_model([run], path.parent)
         with pytest.raises(EnvironmentalError, match="cannot be written"):
@@ -231,7 +223,6 @@ def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(
     refused = pytest.raises(EnvironmentalError, match=r"member0.safetensors could not .*ulimit -f")
     with limited_files(2000), refused:
         export_model(runs, model)
-
     assert not model.exists()
     assert len(export_model(runs, model).networks) == 2
 
@@ -304,7 +295,6 @@ def test_the_card_of_a_run_has_its_facts_and_is_not_broken_by_them(
     facts, *texts = CARDS[name]
     run = write_validated(tmp_path / "run", **facts)
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
-
     for text in texts:
         assert text in card
     for text in ("single networks", "/home/me", "\n# Mine"):
@@ -318,7 +308,6 @@ def test_held_out_cases_of_folds_are_summarised_together_and_shared_ones_apart(
     card, of_sharing = (
         exported_card(runs, tmp_path / f"model{n}") for n, runs in enumerate((folds, sharing))
     )
-
     cases = zip("abcd", [PERFECT, HALF] * 2, strict=True)
     counts = [region_counts(name, rows) for name, rows in cases]
     (wt, _, _) = summarise_counts(counts, np.random.default_rng(0))
@@ -335,7 +324,6 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
     run = write_run(tmp_path / "run", fitted=fitted)
     card = exported_card([run], tmp_path / "model")
-
     for text in (
         "Not known: no validation of the networks on whole cases is recorded.",
         "The cases are not recorded.",
@@ -361,7 +349,6 @@ def test_a_validation_that_was_not_on_whole_cases_is_no_score(
     config = CONFIG.model_copy(update={"patch": patch, "validation": validation})
     run = write_validated(tmp_path / "run", config=config, n_patches=n_patches, **entries)
     card = exported_card([run], tmp_path / "model")
-
     assert "Not known: no validation" in card
 
 
@@ -384,7 +371,6 @@ def test_ids_of_cases_are_left_out_unless_asked_for(
     caplog.set_level("INFO", "brats_seg")
     run = write_validated(tmp_path / "run", training=(training,), held_out=held_out)
     export_model([run], tmp_path / "model", case_ids=is_named, license_name="CC0")
-
     counts = [text for text in caplog.messages if text.startswith("The model card counts")]
     assert len(counts) == (not is_named)
     for path in (tmp_path / "model").glob("*.*"):
@@ -402,7 +388,6 @@ def test_ids_of_cases_are_left_out_unless_asked_for(
 def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_path: Path) -> None:
     model = tmp_path / "model"
     card = exported_card(folds, model, license_name="MIT")
-
     assert exported_card([model], tmp_path / "again") == card
     anonymous = exported_card([model], tmp_path / "anonymous", case_ids=False)
     assert exported_card([tmp_path / "anonymous"], tmp_path / "twice", case_ids=False) == anonymous
@@ -418,7 +403,6 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     scores = CrossValidationScores(protocol="legacy", summaries=summaries)
     exported_card(folds, tmp_path / "model", replace=True)
     card = exported_card(folds, tmp_path / "model", replace=True, scores=scores)
-
     assert "Cross-validation, scored by the protocol legacy" in card
     assert "| WT | 0.500 | 1 | 0 |" in card
     assert "during training" not in card
@@ -432,7 +416,6 @@ def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path) -> None:
     twice = json.dumps({**facts, "networks": facts["networks"] * 2})
     for content in ("", "[", "[]", '{"networks": 3}', "[" * 100_000, twice):
         path.write_text(content)
-
         with pytest.raises(UsageError, match=r"card\.json cannot be read: .* or remove this file"):
             export_model([model], tmp_path / "again", case_ids=True)
         assert len(load_model([model], CPU).members) == 1
@@ -444,7 +427,6 @@ def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) ->
     sets = [replace(IDENTITY, fingerprint=f"set{name}", conventions=(name,)) for name in names]
     runs = [write_run(tmp_path / one.fingerprint, identity=one) for one in sets]
     card = exported_card(runs, tmp_path / "model")
-
     for text in (
         "8x8x8 | setbrats2017 |",
         "8x8x8 | setbrats2023 |",

@@ -130,9 +130,7 @@ def test_the_block_of_the_page_runs_in_an_environment_of_its_packages_alone(
     torch = start(["bash", "-ec", f"{venv}pip install torch"], tmp_path, environment)
     if torch.returncode:
         pytest.skip("needs a package index")
-
     shell(f". venv/bin/activate\n{block}", tmp_path, environment)
-
     fp32 = {"device": "cpu", "precision": "fp32"}
     assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **fp32)
 

@@ -158,7 +158,6 @@ def test_a_lock_that_is_taken_is_waited_for(
         thread.join(timeout=0.2)
         order.append("first")
     thread.join()
-
     assert order == ["first", "second"]
     assert f"waiting for another process that works in {tmp_path}" in caplog.text
 
@@ -194,7 +193,6 @@ def test_a_drive_without_locks_is_used_with_a_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", have_none)
-
     with files.locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert "has no locks (No locks available): start no second process" in caplog.text
 

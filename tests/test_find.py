@@ -287,9 +287,7 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
     image, label = "x/imagesTr/BRATS_001.nii.gz", "x/labelsTr/BRATS_001.nii.gz"
     touch(tmp_path, image, "x/imagesTr/._BRATS_001.nii.gz", label, *scans("BraTS2021_00000"))
     write_dataset(tmp_path / "x", MSD, "imagesTs/BRATS_485.nii.gz")
-
     found = cases_in(tmp_path)
-
     assert find_cases(tmp_path).notices == ()
     assert sorted(found) == ["BRATS_001", "BRATS_485", "BraTS2021_00000"]
     case = found["BRATS_001"]

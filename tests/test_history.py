@@ -47,7 +47,6 @@ def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
     table = pd.read_csv(tmp_path / "history.csv")
-
     regions = [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
     assert list(table.columns) == [
         *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
@@ -88,7 +87,6 @@ def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_ent
     history.write_history([row(1, validated=validated, scores=scores)], tmp_path)
     table = read_history(tmp_path)
     figure = history_figure(table)
-
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == entries
     assert [tick for tick in figure.axes[-1].get_xticks() if 0.1 < tick < 1.9] == [1]
     assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
@@ -195,7 +193,6 @@ def test_events_that_cannot_be_written_end_the_command_at_once(
             EnvironmentalError, match="tensorboard cannot be written: NotADirectory"
         ):
             track(TENSORBOARD, tmp_path, ())
-
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
     code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=tensorboard")
     assert code == 3
@@ -211,5 +208,4 @@ def test_events_that_fail_later_do_not_end_the_training(
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: module)
     with caplog.at_level(logging.WARNING, "brats_seg"):
         track(TENSORBOARD, tmp_path, ROWS)
-
     assert caplog.text.count("TensorBoard gets no more values (OSError: no space)") == 1

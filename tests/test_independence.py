@@ -107,7 +107,6 @@ def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
     make, message = FAULTS[name]
     layer = make()
     network = around(layer, last_is_zero=last_is_zero)
-
     with pytest.raises(ConfigError, match=rf"the layer '1\.1' \({type(layer).__name__}\).*") as e:
         ask(network, device=device)
     assert message in str(e.value)
@@ -130,7 +129,6 @@ def test_spectral_norm_is_refused_unless_it_is_frozen(
         for _ in range(100 * (seed % 2)):
             norm(torch.zeros(1, 6, 1, 1, 1))
         network = nn.Sequential(nn.Conv3d(4, 6, 1), nn.Sequential(nn.ReLU(), norm))
-
         with pytest.raises(ConfigError, match=f"the layer {layer}"):
             ask(network)
         ask(network.eval())
@@ -193,7 +191,6 @@ def test_a_network_for_one_patch_and_outputs_without_a_row_for_each_are_accepted
 def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None:
     config = ModelConfig.model_validate({"name": name, "widths": (4, 6, 8)})
     torch.manual_seed(0)
-
     ask(build_model(config, (size, size, size)), size)
 
 
@@ -217,7 +214,6 @@ def test_networks_of_monai_are_refused_for_batch_norm_only(
     torch.manual_seed(0)
     network = getattr(nets, name)(spatial_dims=3, in_channels=4, out_channels=3, **arguments)
     has_batch_norm = any(isinstance(m, nn.BatchNorm3d) for m in network.modules())
-
     refused = pytest.raises(ConfigError, match=r"BatchNorm3d\) .* mixes them")
     with refused if has_batch_norm else nullcontext():
         ask(network, 16)
@@ -227,7 +223,6 @@ def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
     network = around(nn.Sequential(Counts(patches=True), nn.Dropout(0.5)), last_is_zero=True)
     before, random_state = deepcopy(network.state_dict()), torch.get_rng_state()
     ask(network)
-
     assert same(network.state_dict(), before)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -249,7 +244,6 @@ def test_memory_that_runs_out_while_asking_does_not_end_a_run(
         return features
 
     ask(around(Layer(full)))
-
     assert "memory ran out before it was clear" in caplog.text
 
 
@@ -257,7 +251,6 @@ def test_two_passes_that_differ_are_noticed_in_any_precision() -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         first = torch.linspace(-1, 1, 99).to(dtype)
         rounded = first * (1 + 2 * torch.finfo(dtype).eps)
-
         check_replay([first, torch.arange(3)], [rounded, torch.arange(3)])
         with pytest.raises(ReplayError, match="another output for the same micro-batch"):
             check_replay([first], [first * 1.2])

@@ -109,16 +109,13 @@ def test_changed_cases_are_reread(brats_root: Path, tmp_path: Path, inspections:
     write_index(first, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", brats_root)
     inspections.clear()
-
     assert index_cases(brats_root, previous=previous) == first
     assert inspections == ["BraTS2021_00002"]
-
     inspections.clear()
     label_path = brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz"
     builders.write_nifti(label_path, builders.make_label_map(seed=77))
     builders.write_case(brats_root, "BraTS2021_00009", seed=9)
     later = index_cases(brats_root, previous=previous)
-
     assert inspections == ["BraTS2021_00002", "BraTS2021_00004", "BraTS2021_00009"]
     assert later == index_cases(brats_root)
     shutil.rmtree(brats_root / "BraTS2021_00000")
@@ -146,7 +143,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)
-
     cases = by_id(index)
     assert (len(index.cases), len(index.trainable)) == (15, 12)
     assert {case.convention for case in index.trainable} == {"brats2017"}
@@ -164,7 +160,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
         assert part in problem
     # predictions and label maps of others are no cases
     assert ["(12 in all)" in message for message in caplog.messages] == [True]
-
     write_index(index, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", real_data)
     assert previous == index
@@ -354,7 +349,6 @@ def test_a_guess_and_an_empty_label_map_are_told() -> None:
         listed("BRATS_001", values, "Task01/imagesTr", convention="msd"),
         listed("BraTS2021_00000", (0,)),
     )
-
     guess = "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it"
     remarks = [remark.split(":")[0] for case in cases for remark in case.remarks or ("",)]
     alone = "the scan does not show whether the numbering is brats2023 or msd or brats2024-ped"

@@ -94,7 +94,6 @@ def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -
 def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) -> None:
     before = inside(make_image())
     factors = inside(changed(intensities.change_brightness, seed)) / before
-
     np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
     assert len(set(factors[:, 0].tolist())) == 4
     assert ((factors > 0.75) & (factors < 1.25)).all()
@@ -189,7 +188,6 @@ def test_noise_and_resolution_are_monais(
         changed(intensities.add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
     )
     assert ks_2samp(spread, noise(torch.zeros(4, 20, 20, 20)).numpy().ravel()).pvalue > 0.01
-
     monkeypatch.setattr(intensities, "RESOLUTION", (0.5, 0.5))
     theirs = RandSimulateLowResolution(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"

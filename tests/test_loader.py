@@ -215,7 +215,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str)
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
     for key in keys_of(8):
         dataset[key].image.fill_(9)
-
     for key, sample, (image, target) in zip(keys_of(20), held, copies, strict=True):
         assert sample.case_id == key.case_id
         assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
@@ -288,7 +287,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
     whole = torch.arange(24.0).reshape(1, 2, 3, 4)
     samples.append(loader.Sample(image=whole, target=whole, case_id="autoencoder"))
     (send, receiver), blocks = ends_of(samples), set()
-
     for index, sample in enumerate(samples):
         sent = send(index)
         assert (sent.memory is not None) == (index == 0)
@@ -300,7 +298,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
         is_one = found.image.data_ptr() == found.target.data_ptr()
         assert is_one == (sample.case_id == "autoencoder")
         del found
-
     assert blocks == {0}
     # larger samples get a larger block, and smaller ones share it
     send, receiver = ends_of([make_sample(1, edge) for edge in (4, 8, 6, 4)])

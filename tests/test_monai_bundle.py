@@ -94,9 +94,7 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
         probabilities.append(predictor.predict_scan(predictor.prepare(read)).probabilities)
     before, after = probabilities
     mask = torch.from_numpy(before[[1, 0, 2]] >= 0.46)  # the channels of the bundle: TC, WT, ET
-
     cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]
-
     expected = cleaned.bool()[[1, 0, 2]].numpy()
     np.testing.assert_array_equal(after >= 0.46, expected)
     np.testing.assert_array_equal(

@@ -55,9 +55,7 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
     for item in volumes:
         item.array[2, 1, 3] = 0
     volumes[0].array[3, 3, 4] = 0
-
     brain = normalisation.extract_brain("a", volumes, None)
-
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
     for modality, item, mean, std in zip(

@@ -127,7 +127,6 @@ def test_tissues_contrast_as_they_do_in_patients():
     assert contrast(T1N, 2) < 1
     assert contrast(T2W, 2) > 1.1
     assert contrast(T2F, 2) > 1.15
-
     likeness = []
     for phantom in map(make, SEEDS):
         inside = ndimage.binary_erosion(phantom.images[0] > 0, iterations=2)

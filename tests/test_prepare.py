@@ -202,7 +202,6 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
         advice = rf"the disk is full: .*{IDS[1]} could not .* larger disk"
         with pytest.raises(EnvironmentalError, match=advice):
             prepare(root, folder, n_workers=n_workers)
-
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
     assert all(map(np.array_equal, voxels(folder, IDS[1]), before))
 

@@ -67,7 +67,6 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
     crop = Box.at((0, 0, 0), case.shape)
     labels, image = case.read_labels(crop), case.read_image(crop)
     np.testing.assert_array_equal(case.box.placed(labels, case.geometry.shape), make_label_map())
-
     assert image.dtype == np.float16
     np.testing.assert_array_equal((image != 0).any(axis=0), brain[case.box.slices])
     for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
@@ -158,7 +157,6 @@ def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> 
     # shapes of the same power of two
     places = {buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}
     assert len(places) == 1
-
     held = hold(buffers.take((10, 10), np.float32))
     held[...] = 3
     before = held.tolist()
@@ -268,7 +266,6 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
         return items
 
     errors = store.verify_cases(case_ids, folder, track=track)
-
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
     assert seen == [("verifying prepared cases", 6)]
     with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):

@@ -38,7 +38,6 @@ def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals)
         if number is signal.SIGINT:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
-
     assert signal.getsignal(number) is before
 
 
@@ -154,7 +153,6 @@ def test_as_many_epochs_fit_as_a_slow_search_finds(
         return 20 * (n_epochs - 1) + 7 * len(validated | ({n_epochs} if n_epochs > 1 else set()))
 
     found = run.clock.epochs_in((627 + left_s / 0.9) / 3600)
-
     assert found == max(n for n in range(1, 500) if run_s(n) <= left_s + 1e-6)
 
 
@@ -191,7 +189,6 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 7)
     with caplog.at_level(logging.INFO):
         resumed = train(data, tmp_path / "run", settings("training.hours=2"))
-
     assert (stopped.finished, resumed.finished, len(resumed.history)) == (False, True, 3)
     assert "training.hours changes from 1.0 to 2.0" in caplog.text
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")

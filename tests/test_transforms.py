@@ -116,7 +116,6 @@ def test_image_and_labels_keep_one_grid(seed: int) -> None:
         Augmentation(mirror=0.5, rotation=1, scaling=1), np.random.default_rng(seed)
     )
     image, moved_labels = moved(case, Box.at((4, 6, 5), (30, 28, 32)), transform)
-
     # interpolated values are whole numbers only where all neighbours are alike
     certain = np.isin(image[0], [0, 1, 2, 4])
     alike = certain & (moved_labels == image[0])
@@ -145,7 +144,6 @@ def test_the_touched_box_is_as_small_as_it_can_be(seed: int) -> None:
 def test_spatial_transforms_have_the_given_probabilities_and_ranges() -> None:
     rng = np.random.default_rng(0)
     transforms = [draw_spatial_transform(FULL, rng) for _ in range(4000)]
-
     assert np.mean([transform.mirrored for transform in transforms]) == pytest.approx(0.5, abs=0.02)
     matrices = [transform.matrix for transform in transforms if transform.matrix is not None]
     # either of two chances of a fifth

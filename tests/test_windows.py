@@ -70,7 +70,6 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
         return patch.bfloat16()
 
     logits = predict_logits(network, image, window=window, overlap=overlap)
-
     assert calls == [(1, 4, *window)] * n_windows(shape, window, overlap)
     assert (logits.shape, logits.dtype) == (image.shape, torch.float32)
     assert torch.allclose(logits, image, atol=1e-6)
@@ -86,7 +85,6 @@ def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:
         return window
 
     logits = predict_logits(network, image, window=(4, 6, 4), overlap=0.5)
-
     assert torch.equal(logits, image)
 
 
@@ -108,7 +106,6 @@ def test_the_mean_of_a_voxel_worked_out_by_hand(
 ) -> None:
     """A voxel follows the window whose centre is nearer."""
     logits = predict_logits(counting(), torch.zeros(1, *shape), window=window, overlap=0.5)
-
     assert logits.flatten().tolist() == pytest.approx(expected)
 
 
@@ -131,6 +128,5 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
             roi_weight_map=torch.einsum("x,y,z->xyz", *bells)[None, None],
         )
         assert torch.equal(predict_logits(network, image, window=window, overlap=0.5), ours)
-
     assert torch.allclose(ours, theirs[0], atol=1e-5)
     assert not ours.requires_grad

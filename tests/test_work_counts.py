@@ -159,7 +159,6 @@ def test_a_training_step_calls_no_more_kernels_and_allocates_no_more_memory(name
     step = step_of(criterion, torch.bfloat16 if "bf16" in name else None)
     with Kernels() as kernels:
         step()
-
     check(kernels.counts(), STEP_LIMITS[name])
 
 
@@ -262,7 +261,6 @@ def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
         prepare_cases(cases[1:], tmp_path / "prepared", StoreConfig(), n_workers=0)
     prepared = size_of(tmp_path / "prepared" / "BraTS2021_00001")
     n_read = bytes_read() - before - prepared
-
     check(
         {
             "scans opened": opened.total(),
@@ -285,7 +283,6 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
     with opened_below(second) as opened, opened_below(output) as written:
         predict_folder([second], models, output, settings)
     n_read = bytes_read() - before
-
     check(
         {
             "scans opened": opened.total(),
@@ -323,7 +320,6 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     Predictor(model=model).predict_scan(scan)
     with Kernels() as kernels:
         Predictor(model=model).predict_scan(scan)
-
     check(kernels.counts(), {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2})
 
 
@@ -333,5 +329,4 @@ def test_help_imports_few_modules() -> None:
         "print(len(sys.modules))"
     )
     shown = subprocess.check_output([sys.executable, "-c", program], text=True)
-
     check({"modules": int(shown.split()[-1])}, {"modules": 400})
