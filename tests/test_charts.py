@@ -11,12 +11,7 @@ from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import joined_scores
-from brats_seg.figures.charts import (
-    cohort_figure,
-    score_figure,
-    survival_figure,
-    volume_figure,
-)
+from brats_seg.figures.charts import cohort_figure, score_figure, survival_figure, volume_figure
 from brats_seg.labels import REGIONS
 from tests.builders import make_case
 from tests.test_cases import cut_off

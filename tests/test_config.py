@@ -127,10 +127,7 @@ ASSIGNMENTS = (
     ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
     ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
     ("training=5", r"setting training: .*got 5"),
-    (
-        "training.effective_batch={5: 2}",
-        r"batch: expected a value for epoch 0 \(got \{5: 2\}\)",
-    ),
+    ("training.effective_batch={5: 2}", r"batch: expected a value for epoch 0 \(got \{5: 2\}\)"),
     ("model=*a", "--set"),
     ("." * 2000 + "=1", "--set"),
     ("model=" + "[" * 5000, "--set"),

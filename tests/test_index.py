@@ -29,12 +29,7 @@ from brats_seg.cases.index import (
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import ConfigError, UsageError
-from brats_seg.labels import (
-    BRATS2024_PED,
-    MODALITIES,
-    MSD,
-    LabelConvention,
-)
+from brats_seg.labels import BRATS2024_PED, MODALITIES, MSD, LabelConvention
 from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms

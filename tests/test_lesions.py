@@ -416,9 +416,7 @@ def groups(lesions: Lesions) -> list[int]:
     return [order.index(number) + 1 if number else 0 for number in numbers]
 
 
-def test_components_are_one_lesion_up_to_twice_the_dilation_apart(
-    rng: np.random.Generator,
-) -> None:
+def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random.Generator) -> None:
     """Dilation reaches over edges, but not over corners."""
     for dilation in (1, 3, 5):
         for gap, n_lesions in ((2 * dilation, 1), (2 * dilation + 1, 2)):

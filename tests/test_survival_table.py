@@ -7,12 +7,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.survival.table import (
-    feature_columns,
-    read_features,
-    read_outcomes,
-    write_features,
-)
+from brats_seg.survival.table import feature_columns, read_features, read_outcomes, write_features
 from tests.survival_builders import make_feature_table
 
 HEADER = "case_id,patient_id,labels_from,labels_seen,resection"

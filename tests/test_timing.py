@@ -18,12 +18,7 @@ from brats_seg.training import timing
 from brats_seg.training.state import Progress
 from brats_seg.training.timing import Clock, StopRequest
 from tests.builders import Run
-from tests.training_builders import (
-    StopAtCheck,
-    check_same_runs,
-    tiny_settings,
-    train,
-)
+from tests.training_builders import StopAtCheck, check_same_runs, tiny_settings, train
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
