@@ -83,9 +83,7 @@ def gradients(network: Autoencoder) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", list(ActivationCheckpointing)[1:])
-def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
-    network: Autoencoder, mode: ActivationCheckpointing
-) -> None:
+def test_checkpointing_changes_no_bit(network: Autoencoder, mode: ActivationCheckpointing) -> None:
     before = gradients(network)
     network.checkpointing = mode
     after = gradients(network)
@@ -122,9 +120,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 
 
 @pytest.mark.usefixtures("small_grid")
-def test_a_run_writes_the_usual_files_without_dice(
-    data: FoldData, tmp_path: Path, tiny_run: Path
-) -> None:
+def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_run: Path) -> None:
     between = ["validation.every=2", "validation.patches_between=true"]
     outcome = train(data, tmp_path / "run", settings(*between))
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]

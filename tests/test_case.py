@@ -61,9 +61,7 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
-def test_every_file_is_read_once_and_a_label_map_if_wanted(
-    tmp_path: Path, reads: Counter[str]
-) -> None:
+def test_every_file_is_read_once_a_label_map_if_wanted(tmp_path: Path, reads: Counter[str]) -> None:
     case = written(tmp_path)
     paths = [case.path_of(scan) for scan in (*case.images, case.label)]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]

@@ -90,9 +90,7 @@ def section_of(axes: Axes) -> int:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
-    view: CaseView, name: str
-) -> None:
+def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name: str) -> None:
     """Also where the id of the case is long, or would be a formula."""
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
     panels = panels_of(figure)
@@ -145,9 +143,7 @@ def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> N
     assert tissue_colours(BRATS2024)[4] not in (wt, tc, et)
 
 
-def test_a_montage_has_the_same_sections_of_both_sides_with_volumes_and_dice(
-    view: CaseView,
-) -> None:
+def test_a_montage_has_equal_sections_with_volumes_and_dice(view: CaseView) -> None:
     left, right = montage_figure(view).subfigs
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
@@ -228,9 +224,7 @@ def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain
     assert figure.get_suptitle().startswith("case, axial")
 
 
-def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_case(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Path) -> None:
     """The first case is the default; 3 is ET in its prediction."""
     predicted = make_label_map(convention=BRATS2023, seed=7)
     write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
@@ -284,9 +278,7 @@ def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Pa
     assert grid.voxel_ml == 0.006
 
 
-def test_the_uncertainty_is_found_in_the_folder_of_a_prediction_or_refused(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -> None:
     entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
     view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
     write_nifti(path, entropy)

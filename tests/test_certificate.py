@@ -71,9 +71,7 @@ def errors(
     }
 
 
-def test_the_accumulator_is_exact_to_rounding_and_ordinary_accumulation_is_not(
-    rows: tuple[CertificateRow, ...],
-) -> None:
+def test_the_accumulator_is_exact_to_rounding(rows: tuple[CertificateRow, ...]) -> None:
     """Ordinary accumulation is the negative control: after a few steps of training it differs."""
     assert {(row.loss, row.method, row.precision) for row in rows} == {
         *product((PATCH_DICE, BATCH_DICE, UNDECLARED), ("exact", "ordinary"), ("fp32", "fp64"))
@@ -112,9 +110,7 @@ def test_patches_that_do_not_fit_are_an_error() -> None:
     ("config", "weight", "length"),
     [(LossConfig(dice=0, bce=0), 1.0, "0.0"), (LossConfig(), float("nan"), "nan")],
 )
-def test_a_gradient_without_direction_is_an_error(
-    config: LossConfig, weight: float, length: str
-) -> None:
+def test_a_gradient_of_zeros_is_an_error(config: LossConfig, weight: float, length: str) -> None:
     network = nn.Conv3d(4, 3, 1)
     nn.init.constant_(network.weight, weight)
     with pytest.raises(BratsError, match=f"has length {length} for patch Dice"):
@@ -179,9 +175,7 @@ def test_phantoms_grow_and_two_in_five_lack_et() -> None:
     # with two levels any even size will do; with six, three voxels are left at the lowest
     [(16, [4, 8], 16), (96, [4, 8], 64), (128, [2] * 6, 96)],
 )
-def test_a_long_patch_is_cut_to_what_the_network_takes(
-    edge: int, widths: list[int], size: int
-) -> None:
+def test_a_long_patch_is_cut_for_the_network(edge: int, widths: list[int], size: int) -> None:
     config = load_config(assignments=[f"model.widths={widths}"])
     assert _measured_size(config, (edge,) * 3) == (size,) * 3
 

@@ -84,9 +84,7 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
     assert found == expected
 
 
-def test_a_small_patch_is_computed_by_one_thread_unless_a_person_chose(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of two CPUs."""
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
     for name in cpu_threads.NUMBERS:

@@ -8,9 +8,7 @@ from brats_seg.presets import GPU_NAMES
 from brats_seg.runtime.device import GPUS, choose_device, gpu_named
 
 
-def test_the_precision_of_the_cpu_is_what_it_computes_natively(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cpu_takes_its_native_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for capabilities, precision in (
         ({"avx512_bf16": True}, "bf16"),
         ({"amx_bf16": True, "avx512_bf16": False}, "bf16"),
@@ -21,9 +19,7 @@ def test_the_precision_of_the_cpu_is_what_it_computes_natively(
         assert choose_device("cpu", "auto").precision == precision
 
 
-def test_a_precision_that_is_asked_for_is_taken_unless_it_is_emulated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_emulated_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         with choose_device("cpu", precision).autocast():

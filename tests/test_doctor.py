@@ -21,9 +21,7 @@ def found(diagnosis: Diagnosis, check: str) -> Finding:
     return finding
 
 
-def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> None:
     diagnosis = diagnose(brats_root, runs=tmp_path / "runs")
     next(brats_root.glob("*_00003/*flair*")).unlink()
     warning = found(diagnose(brats_root), "scans")
@@ -44,9 +42,7 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
     assert not diagnosis.can_work
 
 
-def test_the_command_prints_a_table_and_the_commands_that_mend(
-    brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}
     monkeypatch.setattr(machine, "free_bytes", lambda path: small.get(path) or free_bytes(path))
@@ -98,9 +94,7 @@ def test_packages_are_compared_with_the_required_and_the_tested_versions(
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
-def test_where_packages_are_missing_the_program_says_so(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> None:
     """Nothing is installed but the package: a folder with its source and its metadata."""
     (tmp_path / "brats_seg").symlink_to(ROOT / "brats_seg")
     described = touch(tmp_path, "brats_seg-0.1.0.dist-info/METADATA")

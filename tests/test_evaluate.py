@@ -82,9 +82,7 @@ def test_the_number_of_processes_changes_nothing(tiny_scans: Path, predictions: 
     assert one.scores.equals(two.scores)
 
 
-def test_missing_predictions_score_nothing_or_are_left_out(
-    brats_root: Path, predictions: Path, tmp_path: Path
-) -> None:
+def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_path: Path) -> None:
     for case_id in CASES[:3]:
         (predictions / f"{case_id}.nii.gz").unlink()
     shutil.move(predictions / f"{CASES[3]}.nii.gz", predictions / "BraTS2021_00099.nii.gz")
@@ -109,9 +107,7 @@ def test_missing_predictions_score_nothing_or_are_left_out(
     ]
 
 
-def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
-    tiny_scans: Path, predictions: Path
-) -> None:
+def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path) -> None:
     """Cut short, on another grid, with a foreign value, with probabilities, not NIfTI."""
     paths = [predictions / f"{case_id}.nii.gz" for case_id in CASES]
     paths[0].write_bytes(paths[0].read_bytes()[: paths[0].stat().st_size // 2])
@@ -131,9 +127,7 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     assert found.missing == ()
 
 
-def test_one_prediction_with_both_3_and_4_is_named_and_the_others_are_scored(
-    tmp_path: Path,
-) -> None:
+def test_one_prediction_with_both_3_and_4_is_named(tmp_path: Path) -> None:
     for number in range(3):
         label_map = make_label_map(convention=BRATS2017, seed=number)
         write_nifti(tmp_path / "reference" / f"BraTS-GLI-0000{number}-000.nii.gz", label_map)
@@ -252,9 +246,7 @@ def test_spacing_and_conventions_are_those_of_the_files(tmp_path: Path) -> None:
     assert [(row["dice"], row["reference_ml"]) for row in rows] == [(1, pytest.approx(0.012))] * 3
 
 
-def test_an_empty_side_pays_the_penalty_and_two_empty_or_full_ones_score_full_marks(
-    tmp_path: Path,
-) -> None:
+def test_an_empty_side_pays_the_penalty_and_two_score_1(tmp_path: Path) -> None:
     nothing, everything = np.zeros(SHAPE, np.uint8), np.full(SHAPE, 2, np.uint8)
     for sides in ((REFERENCE, nothing), (nothing, PREDICTION)):
         assert values(scored(tmp_path, *sides)[0])[:4] == [0, 0, 373.12866, 0]
@@ -307,9 +299,7 @@ def test_another_grid_is_refused(tmp_path: Path) -> None:
         scored(tmp_path, REFERENCE, PREDICTION, affine=np.diag([1.0, 1.0, 1.0001, 1.0]))
 
 
-def test_a_prediction_without_affine_is_paired_by_index_and_remarked_upon(
-    tiny_scans: Path, predictions: Path
-) -> None:
+def test_a_prediction_without_affine_has_a_remark(tiny_scans: Path, predictions: Path) -> None:
     path = predictions / f"{CASES[0]}.nii.gz"
     write_nifti(path, make_label_map(convention=BRATS2023), np.eye(4))
     rounded = BRATS_AFFINE + 5e-4 * np.eye(4, k=1)
@@ -345,9 +335,7 @@ def copy_label_maps(
         ("prediction", "agree with the reference far better numbered as msd"),
     ],
 )
-def test_another_numbering_than_that_of_the_release_is_refused(
-    phantoms: Path, tmp_path: Path, side: str, message: str
-) -> None:
+def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, message: str) -> None:
     """Where prediction and reference agree, both regions would be wrong."""
     renamed = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
     if side == "reference on scans":

@@ -53,9 +53,7 @@ def exported(exported_once: Path, tmp_path: Path) -> Path:
     return shutil.copytree(exported_once, tmp_path, dirs_exist_ok=True) / "model"
 
 
-def test_an_exported_model_is_its_runs_also_when_it_is_exported_again(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_an_exported_model_predicts_as_its_runs(exported: Path, tmp_path: Path) -> None:
     again = export_model([exported], tmp_path / "again").fingerprint
     model = load_model([exported], CPU)
     original = load_model([tmp_path / "run0", tmp_path / "run1"], CPU)
@@ -69,9 +67,7 @@ def test_an_exported_model_is_its_runs_also_when_it_is_exported_again(
             assert torch.equal(value, other.network.state_dict()[name])
 
 
-def test_it_holds_weights_tables_and_a_card_and_no_pickle(
-    exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_holds_weights_and_no_pickle(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     description = json.loads((exported / "model.json").read_text())
     names = ["README.md", "card.json", "member0.safetensors", "member1.safetensors", "model.json"]
     assert sorted(path.name for path in exported.iterdir()) == names
@@ -115,9 +111,7 @@ def test_a_flipped_byte_of_the_weights_is_found(exported: Path, position: int) -
         ("member0.safetensors", "../run0/best.pt", r"model/best\.pt is damaged"),
     ],
 )
-def test_a_description_that_was_changed_is_refused(
-    exported: Path, old: str, new: str, message: str
-) -> None:
+def test_a_changed_description_is_refused(exported: Path, old: str, new: str, message: str) -> None:
     path = exported / "model.json"
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(UsageError, match=message):
@@ -141,9 +135,7 @@ def test_a_description_that_was_changed_is_refused(
         ("card.fitted.decoding.smallest_et_mm3", math.inf, "smallest_et_mm3"),
     ],
 )
-def test_a_network_with_absurd_values_is_refused(
-    exported: Path, name: str, value: object, message: str
-) -> None:
+def test_absurd_values_are_refused(exported: Path, name: str, value: object, message: str) -> None:
     """Further ones are in `faults/test_hostile_models.py`."""
     path = exported / "model.json"
     description = json.loads(path.read_text())
@@ -183,9 +175,7 @@ def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(export
     assert n_refused > 10
 
 
-def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
-    exported: Path,
-) -> None:
+def test_a_new_setting_keeps_the_fingerprint_of_a_model(exported: Path) -> None:
     """Such a file lacks the setting: the default was in force when it was written."""
     path = exported / "model.json"
     description = json.loads(path.read_text())
@@ -197,9 +187,7 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     assert len(load_model([exported], CPU).members) == 2
 
 
-def test_a_folder_that_holds_something_or_is_written_to_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     run = write_run(tmp_path / "run")
     for name in ("README.md", "notes.txt", "model.json"):
@@ -216,9 +204,7 @@ def test_a_folder_that_holds_something_or_is_written_to_is_left_alone(
         export_model([run], tmp_path / "other")
 
 
-def test_an_export_that_does_not_fit_leaves_nothing_and_can_be_repeated(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_an_export_to_a_full_disk_leaves_nothing(exported: Path, tmp_path: Path) -> None:
     runs, model = [tmp_path / "run0", tmp_path / "run1"], tmp_path / "new"
     refused = pytest.raises(EnvironmentalError, match=r"member0.safetensors could not .*ulimit -f")
     with limited_files(2000), refused:
@@ -301,9 +287,7 @@ def test_the_card_of_a_run_has_its_facts_and_is_not_broken_by_them(
         assert text not in card
 
 
-def test_held_out_cases_of_folds_are_summarised_together_and_shared_ones_apart(
-    folds: list[Path], tmp_path: Path
-) -> None:
+def test_held_out_cases_of_folds_are_one_summary(folds: list[Path], tmp_path: Path) -> None:
     sharing = [folds[0], write_validated(tmp_path / "run", seed=2)]
     card, of_sharing = (
         exported_card(runs, tmp_path / f"model{n}") for n, runs in enumerate((folds, sharing))
@@ -396,9 +380,7 @@ def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_p
     assert "The cases are not recorded." in exported_card([model], tmp_path / "older")
 
 
-def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
-    folds: list[Path], tmp_path: Path
-) -> None:
+def test_cross_validation_replaces_validation_scores(folds: list[Path], tmp_path: Path) -> None:
     summaries = summarise_counts([region_counts("a", HALF)], np.random.default_rng(0))
     scores = CrossValidationScores(protocol="legacy", summaries=summaries)
     exported_card(folds, tmp_path / "model", replace=True)

@@ -177,9 +177,7 @@ JOINED = Case(case_id="A", patient_id="person", release="brats2023-gli")
         (None, "A", "A", "unknown"),
     ],
 )
-def test_a_case_is_seen_under_every_id_of_its_patient(
-    tmp_path, caplog, train, case_id, patient_id, seen
-):
+def test_a_patient_is_seen_under_every_id(tmp_path, caplog, train, case_id, patient_id, seen):
     """A checkpoint belongs to the run that it lies in, which may lack the record of its cases."""
     (tmp_path / "name_mapping.csv").write_text(MAPPING)
     clinical = read_clinical_files([tmp_path / "name_mapping.csv"])

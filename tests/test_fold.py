@@ -141,9 +141,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("home")
-def test_prepared_cases_are_beside_the_scans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "disk" / "BraTS"
     root.mkdir(parents=True)
     Path("link").symlink_to(root)

@@ -240,9 +240,7 @@ def test_few_patients_fill_every_fold(n_folds, cases):
     # the copies of a scan that is left out are copies of each other
     [("voxel_hash", "same", ""), ("near_copies", ("unlabelled",), ())],
 )
-def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patients(
-    name, same, other
-):
+def test_a_scan_under_two_ids_keeps_both_patients_in_one_fold(name, same, other):
     found = {"X1": same, "X2": other, "Y1": other, "Y2": same}
     double = [make_case(key, patient_id=key[0], **{name: found[key]}) for key in found]
     fold = fold_of(folds.make_folds([*numbered_cases(20), *double], FoldConfig()))

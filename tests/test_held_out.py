@@ -52,9 +52,7 @@ def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "assemble", build)
 
 
-def test_another_split_and_other_prepared_cases_are_refused(
-    tmp_path: Path, tiny_prepared: Path
-) -> None:
+def test_other_splits_and_cases_are_refused(tmp_path: Path, tiny_prepared: Path) -> None:
     """A case that was trained on must not pass for one that was held out."""
     run = write_fold(tmp_path / "run", tiny_prepared, (CASES[1], CASES[3]))
     path = run / SPLIT_NAME
@@ -132,9 +130,7 @@ def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
     assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
-def test_tuning_measures_all_runs_and_an_export_names_it(
-    tmp_path: Path, tiny_prepared: Path
-) -> None:
+def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: Path) -> None:
     runs = [
         write_fold(tmp_path / case_id, tiny_prepared, [case_id], subsets=FEW)
         for case_id in CASES[:2]
@@ -162,9 +158,7 @@ def test_tuning_measures_all_runs_and_an_export_names_it(
     assert (plain / "best.pt").read_bytes() == content
 
 
-def test_the_score_of_validation_is_that_of_the_label_maps(
-    tiny_run: Path, tiny_scans: Path, tmp_path: Path
-) -> None:
+def test_validation_scores_the_label_maps(tiny_run: Path, tiny_scans: Path, tmp_path: Path) -> None:
     settings = PredictionSettings(device="cpu", precision="fp32", overlap=0)
     held_out = read_split(tiny_run / SPLIT_NAME).validation
     cases = [case for case in find_cases(tiny_scans).cases if case.case_id in held_out]

@@ -40,9 +40,7 @@ def row(epoch: int, *, validated: bool, scores: dict[str, float] = OVERLAP) -> d
     }
 
 
-def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation(
-    tmp_path: Path,
-) -> None:
+def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     rows = [row(1, validated=False), row(2, validated=True)]
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
@@ -168,9 +166,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def test_tensorboard_gets_every_value_by_epoch_and_nothing_is_written_without_it(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
     track(Config(), tmp_path, ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.csv", "history.png"]
     pytest.importorskip("tensorboardX")

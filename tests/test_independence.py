@@ -101,9 +101,7 @@ def around(layer: nn.Module, *, last_is_zero: bool = False) -> nn.Module:
 @pytest.mark.parametrize("last_is_zero", [False, True])
 @pytest.mark.parametrize("device", [CPU, IN_HALF])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
-    name: str, device: Device, last_is_zero: bool
-) -> None:
+def test_layers_over_the_batch_are_refused(name: str, device: Device, last_is_zero: bool) -> None:
     make, message = FAULTS[name]
     layer = make()
     network = around(layer, last_is_zero=last_is_zero)
@@ -119,9 +117,7 @@ def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
         (parametrizations.spectral_norm, r"'1\.1\.parametrizations\.weight\.0' \(_Sp"),
     ],
 )
-def test_spectral_norm_is_refused_unless_it_is_frozen(
-    make: Callable[[nn.Module], nn.Module], layer: str
-) -> None:
+def test_spectral_norm_must_be_frozen(make: Callable[[nn.Module], nn.Module], layer: str) -> None:
     """Also where the power iteration has converged, until the weights change."""
     for seed in range(5):
         torch.manual_seed(seed)
@@ -206,9 +202,7 @@ def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None
         ("UNet", {"channels": (4, 8), "strides": (2,), "norm": "batch"}),
     ],
 )
-def test_networks_of_monai_are_refused_for_batch_norm_only(
-    name: str, arguments: dict[str, object]
-) -> None:
+def test_networks_of_monai_with_batch_norm(name: str, arguments: dict[str, object]) -> None:
     from monai.networks import nets
 
     torch.manual_seed(0)
@@ -235,9 +229,7 @@ def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
         independence.check(image, CPU)
 
 
-def test_memory_that_runs_out_while_asking_does_not_end_a_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_outlives_running_out_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     def full(features: Tensor) -> Tensor:
         if len(features) > 1:
             raise torch.OutOfMemoryError

@@ -372,9 +372,7 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
         ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
     ],
 )
-def test_other_files_under_one_id_make_both_unusable(
-    first: dict[str, object], second: dict[str, object], what: str
-) -> None:
+def test_cases_of_one_id(first: dict[str, object], second: dict[str, object], what: str) -> None:
     a, b = without_duplicates([listed(folder="b", **first), listed(folder="a", **second)])
     assert f"case {CASE_ID}, file a/: found {what} of the same id in b/; " in a.problems[0]
     assert f"file b/: found {what} of the same id in a/" in b.problems[0]

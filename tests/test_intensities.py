@@ -65,9 +65,7 @@ def test_the_brain_is_where_any_channel_is_not_0_and_has_its_statistics() -> Non
 
 
 @pytest.mark.parametrize("change", intensities.CHANGES)
-def test_a_change_depends_on_its_random_state_and_leaves_the_background(
-    change: intensities.Change, all_channels: None
-) -> None:
+def test_changes_follow_the_random_state(change: intensities.Change, all_channels: None) -> None:
     flat = make_image()
     flat[2] = (flat[2] != 0) * 0.5  # a channel without contrast
     background = intensities.BrainMask.of(flat).mask == 0
@@ -178,9 +176,7 @@ def test_a_change_is_monais_where_all_is_brain(
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_resolution_are_monais(
-    monkeypatch: pytest.MonkeyPatch, all_channels: None
-) -> None:
+def test_noise_and_blur_are_monais(monkeypatch: pytest.MonkeyPatch, all_channels: None) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
     monkeypatch.setattr(intensities, "NOISE_STD", (0.1, 0.1))
     noise = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)

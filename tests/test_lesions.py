@@ -295,9 +295,7 @@ def test_reproduces_the_program_of_2025_and_2026() -> None:
         ("min", max),
     ],
 )
-def test_the_values_of_the_program_notice_other_rules(
-    monkeypatch: pytest.MonkeyPatch, name: str, rule: object
-) -> None:
+def test_other_rules_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str, rule: object) -> None:
     """Faces alone that connect, a match by more than an overlap, and a larger tolerance."""
     monkeypatch.setattr(lesions, name, rule, raising=False)
     assert differing()
@@ -462,9 +460,7 @@ def test_lesions_up_to_the_minimum_are_dropped() -> None:
         ({"et": ".1.", "snfh": "1.2", "wt": "1.2"}, {"snfh": [1, 0, 1], "wt": [1, 0, 2]}),
     ],
 )
-def test_lesions_are_joined_by_those_of_other_tissues(
-    rows: dict[str, str], expected: dict[str, list[int]]
-) -> None:
+def test_other_tissues_join_lesions(rows: dict[str, str], expected: dict[str, list[int]]) -> None:
     empty = dict.fromkeys(TISSUES, "." * len(rows["et"]))
     joined = join_touching({name: row(text) for name, text in (empty | rows).items()})
     assert {name: groups(joined[name]) for name in expected} == expected

@@ -101,9 +101,7 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
         next(samples)
 
 
-def test_a_killed_worker_and_small_memory_are_explained(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = loader.patch_loader(
         make_dataset(tiny_prepared, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
     )

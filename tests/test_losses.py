@@ -40,9 +40,7 @@ def at_once(
     return criterion.of_sums(criterion.sums(output, target), len(target))
 
 
-def test_a_patch_of_even_odds_has_the_loss_computed_by_hand_and_what_is_right_costs_nothing() -> (
-    None
-):
+def test_a_patch_of_even_odds_has_the_loss_computed_by_hand() -> None:
     target = torch.zeros(1, 3, 2, 2, 2)
     target[:, :, 0] = 1  # 4 of 8 voxels
     even = torch.zeros(1, 3, 2, 2, 2, dtype=torch.float64)
@@ -73,9 +71,7 @@ def test_losses_of_a_batch_are_those_of_its_patches(
 
 
 @pytest.mark.parametrize(("n", "config"), [(1, LossConfig()), (3, LossConfig(dice=0))])
-def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
-    n: int, config: LossConfig
-) -> None:
+def test_batch_dice_of_one_patch_is_that_of_patches(n: int, config: LossConfig) -> None:
     logits, target = random_pair(n)
     loss = at_once(losses.BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
     assert loss.item() == pytest.approx(losses.DiceBce(config)(logits, target).mean().item())
@@ -143,9 +139,7 @@ def test_a_loss_by_dotted_name_gets_plain_logits_unless_it_declares_how_it_reduc
         (own("torch.nn.BCEWithLogitsLoss", reduction="none"), r"shape \(2, 3, .*reduction: mean"),
     ],
 )
-def test_a_loss_that_cannot_be_built_or_is_no_scalar_is_named(
-    config: LossConfig, message: str
-) -> None:
+def test_a_loss_that_cannot_be_built_is_named(config: LossConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         losses.build_criterion(config)(*random_pair(2))
 

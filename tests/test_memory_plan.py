@@ -67,9 +67,7 @@ def medium() -> MemoryPlan:
         return plan(MEDIUM_MIB, "training.effective_batch=4")
 
 
-def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested(
-    medium: MemoryPlan,
-) -> None:
+def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
     rows = [row for row in medium.rows if row.patch == PATCH]
     plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
     by_size = [row.predicted_mib for row in sorted(plain, key=lambda row: prod(row.patch))]
@@ -94,9 +92,7 @@ def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested
 CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
-def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(
-    monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """Also for a GPU that this machine does not have; what is given wins over the preset."""
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
@@ -348,9 +344,7 @@ def begun(tmp_path: Path) -> Path:
     return tmp_path / "fold0"
 
 
-def test_a_run_that_was_begun_keeps_its_settings_whatever_the_device_has(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_begun_run_keeps_its_settings(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is given wins, and a run without a checkpoint has not begun."""
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
     chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])

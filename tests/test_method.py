@@ -21,9 +21,7 @@ def brought_back(scan: Scan) -> np.ndarray:
     return scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
 
 
-def test_the_network_is_given_what_it_was_given_in_training(
-    tiny_scans: Path, tiny_prepared: Path
-) -> None:
+def test_the_input_is_that_of_training(tiny_scans: Path, tiny_prepared: Path) -> None:
     prepared = open_case(tiny_prepared, CASES[0])
     scan = read_scan(tiny_scans / CASES[0])
     assert scan.box == prepared.box
@@ -90,9 +88,7 @@ def test_a_turned_grid_is_mentioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-def test_real_scans_are_read_without_a_warning_and_four_grids_of_one_refused(
-    real_data: Path,
-) -> None:
+def test_real_scans_have_no_warning_and_four_grids_are_refused(real_data: Path) -> None:
     for name in ("BraTS-GLI-00001-000", "TCGA-FG-6692_atlas"):
         scan = read_scan(real_data / "unlabelled" / name)
         assert scan.warnings == ()

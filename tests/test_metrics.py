@@ -67,9 +67,7 @@ def test_counts_of_a_row_worked_out_by_hand() -> None:
 
 
 @given(REGION_MASKS, REGION_MASKS)
-def test_overlap_equals_a_loop_over_voxels_and_monai(
-    prediction: RegionMasks, reference: RegionMasks
-) -> None:
+def test_overlap_equals_a_loop_and_monai(prediction: RegionMasks, reference: RegionMasks) -> None:
     expected = np.zeros((3, 2, 2), dtype=int)
     for index in np.ndindex(prediction.shape):
         expected[index[0], int(prediction[index]), int(reference[index])] += 1
@@ -137,9 +135,7 @@ def slow_surface(mask: Mask) -> np.ndarray:
 
 
 @given(MASKS, MASKS, SPACINGS)
-def test_distances_equal_pairwise_ones_on_both_sides(
-    one: Mask, other: Mask, spacing_mm: Spacing
-) -> None:
+def test_distances_equal_pairwise_ones(one: Mask, other: Mask, spacing_mm: Spacing) -> None:
     one[2, 2, 2] = other[3, 1, 0] = True  # neither is empty
     tolerances = (0.5, 1.0, 2.0)
     distances = cdist(slow_surface(one) * spacing_mm, slow_surface(other) * spacing_mm)

@@ -93,9 +93,7 @@ def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str
     assert row["warnings"].startswith(warning)
 
 
-def test_the_channels_of_missing_modalities_are_zero_and_the_others_in_their_place(
-    tmp_path: Path,
-) -> None:
+def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
     """The network looks at t1c and t2f alone, so that their absence shows."""
     outcomes = {}
     for kept in (MODALITIES, ("t1c", "t2f"), ("t1n", "t2w")):
@@ -152,9 +150,7 @@ def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> N
     assert other.record.modalities == ("t2f",)
 
 
-def test_files_and_arrays_of_a_subset_are_predicted_and_no_other_command_takes_it(
-    tmp_path: Path,
-) -> None:
+def test_only_predict_takes_a_subset_of_files_or_arrays(tmp_path: Path) -> None:
     folder = write_subset(tmp_path / "scans", ("t1c", "t2f"))
     predictor = Predictor(model=DROPOUT)
     files = {name: folder / f"{CASE_ID}_{name}.nii.gz" for name in ("t1ce", "flair")}

@@ -61,9 +61,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         ({"subsets": (("t1c", "pet"),)}, r"subsets of the modalities .*pet"),
     ],
 )
-def test_a_model_that_was_trained_on_other_inputs_is_refused(
-    tmp_path: Path, changes: dict, message: str
-) -> None:
+def test_models_of_other_inputs_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
     run = write_run(tmp_path / "run", identity=replace(IDENTITY, **changes))
     with pytest.raises(UsageError, match=message):
         load_model([run], CPU)
@@ -91,9 +89,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("widths", "patch"), [([6, 8], (8, 8, 8)), ([4096] * 10, (512, 512, 512))])
-def test_weights_of_another_network_are_refused(
-    tmp_path: Path, widths: list[int], patch: tuple[int, int, int]
-) -> None:
+def test_foreign_weights(tmp_path: Path, widths: list[int], patch: tuple[int, int, int]) -> None:
     """Also of one that does not fit into memory, which is not built."""
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)

@@ -208,9 +208,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ("configs/inference.json", "inference.json .*: No such file"),
     ],
 )
-def test_a_bundle_of_something_else_or_with_code_is_refused(
-    tmp_path: Path, changes: dict[str, Any] | str, message: str
-) -> None:
+def test_refused_bundles(tmp_path: Path, changes: dict[str, Any] | str, message: str) -> None:
     """The changes are sections of its configuration, or the file that it lacks."""
     is_lacking = isinstance(changes, str)
     model = write_bundle(tmp_path / "model", **({} if is_lacking else changes))

@@ -37,9 +37,7 @@ def modalities(
 
 
 @pytest.mark.parametrize(("background", "dtype"), [(0, "int16"), (-45, "float32"), (7, "float64")])
-def test_the_crop_is_the_brain_whatever_the_background(
-    rng: np.random.Generator, background: float, dtype: str
-) -> None:
+def test_the_crop_is_the_brain(rng: np.random.Generator, background: float, dtype: str) -> None:
     brain = normalisation.extract_brain(
         "a", modalities(rng, background=background, dtype=dtype), None
     )

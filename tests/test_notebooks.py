@@ -58,9 +58,7 @@ def test_only_the_public_package_is_imported_and_the_story_defines_nothing(name:
         assert [ast.unparse(node) for node in nodes if isinstance(node, definitions)] == []
 
 
-def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_scans_have_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     demo = run_settings(tmp_path, monkeypatch)
     written = {path: path.stat().st_mtime_ns for path in Path(str(demo["DATA"])).rglob("*.gz")}
     again = run_settings(tmp_path, monkeypatch)
@@ -71,9 +69,7 @@ def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
     assert (real["DATA"], real["WORK"]) == (Path("../data"), Path("work/data"))
 
 
-def test_the_work_of_an_earlier_session_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_session_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kaggle mounts the output of an earlier session read-only; later work is not overwritten."""
     write_phantom_cases(tmp_path / "kaggle" / "scans", n_cases=2, seed=0)
     saved = tmp_path / "kaggle" / "notebook" / "work" / "scans" / "runs" / "fold0" / "last.pt"
@@ -101,9 +97,7 @@ def run_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obj
 
 
 @pytest.mark.parametrize("place", ["mounts/owner/wheels", "here", "here/dist", "dist", "named"])
-def test_a_wheel_is_found_with_those_that_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_a_wheel_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """A wheel in an attached data set goes before the clone that contains the notebook."""
     wheel = write_wheel(tmp_path / place, "brats_seg")
     touch(tmp_path, "brats_seg/__init__.py")

@@ -342,9 +342,7 @@ IN_FLOAT16 = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float
 
 @pytest.mark.parametrize("device", [None, IN_FLOAT16])
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(
-    name: str, device: Device | None
-) -> None:
+def test_an_infinite_value_leaves_the_weights_alone(name: str, device: Device | None) -> None:
     """The loss scale of float16 falls once for a batch."""
     network = trained(torch.float32)
     before = [p.detach().clone() for p in network.parameters()]
@@ -461,9 +459,7 @@ LEARNT: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
 
 @pytest.mark.parametrize("name", LEARNT)
 @pytest.mark.parametrize("sizes", PARTITIONS)
-def test_what_a_loss_learns_and_reads_has_the_gradient_of_the_whole_batch(
-    name: str, sizes: tuple[int, ...]
-) -> None:
+def test_parameters_of_a_loss_have_the_whole_gradient(name: str, sizes: tuple[int, ...]) -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     criterion = LEARNT[name](network)
     if isinstance(criterion, nn.Module):
@@ -502,9 +498,7 @@ def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: st
         assert relative_error(moved[1][n_network:], moved[0][n_network:]) < 0.02
 
 
-def test_a_parameter_that_nobody_holds_is_refused_or_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_parameters_without_an_owner_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     scale = nn.Parameter(torch.ones(3, 1, 1, 1))
 
     def scaled(output: Tensor, target: Tensor) -> Tensor:
@@ -567,9 +561,7 @@ STRUCTURES: dict[str, tuple[Callable[..., object], Callable[[object], tuple[Tens
 
 @pytest.mark.parametrize("one_pass", [False, True])
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_a_loss_gets_the_output_in_the_structure_that_the_network_gave_it(
-    name: str, one_pass: bool
-) -> None:
+def test_a_loss_gets_the_structure_that_the_network_gave(name: str, one_pass: bool) -> None:
     """One number for each patch is one of the outputs; voxels are counted of the logits."""
     make, parts = STRUCTURES[name]
     torch.manual_seed(0)

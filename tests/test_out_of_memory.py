@@ -136,9 +136,7 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
 
 
-def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_in_the_last_mode_the_error_says_what_to_lower(caplog: pytest.LogCaptureFixture) -> None:
     def always(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 

@@ -107,9 +107,7 @@ def assert_same_geometry(label_map: nib.Nifti1Image, scan: nib.Nifti1Image) -> N
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (0, 2), (4, 0), (0, 0)])
-def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
-    tmp_path: Path, codes: tuple[int, int]
-) -> None:
+def test_every_orientation_gives_the_same_tumour(tmp_path: Path, codes: tuple[int, int]) -> None:
     """The result of this network depends on the direction of the axes."""
     maps = []
     for folder in turned_scans(tmp_path, codes):
@@ -132,9 +130,7 @@ def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None
     assert_same_geometry(label_map, nib.load(path))
 
 
-def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_thick_slices_come_back_on_their_own_grid(tmp_path: Path) -> None:
     affine = np.diag([-1.0, -1.0, 2.0, 1.0])
     folder = write_scan(tmp_path / "scan", make_volumes((24, 24, 12), seed=2), affine)
     label_map = written(folder, tmp_path / "out")
@@ -175,9 +171,7 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
     assert not bits[~brain].any()
 
 
-def test_a_case_is_predicted_as_the_trainer_validated_it(
-    data: FoldData, tmp_path: Path, tiny_scans: Path
-) -> None:
+def test_prediction_equals_validation(data: FoldData, tmp_path: Path, tiny_scans: Path) -> None:
     config = training_settings("training.n_epochs=1", "optimizer.lr=0.05")
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     trainer.run(track=untracked)
@@ -202,9 +196,7 @@ def test_probabilities_that_are_not_finite_are_no_empty_label_map(tmp_path: Path
         predict(write_case(tmp_path), make_model(network))
 
 
-def test_a_predictor_takes_files_arrays_and_a_network_of_the_caller_as_a_folder(
-    tmp_path: Path,
-) -> None:
+def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
     files = {name: folder / f"{folder.name}_{suffix}.nii.gz" for name, suffix in NAMES.items()}
     run = write_run(tmp_path / "run")
@@ -312,9 +304,7 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():
     assert fallback.warnings
 
 
-def test_the_fallback_goes_from_the_gpu_step_by_step_to_the_cpu_and_stays(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_fallback_goes_from_the_gpu_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     """The device is any that is not the CPU: the fallback itself does not compute."""
     tried: list[tuple[str, bool, int]] = []
 
@@ -349,9 +339,7 @@ def test_a_case_that_fits_nowhere_is_refused_and_other_errors_stay() -> None:
 
 
 @pytest.mark.parametrize("tta", [False, True])
-def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
-    monkeypatch: pytest.MonkeyPatch, *, tta: bool
-) -> None:
+def test_windows_are_counted_as_progress(monkeypatch: pytest.MonkeyPatch, *, tta: bool) -> None:
     """Over all networks and mirror images, so that the time it takes is known from the first."""
     model = make_model(Pointwise(), Pointwise(), window=Window(size=(8, 8, 8), overlap=0))
     positions = []
@@ -463,9 +451,7 @@ def test_volumes_and_components_by_hand():
         ("nnunet", ("msd",), MSD, "the names of the scans show no release"),
     ],
 )
-def test_labels_are_in_the_convention_of_the_release_of_the_scan(
-    release, trained, expected, reason
-):
+def test_labels_are_in_the_convention_of_the_release(release, trained, expected, reason):
     written, why = convention_to_write(None, release, trained)
     asked, why_asked = convention_to_write("msd", release, trained)
     assert written == expected

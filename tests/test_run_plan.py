@@ -40,9 +40,7 @@ def window_voxels(plan: RunPlan) -> int:
 
 @pytest.mark.parametrize("overlap", [0, 0.5])
 @pytest.mark.parametrize("per_case", [1, 5, 200])
-def test_validations_cost_at_most_the_stated_share_of_the_training(
-    data: FoldData, overlap: float, per_case: int
-) -> None:
+def test_validations_cost_at_most_a_share(data: FoldData, overlap: float, per_case: int) -> None:
     config = settings(f"validation.overlap={overlap}", f"patch.per_case={per_case}")
     trained = 3 * len(data.split.train) * per_case * prod(config.patch.size)
     plan = plan_run(config, data)
@@ -147,9 +145,7 @@ def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
-def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
-    four: FoldData, augment: str
-) -> None:
+def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: str) -> None:
     """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
     keys = [PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(12)]
     plain_plan, dropping = (

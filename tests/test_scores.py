@@ -105,9 +105,7 @@ def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) 
     assert spread.mean_text(1) == "0.600"
 
 
-def test_what_is_no_number_is_left_out_and_an_infinite_distance_stays_infinite(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_nan_is_left_out_and_infinity_stays(tmp_path: Path, rng: np.random.Generator) -> None:
     nothing = table_of((0.5, np.nan, 0.9, 0.1)).assign(f1=np.nan, nsd=[1.0, 2.0, np.inf, 3.0])
     [summary] = summarise_scores(nothing, rng)
     dice, nsd, f1 = map(summary.spread, ("dice", "nsd", "f1"))

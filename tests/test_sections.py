@@ -49,9 +49,7 @@ def test_the_planes_go_through_the_largest_sections() -> None:
         (("P", "L", "S"), 2, "A P R L"),
     ],
 )
-def test_a_voxel_is_drawn_beside_the_letters_of_its_side(
-    directions: tuple[str, str, str], axis: int, letters: str
-) -> None:
+def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, letters: str) -> None:
     """The bright voxel is far along all axes, where the letters of the directions are."""
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
@@ -161,9 +159,7 @@ def test_regions_are_told_apart_with_any_colour_vision() -> None:
 
 
 @pytest.mark.parametrize(("width", "n_rows"), [(12, 1), (7, 2), (4, 3)])
-def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
-    width: float, n_rows: int
-) -> None:
+def test_the_entries_of_a_legend_are_inside_in_their_order(width: float, n_rows: int) -> None:
     words = [f"entry number {k}, of some length" for k in range(5)]
     figure = sections.dark_figure(width, 4)
     sections.add_dark_legend(figure, [sections.line_key(text, "red", 1, "-") for text in words])

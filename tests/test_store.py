@@ -102,9 +102,7 @@ def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> 
         np.testing.assert_array_equal(read, padded_labels[slices])
 
 
-def test_a_lack_of_memory_is_no_damage(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_memory_is_no_damage(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -281,9 +279,7 @@ def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path)
         store.prepared_ids(folder / "absent")
 
 
-def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_damaged_case_ends_a_run_when_it_begins(data: FoldData, tmp_path: Path) -> None:
     config = tiny_settings("training.n_epochs=1")
     data = replace(data, folder=shutil.copytree(data.folder, tmp_path / "prepared"))
     damaged = data.folder / data.split.train[0] / "image.npy"

@@ -134,9 +134,7 @@ def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("every", [1, 2, 7])
 @pytest.mark.parametrize("left_s", [0, 20, 31, 39, 100, 1234.5])
-def test_as_many_epochs_fit_as_a_slow_search_finds(
-    monkeypatch: pytest.MonkeyPatch, every: int, left_s: float
-) -> None:
+def test_epochs_fit_into_hours(monkeypatch: pytest.MonkeyPatch, every: int, left_s: float) -> None:
     """The first epoch takes 20 s and its validation 7 s; a tenth of what is left then stays free."""
     run = Session(monkeypatch, every, n_epochs=None, spent_s=600.0)
     run.train(5)
@@ -151,9 +149,7 @@ def test_as_many_epochs_fit_as_a_slow_search_finds(
     assert found == max(n for n in range(1, 500) if run_s(n) <= left_s + 1e-6)
 
 
-def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hours_that_hold_no_epoch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten patches of 300 s: 50 min, of which the first step took two minutes more."""
     run = Session(monkeypatch, n_epochs=None, spent_s=60.0)
     run.train(1, batch_s=720)

@@ -154,9 +154,7 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     assert not same(weights(finished[0] / "last.pt"), weights(tmp_path / "run" / "last.pt"))
 
 
-def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
-    data: FoldData, tmp_path: Path, run: Run
-) -> None:
+def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run: Run) -> None:
     channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
     config = load_config(
         assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
@@ -221,9 +219,7 @@ class InDouble(nn.Sequential):
 
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
-def test_the_micro_batch_does_not_change_what_is_learnt(
-    data: FoldData, tmp_path: Path, batch_dice: str
-) -> None:
+def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_dice: str) -> None:
     """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
@@ -246,9 +242,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
         assert float((update - updates[0]).norm() / updates[0].norm()) <= 1e-12
 
 
-def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whole_crops(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_an_effective_batch_by_epoch_changes_the_steps(data: FoldData, tmp_path: Path) -> None:
     """Whole crops are a patch for each case."""
     for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
         config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
@@ -283,9 +277,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_second_training_of_a_run_is_refused_before_it_writes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_second_training_of_a_run_is_refused(data: FoldData, tmp_path: Path) -> None:
     """Also before the first has saved anything, and with --fresh."""
     trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
     refused = pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it")
@@ -299,9 +291,7 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_path: Path) -> None:
     """Another process may hold the old lock of the renamed folder open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
@@ -323,9 +313,7 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             pass
 
 
-def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
-    data: FoldData, copied: Path
-) -> None:
+def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:
     """The process ended after the last checkpoint, or the disk was full."""
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
@@ -352,9 +340,7 @@ LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
 @pytest.mark.parametrize(
     "n_checks", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
 )
-def test_a_loss_by_dotted_name_is_learnt_and_resumed(
-    data: FoldData, tmp_path: Path, n_checks: int
-) -> None:
+def test_a_loss_by_dotted_name_is_resumed(data: FoldData, tmp_path: Path, n_checks: int) -> None:
     """Bit for bit, with the state of the optimizer that belongs to its parameters."""
     train(data, tmp_path / "undisturbed", settings(LEARNT))
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))

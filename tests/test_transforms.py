@@ -177,9 +177,7 @@ PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
-def test_a_patch_is_read_in_single_precision_with_its_convention_from_its_random_state(
-    cubes: Path, augment: str
-) -> None:
+def test_a_patch_is_read_with_its_convention_by_its_random_state(cubes: Path, augment: str) -> None:
     reader = ReadPatchd(folder=cubes, patch=PATCH, augmentation=AUGMENTATIONS[augment])
     images = []
     for seed in [*range(10), 0]:

@@ -137,9 +137,7 @@ def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
     return [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
 
 
-def test_a_case_is_asked_for_once_and_again_with_other_weights(
-    runs: list[Path], tiny_prepared: Path
-) -> None:
+def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: Path) -> None:
     """A second start reads the stored predictions of the first, also of an interrupted one."""
     held_out = open_held_out(runs[0], tiny_prepared)
     cases = predict_held_out(held_out, CPU, untracked)
@@ -193,9 +191,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     assert fit_cases(cases, DICE, n_workers=2) == fit_cases(cases, DICE)
 
 
-def test_a_run_that_is_being_trained_or_is_absent_is_not_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_training_is_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest weights of the first would be replaced by the tuned ones."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     run = write_run(tmp_path / "run")

@@ -176,9 +176,7 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
         ({"history": nested(40, 1)}, "nested too deeply"),
     ],
 )
-def test_entries_that_are_absurd_are_refused_with_a_next_step(
-    tmp_path: Path, entries: dict[str, object], message: str
-) -> None:
+def test_absurd_entries_refused(tmp_path: Path, entries: dict[str, object], message: str) -> None:
     path = changed(tmp_path, **in_card(entries))
     with pytest.raises(UsageError, match=rf"best\.pt .*{message}.* Copy the file again; .*--fresh"):
         weights.load_trained(path)

@@ -43,9 +43,7 @@ STARTS = {
 
 
 @given(length=st.integers(1, 20), rest=st.integers(0, 160), overlap=st.floats(0, 0.99))
-def test_windows_reach_both_borders_overlap_enough_and_weigh_one_together(
-    length: int, rest: int, overlap: float
-) -> None:
+def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overlap: float) -> None:
     """And they begin where they should, worked out by hand."""
     assert {key: window_starts(*key) for key in STARTS} == STARTS
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
@@ -101,9 +99,7 @@ SIDE = exp(-32 / 9)
         ((3, 3, 1), (2, 2, 1), [1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4]),
     ],
 )
-def test_the_mean_of_a_voxel_worked_out_by_hand(
-    shape: Triple, window: Triple, expected: list[float]
-) -> None:
+def test_a_mean_worked_out_by_hand(shape: Triple, window: Triple, expected: list[float]) -> None:
     """A voxel follows the window whose centre is nearer."""
     logits = predict_logits(counting(), torch.zeros(1, *shape), window=window, overlap=0.5)
     assert logits.flatten().tolist() == pytest.approx(expected)

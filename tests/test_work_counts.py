@@ -298,9 +298,7 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("tta", "n_mirrors"), [(False, 1), (True, 8)])
-def test_each_window_of_a_case_is_computed_once(
-    monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int
-) -> None:
+def test_windows_run_once(monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int) -> None:
     """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
     scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
     settings = PredictionSettings(tta=tta)
