@@ -39,10 +39,10 @@ BUDGET = {
 ABOVE_BUDGET = {
     "inference": 2049,
     "cases": 2502,
-    "top level": 1547,
+    "top level": 1532,
     "evaluation": 1268,
     "dicom": 877,
-    "survival": 855,
+    "survival": 850,
     "cli": 1159,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""

@@ -33,7 +33,6 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     names = ["age_years", "resection_gtr", "resection_str", "wt_ml"]
     assert study.features.columns.tolist() == names
     assert study.features.to_numpy().tolist() == [[50, 1, 0, 4], [60, 0, 1, 5], [70, 0, 0, 6]]
-    assert study.dropped == ("equal", "empty", "equal_or_empty")
     # the baseline keeps an age without information
     assert ageless.features.columns.tolist() == ["age_years", "wt_ml"]
 
