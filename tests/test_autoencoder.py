@@ -110,7 +110,6 @@ def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Four cases to train on, two held out; sizes differ."""
     root = tmp_path_factory.mktemp("scans")
     for number in range(6):
         write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=(24, 20 + number, 16))

@@ -125,7 +125,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def flow(work: Path) -> dict[int, Done]:
-    """What each step of the flow did, and the folder afterwards."""
     return {number: type_line(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
 
 

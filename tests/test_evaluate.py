@@ -194,7 +194,6 @@ LabelMap = npt.NDArray[np.uint8]
 
 
 def oedema(x: slice) -> LabelMap:
-    """Return a label map with a bar along X."""
     label_map = np.zeros(SHAPE, dtype=np.uint8)
     label_map[x, 1:3, 1:3] = 2
     return label_map

@@ -240,7 +240,6 @@ def card_of(folder: Path) -> str:
 
 @pytest.fixture
 def folds(tmp_path: Path) -> list[Path]:
-    """Two folds of four cases."""
     return [
         write_validated(tmp_path / "fold0", training=("c", "d"), held_out=("a", "b"), seed=0),
         write_validated(tmp_path / "fold1", training=("a", "b"), held_out=("c", "d"), seed=1),
@@ -248,7 +247,6 @@ def folds(tmp_path: Path) -> list[Path]:
 
 
 def exported_card(runs: Sequence[Path], output: Path, **options: Any) -> str:
-    """Export runs with the ids of their cases, and return the card."""
     export_model(runs, output, **{"case_ids": True, **options})
     return card_of(output)
 

@@ -33,7 +33,6 @@ NO_TABLE = ClinicalTable(rows={})
 
 @pytest.fixture(autouse=True)
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a smaller grid for the autoencoder of these tests."""
     monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
 
 
@@ -54,7 +53,6 @@ def numbers(row) -> list[float]:
 
 
 def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=IDENTITY) -> Path:
-    """Write a run that was trained on the given cases."""
     write_run(path, seed=seed, identity=identity, **({"config": config} if config else {}))
     write_split(Split(train=train, validation=("held out",)), path / SPLIT_NAME)
     return path

@@ -27,7 +27,6 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def fill(path: Path, text: str) -> None:
-    """Write a file, or a folder with one file."""
     (path / "a" if path.is_dir() else path).write_text(text)
 
 

@@ -67,7 +67,6 @@ def opened(root: Path, *changes: str, fold: int = 0) -> FoldData:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Scans of two cases."""
     return write_cases(tmp_path / "scans", 1, 1)
 
 

@@ -44,8 +44,6 @@ FITTED = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest
 
 @pytest.fixture
 def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a network of known output stand for the weights of a run."""
-
     def build(networks: Sequence[TrainedModel], *_: object) -> Model:
         return make_model(identity=networks[0].identity)
 

@@ -44,7 +44,6 @@ def by_id(index: CaseIndex) -> dict[str, Case]:
 
 @pytest.fixture
 def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list to which the ids of opened cases are added."""
     ids: list[str] = []
 
     def inspect_and_note(case: Case) -> Case:
@@ -162,7 +161,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 
 
 def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
-    """Write phantoms whose label maps are in another numbering than their names say."""
     write_clear_phantoms(root, n_cases)
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
@@ -211,7 +209,6 @@ def inspected(root: Path) -> Case:
 
 
 def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic]) -> Path:
-    """Write another volume in the place of one of the case."""
     return builders.write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
 
 

@@ -182,13 +182,11 @@ def test_a_ring_has_an_outline_that_shows_oedema() -> None:
 
 
 def moved(label_map: LabelMap) -> LabelMap:
-    """Move a label map along the axis and to the side where it stays in the volume longest."""
     centre = np.argwhere(label_map > 0).mean(axis=0)
     return np.roll(label_map, 20 if centre[1] < label_map.shape[1] / 2 else -20, axis=1)
 
 
 def transposed(label_map: LabelMap) -> LabelMap:
-    """Exchange the first two axes around the middle of the volume."""
     x, y, _ = label_map.shape
     margins = [((max(x, y) - n) // 2, (max(x, y) - n + 1) // 2) for n in (x, y)]
     (left, _), (front, _) = margins

@@ -42,7 +42,6 @@ BAR: Box = ((14, 14, 20), (2, 2, 20))
 
 
 def cubes(*boxes: Box, n: int = 64) -> Mask:
-    """Return a mask of boxes given by origin and size."""
     mask = np.zeros((n, n, n), dtype=bool)
     for origin, size in boxes:
         mask[tuple(slice(o, o + s) for o, s in zip(origin, size, strict=True))] = True
@@ -50,7 +49,6 @@ def cubes(*boxes: Box, n: int = 64) -> Mask:
 
 
 def painted(*boxes: tuple[int, Box]) -> LabelMap:
-    """Return a label map of boxes with their values, later ones on top."""
     label_map = np.zeros((64, 64, 64), dtype=np.uint8)
     for value, box in boxes:
         label_map[cubes(box)] = value
@@ -408,7 +406,6 @@ def row(text: str) -> Lesions:
 
 
 def groups(lesions: Lesions) -> list[int]:
-    """Number the lesions along a row: 0 outside, then 1, 2, ..."""
     numbers = lesions[:, 0, 0].tolist()
     order = list(dict.fromkeys(number for number in numbers if number))
     return [order.index(number) + 1 if number else 0 for number in numbers]

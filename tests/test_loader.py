@@ -136,7 +136,6 @@ class RandShiftOfTheirs(RandomizableTransform, MapTransform):
 
 
 def rotation_and_noise() -> Compose:
-    """Return transforms of MONAI, as a user names them in the settings."""
     return Compose(
         [
             RandAffined(KEYS, prob=1.0, rotate_range=0.3, mode=("bilinear", "nearest")),

@@ -27,7 +27,6 @@ def random_pair(n: int) -> tuple[Tensor, Tensor]:
 
 
 def random_images(n: int, edge: int = 8) -> tuple[Tensor, Tensor]:
-    """Reconstructions and images whose first layer is background."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 4, edge, edge, edge, generator=generator, dtype=torch.float64)
     images[:, :, 0] = 0

@@ -55,7 +55,6 @@ def settings(*assignments: str) -> Config:
 
 
 def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
-    """Plan for so much memory beside that of torch itself."""
     return plan_memory(settings(*assignments), (RESERVED_MIB + mib) * MEGABYTE, **options)  # type: ignore[arg-type]
 
 
@@ -128,7 +127,6 @@ def chain(n_hidden: int) -> nn.Module:
 
 
 def counted(network: nn.Module) -> int:
-    """Count the bytes of a step on a patch of 40 voxels an edge."""
     footprint = Footprint(network, mean_of_output, settings(), CPU)
     return footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
 
@@ -336,7 +334,6 @@ def test_every_network_can_be_built_for_the_patch_that_is_chosen(name: str) -> N
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """The folder of a run that has a checkpoint."""
     before = load_config(preset="demo", values={**ON_CPU, "patch.size": (48, 48, 48)})
     (tmp_path / "fold0").mkdir()
     (tmp_path / "fold0" / "config.yaml").write_text(before.to_yaml())

@@ -97,7 +97,6 @@ def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Gene
 
 
 def line_of(*values: int) -> Volume:
-    """Return a label map (n, 1, 1)."""
     return volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
 
 

@@ -173,7 +173,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
 
 
 def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
-    """Write a wheel with one empty package."""
     path = folder / f"{name}-1.0-py3-none-any.whl"
     path.parent.mkdir(parents=True, exist_ok=True)
     info = f"{name}-1.0.dist-info"
@@ -190,7 +189,6 @@ def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
 
 
 def cell_that_installs(folder: Path, package: str = "") -> str:
-    """Return the cell that installs, with the mounts of Kaggle in a folder."""
     (cell,) = [cell for cell in code_cells(NAMES[0]) if "PACKAGE =" in cell]
     cell = cell.replace("/kaggle/input", str(folder / "mounts"))
     return cell.replace('PACKAGE = ""', f"PACKAGE = {package!r}")
@@ -288,7 +286,6 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
 
 
 def load_make_pages() -> Any:
-    """Load the program that makes the pages."""
     pytest.importorskip("nbclient")
     with patch.object(sys, "path", [str(NOTEBOOKS / "pages"), *sys.path]):
         return importlib.import_module("make_pages")

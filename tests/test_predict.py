@@ -355,12 +355,10 @@ NESTED = Decoding()
 
 
 def fields(wt: list[float], tc: list[float], et: list[float]) -> np.ndarray:
-    """Return probabilities (3, n, 1, 1) of voxels in a row."""
     return np.array([wt, tc, et], dtype=np.float32)[:, :, None, None]
 
 
 def row(regions: np.ndarray) -> list[str]:
-    """Return for each voxel in a row the innermost region that holds it."""
     return ["-" if not n else REGIONS[n - 1] for n in regions.sum(axis=0).ravel()]
 
 

@@ -54,7 +54,6 @@ def stamps(folder: Path) -> list[tuple[int, int]]:
 
 
 def rewritten(folder: Path, before: list[tuple[int, int]]) -> list[str]:
-    """Return the cases whose images were written since then."""
     pairs = zip(IDS, before, stamps(folder), strict=True)
     return [case_id for case_id, old, new in pairs if old != new]
 

@@ -124,7 +124,6 @@ def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
 
 
 def n_coloured(picture: np.ndarray) -> int:
-    """Count pixels that are not grey."""
     return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
 
 

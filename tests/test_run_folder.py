@@ -245,7 +245,6 @@ def start_settings(*changes: str) -> Config:
 
 @pytest.fixture(scope="module")
 def parent(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one epoch."""
     path = tmp_path_factory.mktemp("parent") / "run"
     train(data, path, start_settings("training.n_epochs=1"))
     return path

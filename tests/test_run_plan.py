@@ -25,7 +25,6 @@ def settings(*changes: str) -> Config:
 
 
 def window_voxels(plan: RunPlan) -> int:
-    """Count the voxels that a network gets in a validation."""
     seen = []
     for case_id in plan.data.split.validation:
         image = whole_case(plan.data.folder, case_id).image.float()
@@ -81,7 +80,6 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
 
 @pytest.fixture
 def four(tiny_prepared: Path) -> FoldData:
-    """Three cases to train on, one held out."""
     return open_split(tiny_prepared, Split(train=CASES[:3], validation=CASES[3:4]))
 
 
@@ -172,7 +170,6 @@ def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: 
 
 
 def brighten() -> Callable[[Item], Item]:
-    """Return a transform of one's own that leaves no channel empty."""
     return lambda data: {**data, "image": data["image"] + 1}
 
 

@@ -56,7 +56,6 @@ _NO_CODE = {
 
 
 def code_lines(source: str) -> int:
-    """Return the number of lines of a source that bear code."""
     docstrings = {
         line
         for node in ast.walk(ast.parse(source))

@@ -52,7 +52,6 @@ MANIFEST = Manifest(
 
 @pytest.fixture
 def folder(tiny_prepared: Path, tmp_path: Path) -> Path:
-    """A copy of prepared cases, in which files may be changed."""
     return Path(shutil.copytree(tiny_prepared, tmp_path / "prepared"))
 
 

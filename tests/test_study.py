@@ -63,7 +63,6 @@ def numbered(days=range(100, 1201, 100), patient_ids=None, **outcomes):
 
 
 def trained(fitted, family):
-    """Return the numbers of the cases of each fit of a family."""
     return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 

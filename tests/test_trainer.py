@@ -61,7 +61,6 @@ def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
-    """A copy of that run, to change."""
     return Path(shutil.copytree(finished[0], tmp_path / "run"))
 
 
@@ -272,7 +271,6 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is held is not waited for."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
 
 

@@ -133,7 +133,6 @@ def test_an_unknown_metric_is_refused() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
-    """Two runs with random weights, each with half of the cases held out."""
     return [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
 
 

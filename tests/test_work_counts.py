@@ -84,7 +84,6 @@ class Kernels(TorchDispatchMode):
         return result
 
     def counts(self) -> dict[str, float]:
-        """Return the counts that are not 0."""
         gradients = self.names["convolution_backward"]
         convolutions = sum(n for name, n in self.names.items() if name.startswith("conv"))
         counts = {
@@ -197,7 +196,6 @@ def _hook() -> None:
 
 @contextmanager
 def opened_below(folder: Path) -> Iterator[Counter[str]]:
-    """Count how often files below a folder are opened."""
     listener = f"{folder}/", Counter[str]()
     _listeners.append(listener)
     try:

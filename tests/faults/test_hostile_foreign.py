@@ -71,7 +71,6 @@ def ways_of(content: Any, above: Way = ()) -> Iterator[Way]:
 
 
 def changed(content: Any, way: Way, value: Any) -> Any:
-    """Return a copy with another value of one entry."""
     new = deepcopy(content)
     reduce(lambda entry, key: entry[key], way[:-1], new)[way[-1]] = value
     return new

@@ -42,7 +42,6 @@ Break: TypeAlias = Callable[[Path], object]
 
 
 def _change(content: Any, name: str, value: Any) -> None:
-    """Change the entry of a dotted name."""
     *above, last = name.split(".")
     reduce(lambda entry, part: entry.setdefault(part, {}), above, content)[last] = value
 
@@ -69,8 +68,6 @@ def _written(name: str, content: bytes) -> Break:
 
 
 def _replaced(make: Break, name: str = ".") -> Break:
-    """Return what replaces a file, or one in the folder of the model."""
-
     def change(path: Path) -> None:
         (path / name).unlink()
         make(path / name)
@@ -129,8 +126,6 @@ class Owned:
 
 
 def _saved(name: str, value: Any) -> Break:
-    """Return what changes an entry of a checkpoint."""
-
     def change(path: Path) -> None:
         content = torch.load(path, weights_only=True)
         _change(content, name, value)
