@@ -50,9 +50,7 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
     assert reconstruction.isfinite().all()
 
 
-def test_nothing_but_the_vector_reaches_the_decoder_and_each_of_its_numbers(
-    network: Autoencoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_vector_is_decoded(network: Autoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a vector of zeros two images come back alike; with their own they do not."""
     images = make_image(20, 20, 20), make_image(20, 20, 20, seed=1)
     one, other = map(network, images)

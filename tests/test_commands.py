@@ -373,9 +373,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_interruptions_are_said(
-    run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brats_seg.data.fold.open_index", interrupt)
     code, _, said = run("index", tiny_scans)
     assert (code, said) == (128 + signal.SIGINT, "interrupted\n")

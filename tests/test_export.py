@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -28,7 +27,7 @@ from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from tests.builders import limited_files
-from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.inference_builders import CONFIG, CPU, write_run
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 PERFECT = [[4, 4, 0], [0, 0, 0], [0, 0, 0], [12, 12, 16]]
@@ -273,9 +272,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_the_card_of_a_run_has_its_facts_and_is_not_broken_by_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_card_has_the_facts_of_a_run(tmp_path: Path, name: str) -> None:
     facts, *texts = CARDS[name]
     run = write_validated(tmp_path / "run", **facts)
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
@@ -400,17 +397,3 @@ def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path) -> None:
             export_model([model], tmp_path / "again", case_ids=True)
         assert len(load_model([model], CPU).members) == 1
         assert not (tmp_path / "again").exists()
-
-
-def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) -> None:
-    names = ("brats2017", "brats2023")
-    sets = [replace(IDENTITY, fingerprint=f"set{name}", conventions=(name,)) for name in names]
-    runs = [write_run(tmp_path / one.fingerprint, identity=one) for one in sets]
-    card = exported_card(runs, tmp_path / "model")
-    for text in (
-        "8x8x8 | setbrats2017 |",
-        "8x8x8 | setbrats2023 |",
-        "| brats2017 | 4 |",
-        "| brats2023 | 3 |",
-    ):
-        assert text in card

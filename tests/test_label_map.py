@@ -140,9 +140,7 @@ def test_what_a_convention_explains_is_no_contradiction(labels, convention) -> N
         (shown(values=(0, 1, 2, 4)), BRATS2017, "brats2024-ped"),
     ],
 )
-def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
-    labels: ShownLabels, convention: LabelConvention, others: str
-) -> None:
+def test_unclear_numbering(labels: ShownLabels, convention: LabelConvention, others: str) -> None:
     (judgement,) = judge_group([labels], convention)
     (named,) = judge_group([labels], convention, is_named=True)
     assert f"numbering is {convention.name} or {others}: " in judgement.warnings[0]

@@ -122,9 +122,7 @@ def test_the_source_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pl
     assert (Path(command[-1]) / "pyproject.toml").exists()
 
 
-def test_a_repository_is_left_to_pip_and_without_any_package_a_message_says_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_is_left_to_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"set PACKAGE to one of them, or to git\+https"):
         command_that_installs(monkeypatch, tmp_path)
     write_wheel(tmp_path / "mounts", "brats_seg")

@@ -266,9 +266,7 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     assert required_bytes([case], tmp_path, None) == 0
 
 
-def test_cases_in_use_are_not_replaced(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     cases = index_cases(root).cases

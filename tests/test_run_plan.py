@@ -54,9 +54,7 @@ def test_validations_cost_at_most_a_share(data: FoldData, overlap: float, per_ca
     assert all(n % 32 == 0 for n in foreign.patch)
 
 
-def test_a_run_is_validated_then_and_at_its_end(
-    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_validated_epochs(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = settings("patch.per_case=12", "validation.overlap=0", "training.n_epochs=5")
     assert plan_run(config, data).validate_every == 2
     with caplog.at_level("INFO", logger="brats_seg"):

@@ -141,9 +141,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
 
 
-def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
-    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
-) -> None:
+def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
@@ -178,9 +176,7 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
-def test_a_fold_is_trained_from_a_folder_of_scans(
-    tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fold_of_scans(tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A call that reaches its time limit is continued by the same call."""
     paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
     config = settings("training.n_epochs=1")
@@ -361,9 +357,7 @@ class Hungry(nn.Module):
         return image[:, :3]
 
 
-def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
-    data: FoldData, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_runs_out_in_validation(data: FoldData, caplog: pytest.LogCaptureFixture) -> None:
     predict, network = case_predictor(plan_run(settings(), data)), Hungry()
     image = torch.rand(4, 20, 18, 16)
     for _ in range(2):
@@ -392,7 +386,7 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
-def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
+def test_networks_with_dictionaries(
     data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
     config = settings("loss.batch_dice=true", "validation.patches_between=true")
@@ -401,9 +395,7 @@ def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
     assert np.isfinite(outcome.history[0]["val_loss"])
 
 
-def test_a_loss_that_is_never_finite_ends_the_run(
-    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def infinite(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * float("inf")
 

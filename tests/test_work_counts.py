@@ -215,9 +215,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cases, two patches each, and a validation of the two held-out cases in windows."""
     config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
     counts = Counter[str]()

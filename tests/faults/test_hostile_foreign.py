@@ -260,9 +260,7 @@ OF_BOTH = {
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_hostile_model_is_refused_by_name(
-    name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign
-) -> None:
+def test_hostile_models(name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign) -> None:
     for number, (what, change) in enumerate((HOSTILE[name] | OF_BOTH).items()):
         folder = WRITERS[name](tmp_path / f"model{number}")
         change(folder)

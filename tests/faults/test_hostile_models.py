@@ -306,7 +306,7 @@ def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, An
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_file_names_the_code_that_is_run(
+def test_no_file_names_code(
     way: str, given_run: Path, tiny_prepared: Path, campaign: Campaign
 ) -> None:
     for name, arguments in GADGETS.items():
