@@ -386,7 +386,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
-
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
     check_json("tune", tuned.out)
@@ -521,7 +520,6 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
     )
     case = tiny_scans / "BraTS2021_00000"
     done = run("predict", case, "-o", "out", "--model", model, *flags.split())
-
     assert done.code == 0, done.err
     (record,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     assert record["settings"] == {

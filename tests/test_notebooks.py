@@ -145,7 +145,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
     (recipe,) = re.findall(r"^```bash\n%%bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     recipe = re.sub(r"^PACKAGE=.*", f"PACKAGE={wheel}", recipe, flags=re.MULTILINE)
     program = f"{cell_that_installs(tmp_path)}\nimport brats_seg; print(brats_seg.__file__)"
-
     environment = {
         "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
         "PIP_CONFIG_FILE": os.devnull,
@@ -162,7 +161,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
     incomplete = run("python", "-c", program, folder="here", links=tmp_path / "here")
     (tmp_path / needed.name).rename(needed)
     complete = run("python", "-c", program, folder="here", links=tmp_path / "here")
-
     assert collected.returncode == 0, collected.stderr
     assert "No matching distribution found for needed" in incomplete.stderr
     assert "docs/kaggle.md" in incomplete.stderr
@@ -272,9 +270,7 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
         new.new_code_cell("1 + 1", outputs=outputs),
         new.new_code_cell("\n".join("abc" * 20)),
     ]
-
     text = page.render(new.new_notebook(cells=cells))
-
     assert "```text\nresults: work\n```\n\n![A figure]" in text
     assert page.pictures == {"a-figure.png": b"png", "a-figure-2.png": b"another"}
     assert PICTURE.findall(text) == [f"{NAMES[0]}/{file}" for file in page.pictures]

@@ -195,7 +195,6 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
         of_network.predict_scan(read_scan(folder)),
     ]
     predict_folder([tmp_path / "scans"], [run], tmp_path / "out", settings)
-
     label_map = np.asarray(nib.load(tmp_path / "out" / f"{folder.name}.nii.gz").dataobj)
     for result in results:
         assert (result.summary.case_id, result.convention) == (folder.name, BRATS2017)

@@ -358,10 +358,8 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
         "brats-seg train --epochs 1",
         "python -c 'import brats_seg; print(brats_seg.__file__)'",
     ]
-
     environment = variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()}
     shown = shell("\n".join([*typed, *demo]), tmp_path, environment)
-
     assert "finished after 1 epoch" in shown
     (diagnosis,) = tmp_path.rglob("doctor.json")
     findings = json.loads(diagnosis.read_text())["findings"]

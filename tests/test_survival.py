@@ -73,7 +73,6 @@ def test_an_effect_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     folds.to_csv(tmp_path / "folds.csv", index=False)
     command = (*SURVIVAL, "--fold-table", "folds.csv")
     code, printed, shown = run(*command, "--json")
-
     assert code == 0, shown
     assert check_json("survival", printed)[0]["verdict"]["n_died"] == 28
     for text in (

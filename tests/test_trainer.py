@@ -66,7 +66,6 @@ def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
     run_path, outcome = finished
-
     assert {path.name for path in run_path.iterdir()} == {
         ".training.lock",
         "best.pt",
@@ -455,7 +454,6 @@ def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     with caplog.at_level(logging.INFO):
         trainer.run(track=tracked)
-
     said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
     assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
     assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]

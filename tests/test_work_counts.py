@@ -226,7 +226,6 @@ def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.Mo
         opened_below(data.folder) as opened,
     ):
         train(data, tmp_path / "run", config)
-
     check(
         {
             "patches": counts["PatchDataset.__getitem__"],

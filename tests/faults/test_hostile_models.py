@@ -333,7 +333,6 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     with suppress(ConfigError):
         build_model(ModelConfig(name=name, arguments=GADGETS[name]), (8, 8, 8))
     assert Path(OWNED).exists()
-
     name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
     _ask_for(given_run, "model", name, arguments)
     weights = torch.nn.Conv3d(4, 3, 1).state_dict()
