@@ -42,8 +42,7 @@ ABOVE_BUDGET = {
     "top level": 1532,
     "evaluation": 1268,
     "dicom": 877,
-    "survival": 850,
-    "cli": 1159,
+    "survival": 842,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 114

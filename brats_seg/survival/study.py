@@ -243,11 +243,7 @@ class Study:
         features = pd.concat([outcomes[[AGE]].assign(**kinds), table[names]], axis=1)
         # the baseline has no other feature than the age
         varies = (features.nunique() > 1) | (features.columns == AGE)
-        return cls(
-            table=table,
-            outcomes=outcomes,
-            features=features.loc[:, varies],
-        )
+        return cls(table=table, outcomes=outcomes, features=features.loc[:, varies])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
