@@ -125,8 +125,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 def test_a_run_writes_the_usual_files_without_dice(
     data: FoldData, tmp_path: Path, tiny_run: Path
 ) -> None:
-    between = ["validation.every=2", "validation.patches_between=true"]
-    outcome = train(data, tmp_path / "run", settings(*between))
+    outcome = train(data, tmp_path / "run", settings())
 
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]
     assert names[0] == names[1]
