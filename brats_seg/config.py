@@ -241,7 +241,7 @@ class ScheduleConfig(Section):
     are validated after each epoch, stops improving; the others follow the number of optimizer steps."""
     patience: Annotated[int, Field(ge=0)] = 8
     """Epochs without improvement before `plateau` lowers the learning rate."""
-    cool_down: Fraction = 0.2
+    cool_down: Fraction = 0.5
     """Share of the steps of a run, at its end, in which the rate of `plateau` falls to zero."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from near zero."""
@@ -310,8 +310,8 @@ class ValidationConfig(Section):
 class TrackingConfig(Section):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
-    to: Annotated[tuple[presets.TrackerName, ...], BeforeValidator(_listed)] = ()
-    """Trackers, such as `tensorboard,mlflow`; each needs the extra of its name."""
+    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_listed)] = ()
+    """Trackers: none, or `tensorboard`, which needs the extra of its name."""
 
 
 class Config(Section):

@@ -230,9 +230,7 @@ class Study:
     outcomes: pd.DataFrame
     """Outcome of each case, of `read_outcomes`."""
     features: pd.DataFrame
-    """Features that are used, the age first."""
-    dropped: tuple[str, ...]
-    """Columns without information: empty, or equal wherever they are known."""
+    """Features that are used, the age first: columns that are empty or equal wherever known are left out."""
 
     @classmethod
     def of(cls, table: pd.DataFrame, outcomes: pd.DataFrame) -> Self:
@@ -249,7 +247,6 @@ class Study:
             table=table,
             outcomes=outcomes,
             features=features.loc[:, varies],
-            dropped=tuple(features.columns[~varies]),
         )
 
 
