@@ -118,8 +118,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 
 @pytest.mark.usefixtures("small_grid")
 def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_run: Path) -> None:
-    between = ["validation.every=2", "validation.patches_between=true"]
-    outcome = train(data, tmp_path / "run", settings(*between))
+    outcome = train(data, tmp_path / "run", settings())
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]
     assert names[0] == names[1]
     history = pd.read_csv(tmp_path / "run" / "history.csv")

@@ -808,6 +808,22 @@ def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> Non
     assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
 
 
+def test_a_plateau_ends_in_a_cool_down_to_zero_from_the_rate_that_it_has() -> None:
+    schedule, found = scheduled(10, name="plateau", patience=0, cool_down=0.5), []
+    for step in range(10):
+        found.append(rate_of(schedule))
+        if step == 2:
+            for loss in (1, 2):
+                schedule.after_validation(loss)
+        schedule.optimizer.step()
+        schedule.after_step()
+
+    assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.08, 0.06, 0.04, 0.02])
+    assert rate_of(schedule) == pytest.approx(1e-7)
+    # without one it keeps its rate
+    assert rates(10, name="plateau", cool_down=0) == pytest.approx([1] * 10)
+
+
 @pytest.mark.parametrize("name", ["plateau", "cosine"])
 def test_a_schedule_goes_on_from_its_state(name: str) -> None:
     found = []

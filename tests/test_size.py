@@ -37,9 +37,10 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
+    "training": 2776,
     "inference": 2049,
     "cases": 2502,
-    "top level": 1532,
+    "top level": 1533,
     "evaluation": 1268,
     "dicom": 877,
     "survival": 842,

@@ -25,6 +25,7 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.losses import overlap_columns
+from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
@@ -388,7 +389,7 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 def test_networks_with_dictionaries(
     data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
-    config = settings("loss.batch_dice=true", "validation.patches_between=true")
+    config = settings("loss.batch_dice=true")
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
@@ -404,26 +405,34 @@ def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCapt
     assert "its gradient was not finite" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        # the last epoch is always validated
-        (["training.n_epochs=3"], [True, False, False]),
-        (["validation.patches_between=true"], [False, False]),
-    ],
-)
-def test_validation_every_other_epoch_leaves_columns_empty_unless_patches_are_scored_in_between(
-    data: FoldData, tmp_path: Path, changes: list[str], missing: list[bool]
+def test_between_validations_of_whole_cases_a_plateau_watches_the_same_patches(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(data, tmp_path / "run", settings("validation.every=2", *changes))
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert history["val_dice"].isna().tolist() == missing
+    watched: list[float] = []
+    monkeypatch.setattr(Schedule, "after_validation", lambda _, loss: watched.append(loss))
+    rate = "optimizer.lr=1e-30"  # the network stays as it is
+    every = ("training.n_epochs=3", "validation.every=2", rate)
+    train(data, tmp_path / "plateau", settings(*every, "schedule.name=plateau"))
+    train(data, tmp_path / "whole", settings(*every, "validation.every=1", "schedule.name=plateau"))
+    train(data, tmp_path / "cosine", settings(*every, "schedule.name=cosine"))
+
+    patches, whole, cosine = (
+        pd.read_csv(tmp_path / name / "history.csv") for name in ("plateau", "whole", "cosine")
+    )
+    # the last epoch is always validated
+    assert patches["val_dice"].isna().tolist() == [True, False, False]
+    assert watched == pytest.approx(
+        [*patches["patch_loss"], *whole["val_loss"], *cosine["val_loss"].dropna()]
+    )
+    assert len({f"{loss:.6f}" for loss in patches["patch_loss"]}) == 1
+    assert abs(watched[0] - watched[3]) > 1e-4
+    assert "patch_loss" not in {*whole, *cosine}
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, augment: str) -> None:
     """A refactoring must not move them; processors differ in the last digits only."""
-    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=plateau")
+    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=constant")
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
