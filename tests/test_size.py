@@ -38,7 +38,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2776,
-    "inference": 2049,
+    "inference": 2036,
     "cases": 2502,
     "top level": 1533,
     "evaluation": 1268,
