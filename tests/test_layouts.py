@@ -210,9 +210,7 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
         ),
     ],
 )
-def test_maps_resolve_each_other(
-    values: dict[str, set[int]], expected: list[LabelConvention]
-) -> None:
+def test_maps_resolve_others(values: dict[str, set[int]], expected: list[LabelConvention]) -> None:
     assert conventions(values) == expected
 
 
@@ -239,7 +237,6 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-
     locked = layouts.Folder(path=Path("locked"), refused="Permission denied")
     assert list(layouts.walk_folders(tmp_path))[1] == locked
     assert find_cases(tmp_path).notices == ("the folder locked cannot be read (Permission denied)",)
