@@ -310,8 +310,8 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
     monkeypatch.setattr(memory_plan, "choose_device", lambda *_: where)
     monkeypatch.setattr(memory_plan, "total_memory", lambda one: sizes[one.index])
     monkeypatch.setattr(memory_plan, "largest_patch", lambda *_, **__: row)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    monkeypatch.setattr(memory_plan, "gpus", lambda: [torch.device("cuda", n) for n in sizes])
+    monkeypatch.setattr(memory_plan, "device_name", lambda _: "a card")
     chosen = choose_settings(values={"training.device": device})
 
     assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
