@@ -32,11 +32,9 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
     shape = patch if name != "swin-unetr" else (64, 32, 32)  # the whole patch takes ten seconds
     network = build.build_model(config_of(name), patch)
     image = torch.randn(1, 4, *shape)
-
     output = network(image)
     with torch.inference_mode():
         logits = network.eval()(image)
-
     assert isinstance(output, TrainingOutput)
     assert output.logits[0].shape == (1, 3, *shape)
     assert output.logits[0].requires_grad
@@ -85,9 +83,7 @@ WIDE = (32, 64, 128, 256, 320, 320)
         ("swin-unetr", WIDE, (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
     ],
 )
-def test_a_patch_that_does_not_fit_is_refused_with_sizes_that_do(
-    name: str, widths: tuple[int, ...], patch: Triple, message: str
-) -> None:
+def test_patches_must_fit(name: str, widths: tuple[int, ...], patch: Triple, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build.build_model(config_of(name, widths), patch)
 
@@ -174,9 +170,7 @@ def build_undeclared(width: int = 4):
         ),
     ],
 )
-def test_a_network_that_cannot_be_built_or_has_other_channels_is_named(
-    name: str, arguments: dict[str, object], message: str
-) -> None:
+def test_unusable_networks_are_named(name: str, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build.build_model(own(name, **arguments), (32, 32, 32))(torch.zeros(1, 4, 8, 8, 8))
 

@@ -16,7 +16,6 @@ PAGE = (ROOT / "docs" / "running.md").read_text()
 
 
 def steps() -> list[tuple[str, str]]:
-    """Return the instructions of the Dockerfile with their arguments."""
     lines = DOCKERFILE.replace("\\\n", " ").splitlines()
     split = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
     return [(name, text) for name, text in split]
@@ -71,9 +70,7 @@ def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
         "brats-seg doctor --json",
         "brats-seg train --epochs 1",
     ]
-
     shown = shell("\n".join(script), tmp_path, variables_of_installation(tmp_path))
-
     assert '"can_work": true' in shown
     assert "finished after 1 epoch" in shown
     assert (tmp_path / "image/work/runs/fold0/best.pt").is_file()

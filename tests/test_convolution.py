@@ -31,7 +31,6 @@ FAST: list[Case] = [
 
 
 def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Return an image, and weight and bias of five filters."""
     image, kernel, *_ = case
     generator = torch.Generator().manual_seed(0)
     sizes = image, (5, image[1], *kernel), (5,)
@@ -41,7 +40,6 @@ def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 
 def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
-    """Return the names of the operations with which torch convolves."""
     with profile(activities=[ProfilerActivity.CPU]) as measured:
         functional.conv3d(image, weight, None, case[2], case[3])
     return {event.key for event in measured.key_averages()}
@@ -50,9 +48,7 @@ def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("case", CASES + FAST)
-def test_slabs_give_the_numbers_of_torch_forward_and_backward(
-    case: Case, layout: torch.memory_format, dtype: torch.dtype
-) -> None:
+def test_slabs_equal_torch(case: Case, layout: torch.memory_format, dtype: torch.dtype) -> None:
     image, weight, bias = tensors(case, dtype)
     laid = image.contiguous(memory_format=layout)
     expected = functional.conv3d(laid, weight, bias, case[2], case[3])

@@ -29,12 +29,7 @@ from brats_seg.cases.index import (
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import ConfigError, UsageError
-from brats_seg.labels import (
-    BRATS2024_PED,
-    MODALITIES,
-    MSD,
-    LabelConvention,
-)
+from brats_seg.labels import BRATS2024_PED, MODALITIES, MSD, LabelConvention
 from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
@@ -49,7 +44,6 @@ def by_id(index: CaseIndex) -> dict[str, Case]:
 
 @pytest.fixture
 def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list to which the ids of opened cases are added."""
     ids: list[str] = []
 
     def inspect_and_note(case: Case) -> Case:
@@ -109,16 +103,13 @@ def test_changed_cases_are_reread(brats_root: Path, tmp_path: Path, inspections:
     write_index(first, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", brats_root)
     inspections.clear()
-
     assert index_cases(brats_root, previous=previous) == first
     assert inspections == ["BraTS2021_00002"]
-
     inspections.clear()
     label_path = brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz"
     builders.write_nifti(label_path, builders.make_label_map(seed=77))
     builders.write_case(brats_root, "BraTS2021_00009", seed=9)
     later = index_cases(brats_root, previous=previous)
-
     assert inspections == ["BraTS2021_00002", "BraTS2021_00004", "BraTS2021_00009"]
     assert later == index_cases(brats_root)
     shutil.rmtree(brats_root / "BraTS2021_00000")
@@ -141,12 +132,9 @@ def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.real
-def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
-    real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_real_data_index(real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)
-
     cases = by_id(index)
     assert (len(index.cases), len(index.trainable)) == (15, 12)
     assert {case.convention for case in index.trainable} == {"brats2017"}
@@ -164,7 +152,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
         assert part in problem
     # predictions and label maps of others are no cases
     assert ["(12 in all)" in message for message in caplog.messages] == [True]
-
     write_index(index, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", real_data)
     assert previous == index
@@ -172,7 +159,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 
 
 def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
-    """Write phantoms whose label maps are in another numbering than their names say."""
     write_clear_phantoms(root, n_cases)
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
@@ -180,9 +166,7 @@ def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> Non
 
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
-def test_label_maps_in_the_numbering_of_another_release_are_problems(
-    tmp_path: Path, convention: LabelConvention, n_cases: int
-) -> None:
+def test_other_numberings(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
     """Also those that show nothing clear themselves: a release has one numbering."""
     write_phantoms(tmp_path, convention, n_cases)
     for case in (cases := index_cases(tmp_path).cases):
@@ -221,21 +205,7 @@ def inspected(root: Path) -> Case:
 
 
 def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic]) -> Path:
-    """Write another volume in the place of one of the case."""
     return builders.write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
-
-
-@pytest.mark.parametrize(
-    "label_map", [builders.make_label_map(), np.full(builders.SHAPE, 2, np.uint8)]
-)
-def test_label_values_are_counted(tmp_path: Path, label_map: npt.NDArray[np.uint8]) -> None:
-    builders.write_case(tmp_path, CASE_ID)
-    path = replaced(tmp_path, "seg", label_map)
-    values, counts = np.unique(label_map, return_counts=True)
-    expected = tuple(zip(values.tolist(), counts.tolist(), strict=True))
-    assert inspected(tmp_path).facts.label_voxels == expected
-    path.unlink()
-    assert inspected(tmp_path).label_values == ()
 
 
 @pytest.mark.parametrize(
@@ -354,7 +324,6 @@ def test_a_guess_and_an_empty_label_map_are_told() -> None:
         listed("BRATS_001", values, "Task01/imagesTr", convention="msd"),
         listed("BraTS2021_00000", (0,)),
     )
-
     guess = "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it"
     remarks = [remark.split(":")[0] for case in cases for remark in case.remarks or ("",)]
     alone = "the scan does not show whether the numbering is brats2023 or msd or brats2024-ped"
@@ -383,9 +352,7 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
         ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
     ],
 )
-def test_other_files_under_one_id_make_both_unusable(
-    first: dict[str, object], second: dict[str, object], what: str
-) -> None:
+def test_cases_of_one_id(first: dict[str, object], second: dict[str, object], what: str) -> None:
     a, b = without_duplicates([listed(folder="b", **first), listed(folder="a", **second)])
     assert f"case {CASE_ID}, file a/: found {what} of the same id in b/; " in a.problems[0]
     assert f"file b/: found {what} of the same id in a/" in b.problems[0]

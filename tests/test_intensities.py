@@ -1,6 +1,5 @@
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ BRAIN_THROUGHOUT = torch.from_numpy(np.random.default_rng(0).normal(size=(1, *SH
 
 @pytest.fixture
 def all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every change take all channels."""
     monkeypatch.setattr(intensities, "CHANNEL_CHANCE", 1.0)
 
 
@@ -65,9 +63,7 @@ def test_the_brain_is_where_any_channel_is_not_0_and_has_its_statistics() -> Non
 
 
 @pytest.mark.parametrize("change", intensities.CHANGES)
-def test_a_change_depends_on_its_random_state_and_leaves_the_background(
-    change: intensities.Change, all_channels: None
-) -> None:
+def test_changes_follow_the_random_state(change: intensities.Change, all_channels: None) -> None:
     flat = make_image()
     flat[2] = (flat[2] != 0) * 0.5  # a channel without contrast
     background = intensities.BrainMask.of(flat).mask == 0
@@ -94,7 +90,6 @@ def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -
 def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) -> None:
     before = inside(make_image())
     factors = inside(changed(intensities.change_brightness, seed)) / before
-
     np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
     assert len(set(factors[:, 0].tolist())) == 4
     assert ((factors > 0.75) & (factors < 1.25)).all()
@@ -171,17 +166,13 @@ def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: intensities.Ch
         (intensities.change_contrast, 1.2, ScaleIntensityFixedMean(0.2, preserve_range=True)),
     ],
 )
-def test_a_change_is_monais_where_all_is_brain(
-    ours: intensities.Change, factor: float, theirs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_monais_where_all_is_brain(ours, factor, theirs, monkeypatch):
     monkeypatch.setattr(intensities, "_around_one", lambda *_: factor)
     found = changed(ours, image=BRAIN_THROUGHOUT)
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_resolution_are_monais(
-    monkeypatch: pytest.MonkeyPatch, all_channels: None
-) -> None:
+def test_noise_and_blur_are_monais(monkeypatch: pytest.MonkeyPatch, all_channels: None) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
     monkeypatch.setattr(intensities, "NOISE_STD", (0.1, 0.1))
     noise = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)
@@ -189,7 +180,6 @@ def test_noise_and_resolution_are_monais(
         changed(intensities.add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
     )
     assert ks_2samp(spread, noise(torch.zeros(4, 20, 20, 20)).numpy().ravel()).pvalue > 0.01
-
     monkeypatch.setattr(intensities, "RESOLUTION", (0.5, 0.5))
     theirs = RandSimulateLowResolution(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"

@@ -101,9 +101,7 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
         next(samples)
 
 
-def test_a_killed_worker_and_small_memory_are_explained(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = loader.patch_loader(
         make_dataset(tiny_prepared, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
     )
@@ -138,7 +136,6 @@ class RandShiftOfTheirs(RandomizableTransform, MapTransform):
 
 
 def rotation_and_noise() -> Compose:
-    """Return transforms of MONAI, as a user names them in the settings."""
     return Compose(
         [
             RandAffined(KEYS, prob=1.0, rotate_range=0.3, mode=("bilinear", "nearest")),
@@ -152,9 +149,7 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_
 
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
 @pytest.mark.parametrize("names", [(), NAMED], ids=["ours", "of a user"])
-def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
-    tiny_prepared: Path, names: tuple[str, ...], n_workers: int
-) -> None:
+def test_workers_draw_alike(tiny_prepared: Path, names: tuple[str, ...], n_workers: int) -> None:
     keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(tiny_prepared)
     dataset, alone = (make_dataset(tiny_prepared, names=names) for _ in range(2))
     before = torch.get_rng_state()
@@ -215,7 +210,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str)
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
     for key in keys_of(8):
         dataset[key].image.fill_(9)
-
     for key, sample, (image, target) in zip(keys_of(20), held, copies, strict=True):
         assert sample.case_id == key.case_id
         assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
@@ -243,9 +237,7 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_threads_and_order_change_no_bit(
-    cubes: Path, augment: str, request: pytest.FixtureRequest
-) -> None:
+def test_threads_change_no_bit(cubes: Path, augment: str, request: pytest.FixtureRequest) -> None:
     dataset = dataset_of(cubes, augment, size=(48, 48, 48))
     alone = [dataset[key] for key in keys_of(12)]
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
@@ -288,7 +280,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
     whole = torch.arange(24.0).reshape(1, 2, 3, 4)
     samples.append(loader.Sample(image=whole, target=whole, case_id="autoencoder"))
     (send, receiver), blocks = ends_of(samples), set()
-
     for index, sample in enumerate(samples):
         sent = send(index)
         assert (sent.memory is not None) == (index == 0)
@@ -300,7 +291,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
         is_one = found.image.data_ptr() == found.target.data_ptr()
         assert is_one == (sample.case_id == "autoencoder")
         del found
-
     assert blocks == {0}
     # larger samples get a larger block, and smaller ones share it
     send, receiver = ends_of([make_sample(1, edge) for edge in (4, 8, 6, 4)])

@@ -43,7 +43,6 @@ def random_features(shape: tuple[int, ...] = SHAPE, seed: int = 1) -> Tensor:
 
 
 def gradients(layer: nn.Module, features: Tensor) -> tuple[Tensor, ...]:
-    """Return derivatives by features and parameters, of a loss with a weight for each voxel."""
     features = features.clone().requires_grad_()
     output = layer(features.clone())
     by_output = random_features(tuple(output.shape), seed=2).to(output.dtype)
@@ -66,10 +65,8 @@ def test_values_and_gradients_are_those_of_the_stock_layers(
     """Values bit for bit; large features channels last are computed in parts of 32 voxels."""
     layer = make_layer(dtype=dtype)
     features = random_features().to(dtype, memory_format=memory_format)
-
     output = layer(features.clone())
     whole, stock = gradients(layer, features), gradients(stock_of(layer), features)
-
     assert output.dtype == dtype
     if memory_format == torch.contiguous_format:
         assert torch.equal(output, stock_of(layer)(features))
@@ -101,9 +98,7 @@ def test_gradients_are_right_by_finite_differences(seed: int) -> None:
 
 
 @pytest.mark.parametrize("at_a_time", [1, 400, 10**9])
-def test_gradients_do_not_depend_on_the_groups(
-    at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_change_no_gradient(at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, features = make_layer(), random_features().float()
     before = gradients(layer, features)
     monkeypatch.setattr(norm, "_VOXELS_AT_A_TIME", {"cpu": at_a_time})
@@ -122,7 +117,6 @@ def test_keeps_one_tensor_where_the_stock_layers_keep_two() -> None:
 
     image = torch.randn(1, 5, 32, 32, 32)
     n_bytes = image.numel() * image.itemsize
-
     assert saved_bytes(chain(lambda ours: ours), image) / n_bytes == pytest.approx(1 + 4, abs=0.02)
     assert saved_bytes(chain(stock_of), image) / n_bytes == pytest.approx(1 + 4 + 4, abs=0.02)
 
@@ -133,10 +127,8 @@ def test_the_output_lies_where_the_input_lay_and_is_left_alone() -> None:
     inner = features.clone()
     output = layer(inner)
     before = output.detach().clone()
-
     (first,) = torch.autograd.grad(output.square().sum(), features, create_graph=True)
     (second,) = torch.autograd.grad(output.square().sum(), features, retain_graph=True)
-
     assert output.data_ptr() == inner.data_ptr()
     assert torch.equal(output, before)
     assert torch.equal(first, second)
@@ -212,9 +204,7 @@ def test_a_single_voxel_is_refused() -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)]
 )
-def test_a_gpu_gives_what_the_stock_layers_give(
-    dtype: torch.dtype, tolerance: float, memory_format: torch.memory_format
-) -> None:
+def test_a_gpu_gives_what_the_stock_layers_give(dtype, tolerance, memory_format):
     layer = make_layer().cuda()
     features = random_features((2, 5, 33, 20, 18)).cuda().to(dtype, memory_format=memory_format)
     with torch.no_grad():
@@ -233,9 +223,7 @@ def missing(*inputs: object) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", [wrong, missing])
-def test_a_device_that_cannot_compute_it_gets_the_stock_layers(
-    kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_cannot_compute_it_gets_the_stock_layers(kernel, monkeypatch, caplog):
     network = nn.Sequential(nn.Conv3d(1, 3, 1), ActivatedNorm(3, slope=0.1))
     image = torch.randn(1, 1, 4, 4, 4)
     expected = network(image)

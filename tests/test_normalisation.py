@@ -37,9 +37,7 @@ def modalities(
 
 
 @pytest.mark.parametrize(("background", "dtype"), [(0, "int16"), (-45, "float32"), (7, "float64")])
-def test_the_crop_is_the_brain_whatever_the_background(
-    rng: np.random.Generator, background: float, dtype: str
-) -> None:
+def test_the_crop_is_the_brain(rng: np.random.Generator, background: float, dtype: str) -> None:
     brain = normalisation.extract_brain(
         "a", modalities(rng, background=background, dtype=dtype), None
     )
@@ -55,9 +53,7 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
     for item in volumes:
         item.array[2, 1, 3] = 0
     volumes[0].array[3, 3, 4] = 0
-
     brain = normalisation.extract_brain("a", volumes, None)
-
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
     for modality, item, mean, std in zip(
@@ -101,7 +97,6 @@ def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Gene
 
 
 def line_of(*values: int) -> Volume:
-    """Return a label map (n, 1, 1)."""
     return volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
 
 
@@ -162,9 +157,7 @@ def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int])
     array=arrays(np.uint8, (5, 4, 3), elements=st.integers(0, 4)),
     spacing_mm=st.tuples(*[st.floats(0.4, 2.5)] * 3),
 )
-def test_resampled_regions_are_nested(
-    array: npt.NDArray[np.uint8], spacing_mm: tuple[float, float, float]
-) -> None:
+def test_nested_regions(array, spacing_mm):
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)
     assume(resampling is not None)
     finer = normalisation.resampled_labels(volume(array), BRATS2024, resampling)

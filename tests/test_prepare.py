@@ -54,7 +54,6 @@ def stamps(folder: Path) -> list[tuple[int, int]]:
 
 
 def rewritten(folder: Path, before: list[tuple[int, int]]) -> list[str]:
-    """Return the cases whose images were written since then."""
     pairs = zip(IDS, before, stamps(folder), strict=True)
     return [case_id for case_id, old, new in pairs if old != new]
 
@@ -111,9 +110,7 @@ def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> N
 
 
 @pytest.mark.parametrize("change", [change_voxel, swap_alike])
-def test_a_changed_case_is_prepared_again_and_nothing_else(
-    root: Path, folder: Path, change: Callable[[Path], None]
-) -> None:
+def test_changes_are_prepared(root: Path, folder: Path, change: Callable[[Path], None]) -> None:
     prepare(root, folder)
     before, voxels_before = stamps(folder), voxels(folder, IDS[1])
     change(root)
@@ -134,9 +131,7 @@ def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) 
 
 
 @pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy", "case.json"])
-def test_damaged_cases_are_prepared_again_when_asked_for(
-    root: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_cases_are_prepared_again_when_asked_for(root, folder, name, caplog):
     """A damaged manifest is as good as none: the case is prepared again without being asked."""
     prepare(root, folder)
     damaged = folder / IDS[1] / name
@@ -177,9 +172,7 @@ def test_bad_cases_are_reported_in_order(root: Path, folder: Path, n_workers: in
     open_case(folder, IDS[1])
 
 
-def test_too_little_space_is_refused_before_anything_is_written(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 10**5)
     with pytest.raises(EnvironmentalError, match="preparing 3 cases needs about"):
         prepare(root, folder)
@@ -202,7 +195,6 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
         advice = rf"the disk is full: .*{IDS[1]} could not .* larger disk"
         with pytest.raises(EnvironmentalError, match=advice):
             prepare(root, folder, n_workers=n_workers)
-
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
     assert all(map(np.array_equal, voxels(folder, IDS[1]), before))
 
@@ -272,9 +264,7 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     assert required_bytes([case], tmp_path, None) == 0
 
 
-def test_cases_in_use_are_not_replaced(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     cases = index_cases(root).cases

@@ -32,7 +32,6 @@ def test_other_programs_get_each_value_with_its_tissue_and_colour(convention) ->
             next(name for name in texts if name.endswith("_dseg.tsv")),
         )
     )
-
     if convention == BRATS2017:
         assert snap[0] == ["0", "0", "0", "0", "0", "0", "0", '"Clear', 'Label"']
         assert snap[3] == ["4", "213", "94", "0", "1", "1", "1", '"ET"']
@@ -73,7 +72,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     command += ("--layout", "bids", "--convention", "brats2017", "--probabilities", "--uncertainty")
     code, shown, errors = run(*command)
     again = run(*command)[1]
-
     assert code == 0, errors
     assert "2 predicted, 0 finished before, 0 failed" in shown
     assert "0 predicted, 2 finished before, 0 failed" in again
@@ -102,7 +100,6 @@ def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) 
     done = subprocess.run(
         ["bids-validator-deno", tmp_path / "out"], capture_output=True, text=True, timeout=100
     )
-
     assert done.returncode == 0, done.stdout
 
 
@@ -112,7 +109,6 @@ def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
         settings = PredictionSettings.model_validate({"layout": layout, "preview": False})
         outcome = predict_folder([scans], [model], tmp_path / "out", settings)
         assert outcome.n_predicted == 1
-
     for name in ("labels-brats2017.txt", "labels-brats2017.ctbl", "BraTS2021_00000.nii.gz"):
         assert (tmp_path / "out" / name).is_file()
     assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 1
@@ -127,7 +123,6 @@ def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
 
 
 def n_coloured(picture: np.ndarray) -> int:
-    """Count pixels that are not grey."""
     return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
 
 
@@ -135,7 +130,6 @@ def test_a_tumour_is_outlined_on_scans_of_any_grid(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
     with_tumour = preview_of(folder)
     without = preview_of(folder, Decoding(thresholds=(1 - 1e-9,) * 3))
-
     assert with_tumour.shape == (990, 1350, 4)
     # the legend is coloured in both
     assert n_coloured(with_tumour) > n_coloured(without) + 500

@@ -52,7 +52,6 @@ MANIFEST = Manifest(
 
 @pytest.fixture
 def folder(tiny_prepared: Path, tmp_path: Path) -> Path:
-    """A copy of prepared cases, in which files may be changed."""
     return Path(shutil.copytree(tiny_prepared, tmp_path / "prepared"))
 
 
@@ -67,7 +66,6 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
     crop = Box.at((0, 0, 0), case.shape)
     labels, image = case.read_labels(crop), case.read_image(crop)
     np.testing.assert_array_equal(case.box.placed(labels, case.geometry.shape), make_label_map())
-
     assert image.dtype == np.float16
     np.testing.assert_array_equal((image != 0).any(axis=0), brain[case.box.slices])
     for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
@@ -103,9 +101,7 @@ def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> 
         np.testing.assert_array_equal(read, padded_labels[slices])
 
 
-def test_a_lack_of_memory_is_no_damage(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_memory_is_no_damage(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -130,9 +126,7 @@ def test_a_damaged_case_and_an_array_of_another_case_are_named(folder: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
-def test_numpy_reads_it_too(
-    tmp_path: Path, rng: np.random.Generator, shape: tuple[int, ...]
-) -> None:
+def test_numpy_reads_it_too(tmp_path, rng, shape):
     array = rng.normal(size=shape).astype(np.float16)
     store.write_array(tmp_path / "image.npy", array[:, ::-1])
     for read in (store.open_array(tmp_path / "image.npy"), np.load(tmp_path / "image.npy")):
@@ -158,7 +152,6 @@ def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> 
     # shapes of the same power of two
     places = {buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}
     assert len(places) == 1
-
     held = hold(buffers.take((10, 10), np.float32))
     held[...] = 3
     before = held.tolist()
@@ -182,9 +175,7 @@ def flip_bit(path: Path, rng: np.random.Generator) -> None:
 OTHER_VERSION = json.dumps(json.loads(MANIFEST.to_json()) | {"version": store.FORMAT_VERSION + 1})
 
 
-def test_reading_gives_what_was_written_and_nothing_of_a_damaged_file_or_another_version(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_what_was_written_is_read_and_nothing_else(tmp_path, rng):
     path = tmp_path / MANIFEST_NAME
     assert read_manifest(tmp_path) is None
     path.write_text(MANIFEST.to_json())
@@ -268,7 +259,6 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
         return items
 
     errors = store.verify_cases(case_ids, folder, track=track)
-
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
     assert seen == [("verifying prepared cases", 6)]
     with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
@@ -284,9 +274,7 @@ def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path)
         store.prepared_ids(folder / "absent")
 
 
-def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_damaged_case_ends_a_run_when_it_begins(data: FoldData, tmp_path: Path) -> None:
     config = tiny_settings("training.n_epochs=1")
     data = replace(data, folder=shutil.copytree(data.folder, tmp_path / "prepared"))
     damaged = data.folder / data.split.train[0] / "image.npy"

@@ -25,6 +25,7 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.losses import overlap_columns
+from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
@@ -61,13 +62,11 @@ def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
-    """A copy of that run, to change."""
     return Path(shutil.copytree(finished[0], tmp_path / "run"))
 
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
     run_path, outcome = finished
-
     assert {path.name for path in run_path.iterdir()} == {
         ".training.lock",
         "best.pt",
@@ -101,7 +100,6 @@ def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -
     outcome = train(
         data, tmp_path / "run", settings("training.n_epochs=12", "patch.per_case=4", *larger)
     )
-
     first, last = outcome.history[0], outcome.history[-1]
     assert last["train_loss"] < 0.5 * first["train_loss"]
     assert last["val_dice_wt"] > 0.7
@@ -138,28 +136,22 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     expected_path, config = undisturbed
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
     resumed = train(data, tmp_path / "run", config)
-
     assert (stopped.finished, resumed.finished) == (False, True)
     check_same_runs(tmp_path / "run", expected_path)
     assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
 
 
-def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
-    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
-) -> None:
+def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
     content["optimizer"]["state"] = {}
     torch.save(content, tmp_path / "run" / "last.pt")
     train(data, tmp_path / "run", settings())
-
     assert not same(weights(finished[0] / "last.pt"), weights(tmp_path / "run" / "last.pt"))
 
 
-def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
-    data: FoldData, tmp_path: Path, run: Run
-) -> None:
+def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run: Run) -> None:
     channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
     config = load_config(
         assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
@@ -171,7 +163,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
         },
     )
     outcome = train(data, tmp_path / "run", config)
-
     assert np.isfinite(outcome.history[0]["val_loss"])
     device = Device(torch_device=torch.device("cpu"))
     (member,) = load_model([tmp_path / "run"], device).members
@@ -185,9 +176,7 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
-def test_a_fold_is_trained_from_a_folder_of_scans(
-    tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fold_of_scans(tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A call that reaches its time limit is continued by the same call."""
     paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
     config = settings("training.n_epochs=1")
@@ -196,7 +185,6 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
             train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
             for hours in (0, None)
         )
-
     assert (stopped.finished, stopped.signal) == (False, None)
     assert stopped.reason == "the time limit of 0 hours was reached"
     assert finished.finished
@@ -210,7 +198,6 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
             torch.manual_seed(3)
             layers = nn.Conv3d(4, 6, 3, padding=1), nn.Dropout3d(0.5), nn.Conv3d(6, 3, 1)
             train(data, tmp_path / name, settings(), stop, network=nn.Sequential(*layers))
-
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
 
 
@@ -227,9 +214,7 @@ class InDouble(nn.Sequential):
 
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
-def test_the_micro_batch_does_not_change_what_is_learnt(
-    data: FoldData, tmp_path: Path, batch_dice: str
-) -> None:
+def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_dice: str) -> None:
     """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
@@ -248,19 +233,15 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
         outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
         assert outcome.history[0]["step"] == 3
         updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
-
     for update in updates[1:]:
         assert float((update - updates[0]).norm() / updates[0].norm()) <= 1e-12
 
 
-def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whole_crops(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_an_effective_batch_by_epoch_changes_the_steps(data: FoldData, tmp_path: Path) -> None:
     """Whole crops are a patch for each case."""
     for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
         config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
         outcome = train(data, tmp_path / size, config)
-
         assert [row["step"] for row in outcome.history] == steps
         assert np.isfinite(outcome.history[-1]["val_loss"])
 
@@ -268,7 +249,6 @@ def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whol
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
     run_path, cosine = tmp_path / "run", "schedule.name=cosine"
     train(data, run_path, settings(cosine), StopAtCheck(2))
-
     with pytest.raises(ResumeError, match=r"optimizer\.lr: 0\.01 -> 0\.02\n.*--fresh"):
         train(data, run_path, settings(cosine, "optimizer.lr=0.02"))
     # this schedule looks ahead
@@ -287,21 +267,17 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is held is not waited for."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_second_training_of_a_run_is_refused_before_it_writes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_second_training_of_a_run_is_refused(data: FoldData, tmp_path: Path) -> None:
     """Also before the first has saved anything, and with --fresh."""
     trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
     refused = pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it")
     for fresh in (False, True):
         with run_locked(tmp_path / "run"), refused:
             trainer.run(fresh=fresh, track=untracked)
-
     assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(EnvironmentalError, match="cannot be written"):
@@ -309,9 +285,7 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_path: Path) -> None:
     """Another process may hold the old lock of the renamed folder open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
@@ -326,7 +300,6 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
 
     hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
-
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
     check_same_runs(tmp_path / "run", tmp_path / "run.1")
     for name in ("run", "run.1"):
@@ -334,15 +307,12 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             pass
 
 
-def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
-    data: FoldData, copied: Path
-) -> None:
+def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:
     """The process ended after the last checkpoint, or the disk was full."""
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
     train(data, copied, settings())
-
     assert (copied / "history.csv").read_bytes() == expected
     assert (copied / "history.png").exists()
 
@@ -350,7 +320,6 @@ def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_open
 def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
     before = {name: value.clone() for name, value in network.state_dict().items()}
-
     with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
         train(data, tmp_path / "run", settings(), network=network)
     assert same(before, network.state_dict())
@@ -365,14 +334,11 @@ LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
 @pytest.mark.parametrize(
     "n_checks", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
 )
-def test_a_loss_by_dotted_name_is_learnt_and_resumed(
-    data: FoldData, tmp_path: Path, n_checks: int
-) -> None:
+def test_a_loss_by_dotted_name_is_resumed(data: FoldData, tmp_path: Path, n_checks: int) -> None:
     """Bit for bit, with the state of the optimizer that belongs to its parameters."""
     train(data, tmp_path / "undisturbed", settings(LEARNT))
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
     train(data, tmp_path / "run", settings(LEARNT))
-
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
     last, best = (torch.load(tmp_path / "run" / name) for name in ("last.pt", "best.pt"))
     assert not torch.equal(last["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
@@ -391,14 +357,11 @@ class Hungry(nn.Module):
         return image[:, :3]
 
 
-def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
-    data: FoldData, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_runs_out_in_validation(data: FoldData, caplog: pytest.LogCaptureFixture) -> None:
     predict, network = case_predictor(plan_run(settings(), data)), Hungry()
     image = torch.rand(4, 20, 18, 16)
     for _ in range(2):
         torch.testing.assert_close(predict(network, image), image[:3])
-
     assert network.n_refused == 1
     assert "validation: memory ran out with the windows of prediction: CUDA" in caplog.text
     assert "with windows of 8x8x8" in caplog.text
@@ -423,19 +386,14 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
-def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
-    data: FoldData, tmp_path: Path, given: dict[str, object]
-) -> None:
-    config = settings("loss.batch_dice=true", "validation.patches_between=true")
+def test_networks_with_dictionaries(data, tmp_path, given):
+    config = settings("loss.batch_dice=true")
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
-
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
 
 
-def test_a_loss_that_is_never_finite_ends_the_run(
-    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def infinite(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * float("inf")
 
@@ -445,31 +403,37 @@ def test_a_loss_that_is_never_finite_ends_the_run(
     assert "its gradient was not finite" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        # the last epoch is always validated
-        (["training.n_epochs=3"], [True, False, False]),
-        (["validation.patches_between=true"], [False, False]),
-    ],
-)
-def test_validation_every_other_epoch_leaves_columns_empty_unless_patches_are_scored_in_between(
-    data: FoldData, tmp_path: Path, changes: list[str], missing: list[bool]
+def test_between_validations_of_whole_cases_a_plateau_watches_the_same_patches(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(data, tmp_path / "run", settings("validation.every=2", *changes))
+    watched: list[float] = []
+    monkeypatch.setattr(Schedule, "after_validation", lambda _, loss: watched.append(loss))
+    rate = "optimizer.lr=1e-30"  # the network stays as it is
+    every = ("training.n_epochs=3", "validation.every=2", rate)
+    train(data, tmp_path / "plateau", settings(*every, "schedule.name=plateau"))
+    train(data, tmp_path / "whole", settings(*every, "validation.every=1", "schedule.name=plateau"))
+    train(data, tmp_path / "cosine", settings(*every, "schedule.name=cosine"))
 
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert history["val_dice"].isna().tolist() == missing
+    patches, whole, cosine = (
+        pd.read_csv(tmp_path / name / "history.csv") for name in ("plateau", "whole", "cosine")
+    )
+    # the last epoch is always validated
+    assert patches["val_dice"].isna().tolist() == [True, False, False]
+    assert watched == pytest.approx(
+        [*patches["patch_loss"], *whole["val_loss"], *cosine["val_loss"].dropna()]
+    )
+    assert len({f"{loss:.6f}" for loss in patches["patch_loss"]}) == 1
+    assert abs(watched[0] - watched[3]) > 1e-4
+    assert "patch_loss" not in {*whole, *cosine}
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, augment: str) -> None:
     """A refactoring must not move them; processors differ in the last digits only."""
-    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=plateau")
+    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=constant")
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
-
     for column in ("train_loss", "val_loss"):
         found = [row[column] for row in outcome.history]
         assert found == pytest.approx(recorded[column].tolist(), rel=1e-4), column
@@ -477,7 +441,6 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
 
 def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldData) -> None:
     check_unchanged(data)
-
     with pytest.raises(UsageError, match="another process has prepared the cases in"):
         check_unchanged(replace(data, fingerprint="another"))
 
@@ -498,7 +461,6 @@ def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     with caplog.at_level(logging.INFO):
         trainer.run(track=tracked)
-
     said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
     assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
     assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]

@@ -84,7 +84,6 @@ class Kernels(TorchDispatchMode):
         return result
 
     def counts(self) -> dict[str, float]:
-        """Return the counts that are not 0."""
         gradients = self.names["convolution_backward"]
         convolutions = sum(n for name, n in self.names.items() if name.startswith("conv"))
         counts = {
@@ -159,7 +158,6 @@ def test_a_training_step_calls_no_more_kernels_and_allocates_no_more_memory(name
     step = step_of(criterion, torch.bfloat16 if "bf16" in name else None)
     with Kernels() as kernels:
         step()
-
     check(kernels.counts(), STEP_LIMITS[name])
 
 
@@ -198,7 +196,6 @@ def _hook() -> None:
 
 @contextmanager
 def opened_below(folder: Path) -> Iterator[Counter[str]]:
-    """Count how often files below a folder are opened."""
     listener = f"{folder}/", Counter[str]()
     _listeners.append(listener)
     try:
@@ -218,9 +215,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cases, two patches each, and a validation of the two held-out cases in windows."""
     config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
     counts = Counter[str]()
@@ -231,7 +226,6 @@ def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
         opened_below(data.folder) as opened,
     ):
         train(data, tmp_path / "run", config)
-
     check(
         {
             "patches": counts["PatchDataset.__getitem__"],
@@ -262,7 +256,6 @@ def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
         prepare_cases(cases[1:], tmp_path / "prepared", StoreConfig(), n_workers=0)
     prepared = size_of(tmp_path / "prepared" / "BraTS2021_00001")
     n_read = bytes_read() - before - prepared
-
     check(
         {
             "scans opened": opened.total(),
@@ -285,7 +278,6 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
     with opened_below(second) as opened, opened_below(output) as written:
         predict_folder([second], models, output, settings)
     n_read = bytes_read() - before
-
     check(
         {
             "scans opened": opened.total(),
@@ -301,9 +293,7 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("tta", "n_mirrors"), [(False, 1), (True, 8)])
-def test_each_window_of_a_case_is_computed_once(
-    monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int
-) -> None:
+def test_windows_run_once(monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int) -> None:
     """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
     scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
     settings = PredictionSettings(tta=tta)
@@ -323,7 +313,6 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     Predictor(model=model).predict_scan(scan)
     with Kernels() as kernels:
         Predictor(model=model).predict_scan(scan)
-
     check(kernels.counts(), {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2})
 
 
@@ -333,5 +322,4 @@ def test_help_imports_few_modules() -> None:
         "print(len(sys.modules))"
     )
     shown = subprocess.check_output([sys.executable, "-c", program], text=True)
-
     check({"modules": int(shown.split()[-1])}, {"modules": 400})

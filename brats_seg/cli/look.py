@@ -12,7 +12,7 @@ from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.evaluation.compare import ComparedFolders, Comparison
+    from brats_seg.evaluation.compare import ComparedFolders
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.scores import RegionSummary
 
@@ -36,9 +36,8 @@ def evaluate(
     """Score predictions as the challenges do, and write a table and a summary.
 
     Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
-    the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
-    predicted cases are printed as well. Patients that the model was trained on are marked, and the mean
-    without them comes first. Exit code 1: predictions are missing, or cases failed.
+    the worst scores, unless --only-predicted leaves it out. Patients that the model was trained on are
+    marked, and the mean without them comes first. Exit code 1: predictions are missing, or cases failed.
 
     Examples:
         brats-seg evaluate data predictions --protocol lesionwise2023
@@ -94,12 +93,26 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
 def _print_comparisons(
     compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
 ) -> None:
+    from brats_seg.evaluation.scores import title_of
+
     evaluations = compared.first, compared.second
     emit(compared, table=table, evaluations=evaluations)
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
-    _print_comparison(compared.comparison)
+    comparison = compared.comparison
+    cases = counted(comparison.n_cases, "case")
+    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
+    rows = []
+    for test in comparison.tests:
+        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
+        counts = (test.n_first_better, test.n_second_better)
+        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
+    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
+    for standing in comparison.ranking:
+        p_value = standing.p_value
+        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
+        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
     if any(evaluation.missing for evaluation in evaluations):
         print("Missing predictions have the worst scores; --only-predicted leaves them out.")
     print(f"wrote {table}. Research use only.")
@@ -136,16 +149,15 @@ def print_remarks(
 
 
 def print_summaries(scored: "Evaluation") -> None:
-    """Print the means of each region over all cases, and over parts of them.
+    """Print the means of each region over all cases.
 
     The first are those over the cases that the model was not trained on, if it was trained on some.
     """
-    summaries, predicted = scored.summaries, scored.predicted_summaries
+    summaries, n_missing = scored.summaries, len(scored.missing)
     if not summaries:
         print("no case could be scored")
         return
     n_cases, n_trained = summaries[0].n_cases, len(scored.in_training)
-    n_missing = n_cases - (predicted[0].n_cases if predicted else 0)
     worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
     every = worst if n_missing else counted(n_cases, "case")
     if n_trained:
@@ -155,8 +167,6 @@ def print_summaries(scored: "Evaluation") -> None:
             others = counted(n_cases - n_trained, "case")
             _print_means(scored.held_out_summaries, f"{others}, without {trained}")
     _print_means(summaries, every)
-    if n_missing and predicted:
-        _print_means(predicted, f"the {n_cases - n_missing} that have a prediction")
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
@@ -180,23 +190,6 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
     print(f"references without the region: {empty} (of {n_cases})")
 
 
-def _print_comparison(comparison: "Comparison") -> None:
-    from brats_seg.evaluation.scores import title_of
-
-    cases = counted(comparison.n_cases, "case")
-    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
-    rows = []
-    for test in comparison.tests:
-        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
-        counts = (test.n_first_better, test.n_second_better)
-        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
-    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
-    for standing in comparison.ranking:
-        p_value = standing.p_value
-        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
-        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
-
-
 def figure(
     kind: str,
     source: Path,
@@ -210,9 +203,8 @@ def figure(
 ) -> None:
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
 
-    sample: the modalities and the label map of a case. montage, preview, surface: the outlines of
-    reference and prediction in sections, in three planes, in space. uncertainty: where a prediction
-    is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
+    sample: the modalities and the label map of a case. montage, preview: the outlines of reference
+    and prediction in sections, in three planes. uncertainty: where a prediction is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
     history: loss and scores of every epoch.
 
     Examples:

@@ -50,16 +50,8 @@ _REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
 _SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
 _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 """Entries of the environment of a run that are in the card."""
-_ROLES = (
-    ("held_out", "held out", "held out of"),
-    ("training", "trained on", "trained on by"),
-    (
-        "learnt_before",
-        "trained on before, by the weights that it started from",
-        "trained on before the start of",
-    ),
-)
-"""Facts that list cases, and what they say of a case of one network, and of several."""
+_LISTS_OF_CASES = ("training", "held_out", "learnt_before")
+"""Facts that list ids of cases."""
 
 Count = Annotated[int, Field(ge=0)]
 CountRow = tuple[Count, Count, Count]
@@ -102,7 +94,7 @@ class NetworkFacts(Section):
         anonymous = tuple(
             case.model_copy(update={"case_id": numbers[case.case_id]}) for case in self.validation
         )
-        no_ids = {name: () for name, *_ in _ROLES}
+        no_ids: dict[str, tuple[str, ...]] = dict.fromkeys(_LISTS_OF_CASES, ())
         return self.model_copy(update={**no_ids, "validation": anonymous})
 
 
@@ -126,11 +118,6 @@ class ModelFacts(Section):
     networks: tuple[NetworkFacts, ...]
     scores: CrossValidationScores | None = None
     """None without a cross-validation."""
-
-    @property
-    def knows_cases(self) -> bool:
-        """Whether the cases of any network are known, at least by their number."""
-        return any(network.n_training is not None for network in self.networks)
 
 
 def export_model(
@@ -193,7 +180,8 @@ def export_model(
             _write(exported, facts, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)
-    _log_card(facts, case_ids=case_ids)
+    if not facts.license:
+        log.info("The model card states no licence; --license names one.")
     return exported
 
 
@@ -231,14 +219,6 @@ def _write(
         with whole_file(folder / name) as new_file:
             new_file.write_text(text, encoding="utf-8")
     write_json(folder / weights.MODEL_NAME, description)
-
-
-def _log_card(facts: ModelFacts, *, case_ids: bool) -> None:
-    """Log what to know about the model card before the model is handed out."""
-    if facts.knows_cases and not case_ids:
-        log.info("The model card counts the cases without their ids; --name-cases names them.")
-    if not facts.license:
-        log.info("The model card states no licence; --license names one.")
 
 
 def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> dict[str, Any]:
@@ -282,7 +262,6 @@ def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
         subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
-        roles=_roles(facts.networks),
     )
 
 
@@ -308,26 +287,6 @@ def _validations(
 def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     counts = [region_counts(case.case_id, case.counts) for case in cases]
     return summarise_counts(counts, np.random.default_rng(0))
-
-
-def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
-    """Return the ids of the cases that have the same part in every network, by words for the part."""
-    users: dict[str, list[list[int]]] = {}
-    for role, (name, *_) in enumerate(_ROLES):
-        for index, network in enumerate(networks):
-            for case_id in getattr(network, name):
-                users.setdefault(printable(case_id), [[], [], []])[role].append(index)
-    grouped: dict[str, list[str]] = {}
-    for case_id, indices in sorted(users.items(), key=lambda item: (item[1], item[0])):
-        parts = [
-            alone
-            if len(networks) == 1
-            else f"{among} network{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
-            for (_, alone, among), of in zip(_ROLES, indices, strict=True)
-            if of
-        ]
-        grouped.setdefault("; ".join(parts), []).append(case_id)
-    return grouped
 
 
 def _facts_of(
@@ -407,13 +366,11 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     if "optimizer" in content:
         # the latest state need not have been validated
         return facts
-    progress, config = content["progress"], content["card"].config
+    progress = content["progress"]
     if progress["history"] and "epoch" in progress["history"][-1]:
         facts["epoch"] = int(progress["history"][-1]["epoch"])
-    counts, n_patches = progress["sums"]["counts"], progress["sums"]["n_patches"]
-    # on patches, each case has `per_case` of them
-    is_one_each = config.patch.per_case > 1 and 0 < n_patches == len(counts)
-    if is_one_each or not config.validation.patches_between:
-        cases = [{"case_id": name, "counts": rows} for name, rows in sorted(counts.items())]
-        facts["validation"] = cases
+    counts = progress["sums"]["counts"]
+    facts["validation"] = [
+        {"case_id": name, "counts": rows} for name, rows in sorted(counts.items())
+    ]
     return facts

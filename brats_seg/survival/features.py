@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from math import nan
 from pathlib import Path
 from typing import cast
@@ -24,7 +23,7 @@ from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import Seen, TrainingCases, open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
-from brats_seg.files import alone_at, write_json
+from brats_seg.files import alone_at
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import Predictor
@@ -67,7 +66,6 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     *,
     autoencoder: Path | None = None,
     segmentations: Sequence[Path] = (),
-    predicted: bool = False,
     tables: Sequence[Path] = (),
     labels: str | None = None,
     prepared_path: Path | None = None,
@@ -77,15 +75,14 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 ) -> MappedCases[Row]:
     """Extract the features of all cases of a folder and write them as a table.
 
-    `failures.csv` is written beside the table, and a JSON file of the same name lists its sources. Of
-    several runs, those that were not trained on the patient are applied to a case.
+    `failures.csv` is written beside the table. Of several runs, those that were not trained on the
+    patient are applied to a case.
 
     Args:
         data: Folder of scans, of any BraTS release.
         output: The table, a CSV file.
         autoencoder: Run of an autoencoder, for latent vectors.
         segmentations: Runs that predict label maps where there is no reference.
-        predicted: Whether label maps of all cases are predicted.
         tables: Tables of ages, resections or ids, besides those below `data`.
         labels: Label convention of all cases, if detection is wrong.
         prepared_path: Folder of prepared cases, which holds the index; `prepared_path_of` the data
@@ -96,8 +93,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 
     Raises:
         UsageError: A path holds no model, or one for another task; the models do not fit each
-            other; label maps are to be predicted without a run for it; or another process is
-            writing the table.
+            other; or another process is writing the table.
         LayoutError: The folder holds no cases.
         EnvironmentalError: The table cannot be written, or the device is not available.
 
@@ -106,9 +102,6 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         >>> len(measured.results), len(measured.failures)
         (6, 0)
     """
-    if predicted and not segmentations:
-        msg = "predicted label maps were asked for; expected a run to predict them: --model"
-        raise UsageError(msg)
     config = load_config(values={} if labels is None else {"cases.labels": labels})
     clinical = read_clinical_tables(data, tables)
     cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
@@ -116,16 +109,8 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     cases = with_clinical(index.cases, clinical)
     on_device = choose_device(device, precision)
     networks = load_networks(autoencoder, segmentations, on_device, clinical, cases)
-    extract = partial(extract_row, networks=networks, predicted=predicted)
-    origin = {
-        "data": str(index.root),
-        "autoencoders": [str(autoencoder)] if autoencoder else [],
-        "segmentations": [*map(str, segmentations)],
-        "version": version("brats_seg"),
-    }
+    extract = partial(extract_row, networks=networks)
     with alone_at(output):
-        # first, so that a folder that cannot be written to is noticed at once
-        write_json(output.with_suffix(".json"), origin)
         # in this process, which holds the networks on the device
         measured = map_cases(extract, cases, "features", track=track)
         write_failures(measured.failures, output.with_name("failures.csv"))
@@ -167,9 +152,9 @@ def load_networks(
     )
 
 
-def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
+def extract_row(case: Case, *, networks: Networks) -> Row:
     """Measure one case."""
-    loaded = load_case(case, with_label=not predicted)
+    loaded = load_case(case)
     scan = prepare_scan(loaded, networks.spacing_mm)
     ids = patient_ids(networks.clinical, case.case_id, case.patient_id)
     labels_seen: Seen | None = None

@@ -47,9 +47,7 @@ MOMENTS = {
         ("evaluate", "full", TWICE),
     ],
 )
-def test_a_bad_disk_is_named_and_loses_nothing(
-    name: str, disk: str, shares: tuple[float, ...], campaign: Campaign
-) -> None:
+def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:
     command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     for share in shares:
@@ -75,9 +73,7 @@ OUTPUTS = {"prepare": "prepared", "train": "runs", "predict": "out", "crossval":
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OUTPUTS)
 @pytest.mark.parametrize("which", ["output", "input"])
-def test_a_folder_that_vanishes_ends_without_a_traceback(
-    name: str, which: str, campaign: Campaign
-) -> None:
+def test_a_vanished_folder_gives_no_traceback(name: str, which: str, campaign: Campaign) -> None:
     command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     vanishing = OUTPUTS[name] if which == "output" else "scans"

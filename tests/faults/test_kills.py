@@ -24,7 +24,6 @@ N_KILLS = {
 
 
 def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
-    """Return kills that are spread over a command."""
     for number in range(n_kills):
         share = (number + 0.5) / n_kills
         # six of ten at a change, three in the middle of the next write, one by the clock
@@ -44,9 +43,7 @@ def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
         ("predict", 3, " --set preview=false"),
     ],
 )
-def test_killed_at_any_moment_it_ends_with_the_same(
-    name: str, n_kills: int, options: str, campaign: Campaign
-) -> None:
+def test_a_kill_loses_nothing(name: str, n_kills: int, options: str, campaign: Campaign) -> None:
     command = COMMANDS[name]._replace(words=COMMANDS[name].words + options)
     alone = campaign.undisturbed(command)
     for number, fault in enumerate(kills(n_kills, alone)):
