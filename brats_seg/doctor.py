@@ -126,8 +126,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _machine_findings(config: "Config") -> list[Finding]:
     try:
-        import torch
-
+        from brats_seg.runtime.device import gpus
         from brats_seg.runtime.machine import machine_findings
         from brats_seg.training.run_plan import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
@@ -135,7 +134,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
         return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
-    return machine_findings(shared_memory_needed(config, on_gpu=torch.cuda.is_available()))
+    return machine_findings(shared_memory_needed(config, on_gpu=bool(gpus())))
 
 
 def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
