@@ -14,6 +14,7 @@ from brats_seg.data.fold import open_fold as open_fold, open_index as open_index
 from brats_seg.doctor import diagnose as diagnose
 from brats_seg.errors import BratsError as BratsError
 from brats_seg.evaluation.compare import compare_folders as compare_folders
+from brats_seg.evaluation.fuse import fuse_label_maps as fuse_label_maps
 from brats_seg.evaluation.evaluate import score_folders as score_folders
 from brats_seg.evaluation.scores import read_scores as read_scores
 from brats_seg.figures.cases import (
@@ -32,7 +33,10 @@ from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
 from brats_seg.figures.surface import write_surface_gif as write_surface_gif
 from brats_seg.files import writable_folder as writable_folder
-from brats_seg.inference.batch import predict_folder as predict_folder
+from brats_seg.inference.batch import (
+    predict_folder as predict_folder,
+    watched_scans as watched_scans,
+)
 from brats_seg.inference.export import export_model as export_model
 from brats_seg.inference.model import load_model as load_model
 from brats_seg.inference.predict import Predictor as Predictor
