@@ -259,6 +259,8 @@ def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, mess
 
 
 MISTAKES = (
+    "train --data empty",
+    "predict empty -o out",
     "train --data nosuch",
     "train --data . --set trainin.seed=3",
     "train --data . --device gpu",
@@ -299,12 +301,14 @@ def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
                 assert end.code in (2, 3), line
             assert "torch" not in sys.modules, line
     """
+    (tmp_path / "empty").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(MISTAKES)
-    assert [*tmp_path.iterdir()] == []
+    assert done.stderr.count("error: empty is an empty folder") == 2
+    assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
@@ -566,3 +570,29 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
     assert code == 128 + signal.SIGINT
     assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
     assert f"brats-seg predict {tiny_scans} -o out --model {model} --set preview=false" in said
+
+
+def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
+    run: Run, tiny_scans: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("empty").mkdir()
+    options = ("-o", "out", "--model", model, *PLAIN)
+    refused = [
+        run("predict", "empty", *options),
+        run("predict", tiny_scans, tiny_scans, *options, "--watch", "1"),
+        run("predict", tiny_scans, *options, "--watch", "0"),
+    ]
+    assert [done.code for done in refused] == [2, 2, 2]
+    assert "error: empty is an empty folder; expected --data" in refused[0].err
+    assert "--watch takes one folder" in refused[1].err
+    n_looks = iter(range(3))
+
+    def wait(_: float) -> None:
+        if next(n_looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
+    done = run("predict", "empty", *options, "--watch", "1", "--identifiers")
+    assert (done.code, "empty holds no cases" in done.out) == (0, True), done.err
+    assert "stopped. Results are in out; the same command goes on:" in done.out
+    assert f"predict empty -o out --model {model}" in done.out

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,10 +99,10 @@ def predict(
     with importing():
         from brats_seg.inference.batch import predict_folder
 
-    done: dict[str, CaseOutcome] = {}
+    done: list[CaseOutcome] = []
 
     def on_case(outcome: "CaseOutcome") -> None:
-        done[outcome.record.case_id] = outcome
+        done.append(outcome)
         emit(outcome.record)
         print_outcome(outcome)
 
@@ -113,7 +113,10 @@ def predict(
         )
     except KeyboardInterrupt:
         if not isinstance(cases, Sequence):
-            return _print_watched(done, output)
+            print(
+                f"stopped. Results are in {output}; the same command goes on:\n    {command_again()}"
+            )
+            return 0
         print(
             f"interrupted after {len(done)} of {len(cases)} cases. Results are in {output}; the same "
             f"command continues with the other cases:\n    {command_again()}",
@@ -140,17 +143,6 @@ def _find(
         msg = "--watch takes one folder, no table of paths and no files"
         raise UsageError(msg)
     return watched_scans(paths[0], output, options, quiet_s=watch)
-
-
-def _print_watched(done: "Mapping[str, CaseOutcome]", output: Path) -> int:
-    from brats_seg.cases.many import Failure
-
-    n_failed = sum(isinstance(outcome.record, Failure) for outcome in done.values())
-    print(
-        f"stopped: {counted(len(done) - n_failed, 'case')} predicted, {n_failed} failed.", end=" "
-    )
-    print(f"Results are in {output}; the same command goes on:\n    {command_again()}")
-    return int(n_failed > 0)
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -33,7 +33,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.cases.nifti import Volume
 from brats_seg.config import Section
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
-from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
+from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies, is_cut_off
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
@@ -230,6 +230,9 @@ def _volume(series: Series, case_id: str) -> Volume:
         done = _run(command, output, _CONVERSION_TIMEOUT_S)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
+            if cut_off := [path.name for path in series.files if is_cut_off(path)]:
+                found, next_step = f"files cut off: {some_of(cut_off)}", "Export it again."
+                raise CaseError(case_id, str(series), found, "whole files", next_step)
             n_volumes = counted(len(volumes), "volume")
             problem = f"exit status {done.returncode} of dcm2niix and {n_volumes}"
             next_step = (

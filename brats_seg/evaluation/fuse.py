@@ -82,7 +82,7 @@ def majority(masks: Masks) -> Probabilities:
 def staple(masks: Masks) -> Probabilities:
     """Return the probability (X, Y, Z) by STAPLE that a voxel of masks (n, X, Y, Z) is inside.
 
-    Voxels of equal votes are one term of each sum, so that a step takes no time.
+    Where none of the masks is, it is 0. Voxels of equal votes are one term of each sum.
     """
     marked = masks.any(axis=0)
     votes, kinds, counts = np.unique(
