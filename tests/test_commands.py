@@ -84,6 +84,9 @@ FLOW = (
     ),
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
+    Step(
+        "fuse data out -o fused", "wrote 6 label maps to fused", ("fused/BraTS2021_00000.nii.gz",)
+    ),
     Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
@@ -221,8 +224,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict --model runs/fold0", 2, "give either DATA, or one case"),
         ("predict data --model runs/fold0 --case me", 2, "which --case names"),
         ("predict data --model nothing", 2, "nothing does not exist; expected --model: Run,"),
-        ("predict data --model empty", 2, "empty holds no model"),
-        ("predict empty --model runs/fold0", 2, "empty holds no cases"),
+        ("predict data --model empty", 2, "empty is an empty folder"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
@@ -330,7 +332,6 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
 @pytest.mark.parametrize(
     ("n_cases", "labelled", "message"),
     [
-        (0, True, "no c"),
         (1, True, "1 patient cannot fill 2 folds"),
         (2, False, "no usable label map"),
     ],
@@ -583,7 +584,7 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
         run("predict", tiny_scans, *options, "--watch", "0"),
     ]
     assert [done.code for done in refused] == [2, 2, 2]
-    assert "error: empty is an empty folder; expected --data" in refused[0].err
+    assert "error: empty is an empty folder; expected data" in refused[0].err
     assert "--watch takes one folder" in refused[1].err
     n_looks = iter(range(3))
 
@@ -593,6 +594,6 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
 
     monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
     done = run("predict", "empty", *options, "--watch", "1", "--identifiers")
-    assert (done.code, "empty holds no cases" in done.out) == (0, True), done.err
+    assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
     assert "stopped. Results are in out; the same command goes on:" in done.out
     assert f"predict empty -o out --model {model}" in done.out
