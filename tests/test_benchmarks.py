@@ -50,7 +50,6 @@ def page(
     least: float = 2.0,
     end: str = "",
 ) -> str:
-    """Return the page of one benchmark that is not real."""
     (folder / "fake.py").write_text(FAKE.format(least=least, end=end))
     monkeypatch.setattr(benchmarks, "FOLDER", folder)
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
@@ -60,9 +59,7 @@ def page(
     return text
 
 
-def test_a_comparison_becomes_a_row_with_its_goal(
-    benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_becomes_a_row_with_its_goal(benchmarks, tmp_path, monkeypatch):
     text = page(benchmarks, tmp_path, monkeypatch)
     assert "| read | 2 ms | other 1.0 | 5 ms | 2.50x | 2.00 to 4.00 | 2.00x, met |  |" in text
     assert "1 of 1 goals are met" in text

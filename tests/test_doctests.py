@@ -14,7 +14,6 @@ ROOT = Path(brats_seg.__file__).parent
 
 
 def modules_with_examples() -> list[str]:
-    """Return the modules that have an example which is run."""
     example = re.compile(r"^(?!.*\+SKIP).*>>> ", re.MULTILINE)
     paths = [path for path in sorted(ROOT.rglob("*.py")) if example.search(path.read_text())]
     names = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in paths]
@@ -22,9 +21,7 @@ def modules_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_the_examples_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brats_root: Path
-) -> None:
+def test_the_examples_run(name, tmp_path, monkeypatch, brats_root):
     """In a folder that holds `data`, six small labelled cases."""
     monkeypatch.chdir(brats_root.parent)
     # the log of a command that another test has run would be taken for what the examples print

@@ -67,7 +67,6 @@ def opened(root: Path, *changes: str, fold: int = 0) -> FoldData:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Scans of two cases."""
     return write_cases(tmp_path / "scans", 1, 1)
 
 
@@ -82,9 +81,7 @@ def two(tmp_path: Path) -> Path:
         ((1, 1), ("store.spacing_mm=[1.5,2,1]",), (1.5, 2.0, 1.0)),
     ],
 )
-def test_training_sees_what_prediction_computes(
-    tmp_path: Path, spacings: tuple[int, ...], changes: tuple[str, ...], expected: tuple[float, ...]
-) -> None:
+def test_training_sees_what_prediction_computes(tmp_path, spacings, changes, expected):
     """Each case is, bit for bit, the scan that the network would be given, in every fold."""
     root = write_cases(tmp_path / "scans", *spacings)
     folds = [opened(root, *changes, fold=fold) for fold in (0, 1, 0)]
@@ -150,9 +147,7 @@ def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.Mon
     assert {*paths, prepared_path_of(Path())} == {tmp_path / "disk" / "BraTS-prepared"}
 
 
-def test_prepared_cases_of_scans_in_a_read_only_folder_are_in_the_cache(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_in_the_cache(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write there too, and does not."""
     roots = [tmp_path / disk / "BraTS" for disk in ("one", "two")]
     for root in roots:

@@ -31,22 +31,14 @@ def test_modalities_and_regions_keep_their_order() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, labels.LabelConvention) else "",
 )
-def test_regions_are_those_of_the_release(
-    convention: labels.LabelConvention,
-    label_map: list[int],
-    wt: list[int],
-    tc: list[int],
-    et: list[int],
-) -> None:
+def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
     regions = labels.regions_of(np.array(label_map, dtype=np.uint8).reshape(4, 1, 1), convention)
     assert regions.dtype == np.bool_
     assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]
 
 
 @given(st.data(), st.sampled_from(labels.CONVENTIONS))
-def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(
-    data: st.DataObject, convention: labels.LabelConvention
-) -> None:
+def test_regions_equal_a_slow_loop(data: st.DataObject, convention: labels.LabelConvention) -> None:
     values = st.sampled_from(sorted(convention.values))
     label_map = data.draw(arrays(np.uint8, (3, 2, 2), elements=values))
     wt, tc, et = regions = labels.regions_of(label_map, convention)

@@ -5,6 +5,7 @@ checked a second time by importing it in a fresh interpreter.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def part_of(path: Path) -> str:
-    """Return the package or module directly below the root that a file belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -45,7 +45,6 @@ def module_name(path: Path) -> str:
 
 
 def imported_names(source: str) -> set[str]:
-    """Return every dotted name that a source imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,7 +55,6 @@ def imported_names(source: str) -> set[str]:
 
 
 def imported_parts(source: str) -> set[str]:
-    """Return the parts of the package that a source imports."""
     names = (f"{name}.".split(".") for name in imported_names(source))
     # a name of the package itself, such as its version, comes from its __init__
     return {name[1] if name[1] in FLOORS else "__init__" for name in names if name[0] == PACKAGE}
@@ -95,6 +93,18 @@ def test_the_light_parts_do_not_import_torch() -> None:
     shown = subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)
     assert shown.split() == []
     assert [module_name(path) for path in low if heavy_imports(path.read_text())] == []
+
+
+def test_only_runtime_asks_torch_for_its_devices() -> None:
+    """So that one double stands for a GPU."""
+    devices = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\b|get_device_module")
+
+    def asks(source: str) -> bool:
+        nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+        return any(map(devices.search, map(ast.unparse, nodes)))
+
+    assert {part_of(path) for path in FILES if asks(path.read_text())} == {"runtime"}
+    assert [asks(source) for source in ("n = torch.cuda.device_count()", '"torch.cuda"')] == [1, 0]
 
 
 FORBIDDEN = (

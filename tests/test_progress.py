@@ -26,7 +26,6 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
 
 
 def work_of(screen: _Screen) -> Any:
-    """Return the work that is shown, which must be there."""
     assert screen.work is not None
     return screen.work
 
@@ -60,7 +59,6 @@ def draw_to(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool)
 
 
 def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Return a terminal on which a bar is drawn."""
     file = Terminal()
     draw_to(monkeypatch, file, force_terminal=True)
     return file
@@ -76,13 +74,7 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     ],
     ids=["terminal", "log file", "log file with colours", "notebook"],
 )
-def test_work_is_shown_as_the_place_allows(
-    monkeypatch: pytest.MonkeyPatch,
-    screen: _Screen,
-    file: io.StringIO,
-    options: dict[str, bool],
-    has_bar: bool,
-) -> None:
+def test_work_is_shown_as_the_place_allows(monkeypatch, screen, file, options, has_bar):
     draw_to(monkeypatch, file, **options)
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar

@@ -119,16 +119,6 @@ class ModelFacts(Section):
     scores: CrossValidationScores | None = None
     """None without a cross-validation."""
 
-    @property
-    def names_cases(self) -> bool:
-        """Whether any list has the ids of cases."""
-        return any(getattr(one, name) for one in self.networks for name in _LISTS_OF_CASES)
-
-    @property
-    def knows_cases(self) -> bool:
-        """Whether the cases of any network are known, at least by their number."""
-        return any(network.n_training is not None for network in self.networks)
-
 
 def export_model(
     runs: Sequence[Path],
@@ -190,7 +180,8 @@ def export_model(
             _write(exported, facts, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)
-    _log_card(facts, case_ids=case_ids)
+    if not facts.license:
+        log.info("The model card states no licence; --license names one.")
     return exported
 
 
@@ -228,16 +219,6 @@ def _write(
         with whole_file(folder / name) as new_file:
             new_file.write_text(text, encoding="utf-8")
     write_json(folder / weights.MODEL_NAME, description)
-
-
-def _log_card(facts: ModelFacts, *, case_ids: bool) -> None:
-    """Log what to know about the model card before the model is handed out."""
-    if facts.knows_cases and not case_ids:
-        log.info(
-            "The model card counts the cases without their ids; --name-cases lists them in card.json."
-        )
-    if not facts.license:
-        log.info("The model card states no licence; --license names one.")
 
 
 def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> dict[str, Any]:
@@ -385,13 +366,11 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     if "optimizer" in content:
         # the latest state need not have been validated
         return facts
-    progress, config = content["progress"], content["card"].config
+    progress = content["progress"]
     if progress["history"] and "epoch" in progress["history"][-1]:
         facts["epoch"] = int(progress["history"][-1]["epoch"])
-    counts, n_patches = progress["sums"]["counts"], progress["sums"]["n_patches"]
-    # on patches, each case has `per_case` of them
-    is_one_each = config.patch.per_case > 1 and 0 < n_patches == len(counts)
-    if is_one_each or not config.validation.patches_between:
-        cases = [{"case_id": name, "counts": rows} for name, rows in sorted(counts.items())]
-        facts["validation"] = cases
+    counts = progress["sums"]["counts"]
+    facts["validation"] = [
+        {"case_id": name, "counts": rows} for name, rows in sorted(counts.items())
+    ]
     return facts
