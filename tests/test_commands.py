@@ -590,5 +590,5 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
     monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
     done = run("predict", "empty", *options, "--watch", "1", "--identifiers")
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
-    assert "stopped. Results are in out; the same command goes on:" in done.out
-    assert f"predict empty -o out --model {model}" in done.out
+    assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err
+    assert f"predict empty -o out --model {model}" in done.err

@@ -112,17 +112,14 @@ def predict(
             cases, model or (), output, settings, workers=n_workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
-        if not isinstance(cases, Sequence):
-            print(
-                f"stopped. Results are in {output}; the same command goes on:\n    {command_again()}"
-            )
-            return 0
+        # watching has no other end
+        every = f" of {len(cases)}" if isinstance(cases, Sequence) else ""
         print(
-            f"interrupted after {len(done)} of {len(cases)} cases. Results are in {output}; the same "
-            f"command continues with the other cases:\n    {command_again()}",
+            f"interrupted after {len(done)}{every} cases. Results are in {output}; the same command "
+            f"continues with the other cases:\n    {command_again()}",
             file=sys.stderr,
         )
-        return 128 + signal.SIGINT
+        return 128 + signal.SIGINT if every else 0
     for remark in outcome.remarks:
         print(remark if convention else f"{remark}; --convention chooses another")
     predicted, skipped, failed = outcome.n_predicted, outcome.n_skipped, len(outcome.failures)

@@ -58,9 +58,8 @@ def structured_report(
             sr.TrackingIdentifier(uid, name), finding_type=Code(*code), measurements=measurements
         )
         groups.append(group)
-    device = sr.DeviceObserverIdentifyingAttributes(
-        uid=generate_uid(entropy_srcs=["brats_seg"]), name="brats_seg"
-    )
+    uid = generate_uid(entropy_srcs=["brats_seg"])
+    device = sr.DeviceObserverIdentifyingAttributes(uid, "brats_seg")
     observer = sr.ObserverContext(codes.DCM.Device, device)
     content = sr.MeasurementReport(
         sr.ObservationContext(observer_device_context=observer),
