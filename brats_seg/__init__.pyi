@@ -14,7 +14,6 @@ from brats_seg.data.fold import open_fold as open_fold, open_index as open_index
 from brats_seg.doctor import diagnose as diagnose
 from brats_seg.errors import BratsError as BratsError
 from brats_seg.evaluation.compare import compare_folders as compare_folders
-from brats_seg.evaluation.fuse import fuse_label_maps as fuse_label_maps
 from brats_seg.evaluation.evaluate import score_folders as score_folders
 from brats_seg.evaluation.scores import read_scores as read_scores
 from brats_seg.figures.cases import (

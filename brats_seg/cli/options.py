@@ -81,10 +81,8 @@ def _check(context: typer.Context) -> None:
             values = values[:_N_DEVICES]
         for one in value if isinstance(value, list | tuple) else [value]:
             if about.get("is_read") and one is not None:
-                is_empty = (
-                    one.is_dir() and not any(one.iterdir()) and not context.params.get("watch")
-                )
-                if is_empty or not one.exists():
+                is_empty = one.is_dir() and not any(one.iterdir())
+                if not one.exists() or (is_empty and not context.params.get("watch")):
                     wrong = "is an empty folder" if is_empty else "does not exist"
                     msg = f"{one} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)

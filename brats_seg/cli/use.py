@@ -232,24 +232,6 @@ def export(
     print("Research use only.")
 
 
-def fuse(label_maps: list[Path], output: Path, method: str = "majority") -> None:
-    """Fuse several label maps of each case to one, region by region.
-
-    Given are folders of label maps of the same cases, such as predictions of several models or
-    programs, or label maps of one case.
-
-    Examples:
-        brats-seg fuse first second third -o fused
-        brats-seg fuse a.nii.gz b.nii.gz c.nii.gz -o fused --method staple
-    """
-    with importing():
-        from brats_seg.evaluation.fuse import fuse_label_maps
-
-    written = fuse_label_maps(label_maps, output, method, track=tracked)
-    emit(paths=written)
-    print(f"wrote {counted(len(written), 'label map')} to {output}. Research use only.")
-
-
 def features(
     data: Path,
     output: Path = Path("features.csv"),

@@ -354,9 +354,7 @@ def _series(images: Sequence[_Image]) -> Series:
         files, spacing_mm, problem = _ordered(images)
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
-        problem = (
-            "a file is cut off, or does not say where its slice lies, or how large its pixels are"
-        )
+        problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
     names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
     return Series(

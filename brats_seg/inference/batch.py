@@ -80,11 +80,11 @@ class CaseOutcome:
 class BatchOutcome:
     """Result of a batch."""
 
-    predicted: tuple[str, ...]
+    predicted: tuple[str, ...] = ()
     """Ids of the cases that were predicted now."""
-    n_skipped: int
+    n_skipped: int = 0
     """Cases that an earlier batch had finished."""
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...] = ()
     remarks: tuple[str, ...] = ()
     """Sentences about label conventions that were not those of the scans."""
 
@@ -133,10 +133,7 @@ def predict_folder(
     Example:
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
-    folder, done = (
-        results.OutputFolder(output),
-        BatchOutcome(predicted=(), n_skipped=0, failures=()),
-    )
+    folder, done = results.OutputFolder(output), BatchOutcome()
     batches: Iterable[Sequence[Case]]
     batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
     check_machine(output)
