@@ -145,7 +145,8 @@ def setting_of(device_name: str, *, tiny: bool) -> Setting:
     try:
         choose_device(str(device), "fp32")
     except BratsError as error:
-        raise SystemExit(f"{error} --tiny, which tests the program") from None
+        msg = f"{error} --tiny, which tests the program"
+        raise SystemExit(msg) from None
     return Setting(device=device, **(TINY if tiny else {}))
 
 
