@@ -83,9 +83,15 @@ def displaced(rng: np.random.Generator, grid: Voxels, foci: list[Focus]) -> Fiel
 
 
 def make_tumour(
-    rng: np.random.Generator, grid: Voxels, brain: Anatomy, foci: list[Focus], *, with_et: bool
+    rng: np.random.Generator,
+    grid: Voxels,
+    brain: Anatomy,
+    foci: list[Focus],
+    *,
+    with_et: bool,
+    variety: float,
 ) -> Glioma:
-    """Return a tumour that has grown from the foci, and that enhances or not."""
+    """Return a tumour that has grown from the foci, and that enhances or not; more variety makes fainter oedema."""
     family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
     largest_mm = foci[0].radius_mm
     # 0 in the middle of a focus, 1 at the border of the core
@@ -107,7 +113,7 @@ def make_tumour(
     inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
     strength = (inwards + rng.uniform(0.25, 0.7)).clip(0, 1)
     # often much fainter than what is inside
-    strength *= rng.uniform(0.25, 1) if rng.random() < 0.6 else 1
+    strength *= rng.uniform(1 - 0.75 * variety, 1) if rng.random() < 0.6 else 1
     strength[arrival_mm >= reach_mm] = 0
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
