@@ -108,10 +108,10 @@ def make_tumour(
     reach_mm = _reach_mm(rng, family)
     arrival_mm = _arrival_mm(rng, grid, brain, core, reach_mm)
     # outlines are drawn around what is visible, and so take in its blurred border
-    outline_mm = reach_mm + _OUTLINE_MM if reach_mm else 0
+    outline_mm = reach_mm + variety * _OUTLINE_MM if reach_mm else 0
     oedema = (arrival_mm < outline_mm) & ~core & brain.mask & (fluid < 0.6)
     inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
-    strength = (inwards + rng.uniform(0.25, 0.7)).clip(0, 1)
+    strength = (inwards + rng.uniform(0.7 - 0.45 * variety, 0.7)).clip(0, 1)
     # often much fainter than what is inside
     strength *= rng.uniform(1 - 0.75 * variety, 1) if rng.random() < 0.6 else 1
     strength[arrival_mm >= reach_mm] = 0
