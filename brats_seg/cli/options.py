@@ -64,7 +64,7 @@ _VALUES: dict[str, Sequence[str]] = {
     "kind": KINDS,
 }
 """Values that the shell completes, and that there are."""
-_OPEN = ("network", "modality")
+_OPEN = ("network", "modality", "atlas")
 """Options that take other values too."""
 _N_DEVICES = 4
 """Number of devices that any command takes; the others are GPUs that `plan` takes."""
@@ -83,7 +83,7 @@ def _check(context: typer.Context) -> None:
             if about.get("is_read") and one is not None and not one.exists():
                 msg = f"{one} does not exist; expected {flag}: {about['help']}"
                 raise UsageError(msg)
-            # a network may be a dotted name, a modality have an older name, a device be the memory of a GPU
+            # a network may be a dotted name, an atlas a file, a modality have an older name, a device be the memory of a GPU
             if not values or one is None or name in _OPEN or one[:1].isdigit():
                 continue
             if one.partition(":")[0].lower() not in map(str.lower, values):

@@ -51,6 +51,8 @@ def predict(
     series: list[str] | None = None,
     identifiers: bool = False,
     preprocess: bool = False,
+    atlas: str | None = None,
+    brain: str | None = None,
 ) -> int:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -81,21 +83,26 @@ def predict(
         }
     )
     with importing():
-        from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
+        from brats_seg.dicom.preprocess import ScanOptions
 
-    overrides = parse_overrides(series or [])
-    dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
+    options = ScanOptions(
+        series=parse_overrides(series or []),
+        with_identifiers=identifiers,
+        preprocess=preprocess or atlas is not None or brain is not None,
+        atlas=atlas or "sri24",
+        brain=brain or "deepbet",
+    )
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
-    for_dicom = {"--series": series, "--identifiers": identifiers, "--preprocess": preprocess}
+    for_dicom = {"--series": series, "--identifiers": identifiers}
     _check_options([name for name, value in for_dicom.items() if value], data or [], single)
     check_writable(output)
     with importing():
         from brats_seg.inference.batch import find_scans, predict_folder
 
-    cases = single or find_scans(data or [], output, dicom, track=tracked)
+    cases = find_scans(single or data or [], output, options, track=tracked)
     done: list[CaseOutcome] = []
 
     def on_case(outcome: "CaseOutcome") -> None:
