@@ -3,7 +3,7 @@
 from brats_seg.cases.case import load_case as load_case
 from brats_seg.cases.index import summarise as summarise
 from brats_seg.cases.clinical import read_clinical_tables as read_clinical_tables
-from brats_seg.cases.find import find_cases as find_cases, find_data as find_data
+from brats_seg.cases.find import find_cases as find_cases
 from brats_seg.cases.phantom import (
     write_phantom_cases as write_phantom_cases,
     write_phantom_survival as write_phantom_survival,
@@ -30,8 +30,6 @@ from brats_seg.figures.charts import (
 )
 from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
-from brats_seg.figures.surface import write_surface_gif as write_surface_gif
-from brats_seg.files import writable_folder as writable_folder
 from brats_seg.inference.batch import predict_folder as predict_folder
 from brats_seg.inference.export import export_model as export_model
 from brats_seg.inference.model import load_model as load_model

@@ -310,8 +310,8 @@ class ValidationConfig(Section):
 class TrackingConfig(Section):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
-    to: Annotated[tuple[presets.TrackerName, ...], BeforeValidator(_listed)] = ()
-    """Trackers, such as `tensorboard,mlflow`; each needs the extra of its name."""
+    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_listed)] = ()
+    """Trackers: none, or `tensorboard`, which needs the extra of its name."""
 
 
 class Config(Section):

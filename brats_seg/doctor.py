@@ -1,4 +1,4 @@
-"""Check the installation, the machine, the scans and the runs before work begins.
+"""Check the installation, the machine, the disks and the scans before work begins.
 
 `diagnose` asks the modules that do the work, changes nothing, and returns a line for each check, with
 the command that fixes what is wrong. At import only the standard library is needed, because other
@@ -44,7 +44,7 @@ def diagnose(
     runs: Path = Path("runs"),
     config: "Config | None" = None,
 ) -> Diagnosis:
-    """Check installation, machine, disk, scans and runs; nothing is written.
+    """Check installation, machine, disk and scans; nothing is written.
 
     Args:
         data: Folder of scans, or table of their paths; None checks no scans.
@@ -68,7 +68,7 @@ def diagnose(
         if data is not None:
             index = f"brats-seg index {shlex.quote(str(data))}" if data.exists() else ""
             findings += _tried("scans", _scan_findings(data, prepared_path, config), index)
-        findings += _run_findings(runs, data)
+        findings += _run_findings(runs)
     return Diagnosis(
         version=installed_version(_PACKAGE),
         can_work=all(finding.status != "problem" for finding in findings),
@@ -208,45 +208,9 @@ def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
     yield Finding(check=check, status="ok", found=f"{folder.absolute()} can be written to")
 
 
-def _run_findings(runs: Path, data: Path | None) -> Iterator[Finding]:
+def _run_findings(runs: Path) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
-    from brats_seg.training.run_folder import CONFIG_NAME
 
     mode = f"chmod u+w {shlex.quote(str(runs))}"
     yield from _tried("runs", _write_findings("runs", runs), mode)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")
-    for path in sorted(runs.glob("*")) if runs.is_dir() else []:
-        if (path / CONFIG_NAME).is_file():
-            check, again = printable(f"run {path.name}"), _train_command(path, data)
-            yield from _tried(check, _progress(check, path, again), f"{again} --fresh")
-
-
-def _progress(check: str, path: Path, again: str) -> Iterator[Finding]:
-    """Say how far a run is, and whether this version can continue it."""
-    from brats_seg.files import is_locked
-    from brats_seg.runtime.weights import RUN_LOCK_NAME
-    from brats_seg.training.run_folder import RunFolder
-    from brats_seg.training.state import read_state
-
-    last = RunFolder(path=path).last_path
-    if is_locked(path / RUN_LOCK_NAME):
-        yield Finding(check=check, status="ok", found="another process trains or tunes it now")
-        return
-    if not last.exists():
-        yield Finding(check=check, status="warning", found="no checkpoint yet", remedy=again)
-        return
-    saved = read_state(last)
-    n_done, n_epochs = saved.progress.epoch, saved.progress.n_epochs
-    found = f"{n_done} of {counted(n_epochs, 'epoch') if n_epochs else 'unknown epochs'} done"
-    if saved.progress.is_finished:
-        yield Finding(check=check, status="ok", found=f"{found}: finished")
-        return
-    yield Finding(check=check, status="warning", found=f"{found}, unfinished", remedy=again)
-
-
-def _train_command(path: Path, data: Path | None) -> str:
-    """Return the command that continues a run, as far as its folder tells."""
-    fold = re.fullmatch(r"fold(\d+)", path.name)
-    options = {"--data": data, "--fold": fold and fold[1], "--run": path}
-    given = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value]
-    return " ".join(["brats-seg train", *given])

@@ -174,23 +174,6 @@ def reading(folder: Path) -> Iterator[None]:
         yield
 
 
-def writable_folder(wanted: Path) -> Path:
-    """Return a folder that can be written to: the one wanted, or else a temporary one.
-
-    The folder is created if it does not exist. A warning says where a temporary one is.
-    """
-    try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=wanted):
-            return wanted
-    except OSError as error:
-        instead = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
-        text = "%s cannot be written to (%s): results are written to %s, which may be deleted later. %s"
-        advice = "Choose a folder that you can write to."
-        log.warning(text, wanted.absolute(), error.strerror, instead, advice)
-        return instead
-
-
 def check_writable(folder: Path) -> None:
     """Raise an error if a folder, or the first one above it that exists, cannot be written to."""
     existing = folder.absolute()

@@ -15,7 +15,6 @@ from brats_seg.errors import UsageError
 
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
-TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 FileFormat = Literal["safetensors", "bundle", "onnx"]
 """Formats of an exported model: weights alone, or with a MONAI bundle or ONNX files beside them."""
 NETWORKS = ("unet", "notebook", "segresnet", "dynunet", "swin-unetr", "autoencoder")
@@ -36,7 +35,7 @@ SHIPPED_START = "auto"
 DEFAULT_START: str | None = None
 """Weights that a run starts from where none are given; None draws them from the seed."""
 KINDS = (
-    *("sample", "montage", "preview", "uncertainty", "surface"),
+    *("sample", "montage", "preview", "uncertainty"),
     *("scores", "distributions", "history"),
 )
 """Kinds of figures that the command `figure` draws."""

@@ -84,16 +84,16 @@ if importlib.util.find_spec("brats_seg") is None:
 # %% [markdown]
 # ## Settings
 #
-# `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
-# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
-# on Kaggle, the work of an earlier session is copied from its output if that is attached. Each folder of scans
-# has a folder of its name in `WORK`. A run on scans gets the settings that suit the device, and as many epochs
-# as fit into `HOURS`; phantoms need minutes.
+# `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched for label maps
+# (`*seg*.nii*`). The environment variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that
+# was started in `WORK` is resumed; on Kaggle, the work of an earlier session is copied from its output if
+# that is attached. Each folder of scans has a folder of its name in `WORK`. A run on scans gets the settings
+# that suit the device, and as many epochs as fit into `HOURS`; phantoms need minutes.
 
 # %%
 import brats_seg as brats
 
-DATA = os.environ.get("BRATS_DATA")
+DATA = os.environ.get("BRATS_DATA")  # or a path: "/kaggle/input/NAME/MICCAI_BraTS2020_TrainingData"
 WORK = Path(os.environ.get("BRATS_WORK", "work"))
 FOLD = 0  # the fold that is held out
 HOURS = 5.0  # for the training of each of the two networks
@@ -102,15 +102,20 @@ KAGGLE = Path("/kaggle/input")
 earlier = sorted(KAGGLE.glob("**/work/*/runs"))
 if earlier and not WORK.exists():
     shutil.copytree(earlier[-1].parents[1], WORK)
-WORK = brats.writable_folder(WORK)
-DATA = Path(DATA) if DATA else brats.find_data([KAGGLE, Path("../data"), Path("data")])
-DEMO = DATA is None
+folders = [] if DATA else [*sorted(KAGGLE.glob("*/")), Path("../data"), Path("data")]
+for folder in folders:  # the first data set with label maps
+    labelled = [
+        path.parent for path in folder.rglob("*seg*.nii*") if "demo-scans" not in path.parts
+    ]
+    if labelled:
+        DATA = os.path.commonpath(labelled)
+        break
+DEMO = not DATA
+DATA = WORK / "demo/demo-scans" if DEMO else Path(DATA)
 WORK = WORK / ("demo" if DEMO else DATA.resolve().name)
-if DEMO:
-    DATA = WORK / "demo-scans"
-    if not (DATA / "survival_info.csv").exists():
-        brats.write_phantom_cases(DATA, n_cases=12, seed=0)
-        brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
+if DEMO and not (DATA / "survival_info.csv").exists():
+    brats.write_phantom_cases(DATA, n_cases=12, seed=0)
+    brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
 PREPARED, RESULTS = WORK / "prepared", WORK / f"results/fold{FOLD}"
 RUN, AUTOENCODER_RUN = WORK / f"runs/fold{FOLD}", WORK / f"runs/autoencoder{FOLD}"
@@ -220,15 +225,6 @@ brats.score_figure(result.scores)
 held_out = brats.open_view(DATA, data.split.validation[0])
 held_out = brats.with_prediction(held_out, RESULTS / "predictions")
 brats.montage_figure(held_out)
-
-# %%
-from base64 import b64encode
-
-from IPython.display import HTML
-
-brats.write_surface_gif(held_out, RESULTS / "surface.gif")
-gif = b64encode((RESULTS / "surface.gif").read_bytes()).decode()
-HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 
 # %% [markdown]
 # ## An autoencoder

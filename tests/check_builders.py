@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases import phantom as phantoms
-from brats_seg.cases.anatomy import Grid, make_brain, random_positions
+from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.cases.tumour import Tumour
+from brats_seg.cases.tumour import Glioma
 from brats_seg.labels import (
     BRATS2017,
     MODALITIES,
@@ -40,14 +40,14 @@ def phantom(
     The tumour, of 80 ml in the left hemisphere, is necrosis in a ring of ET in oedema. Brains and
     scans differ by the seed.
     """
-    rng, grid = np.random.default_rng([7, seed]), Grid.around_brain(shape)
+    rng, grid = np.random.default_rng([7, seed]), Voxels.around_brain(shape)
     brain = make_brain(rng, grid, random_positions(rng, grid))
     offset = grid.positions() - np.reshape([34, -5, 15], (3, 1, 1, 1))
     distance = np.linalg.norm(offset, axis=0)
     wt, tc, necrosis = ((distance < radius) & brain.mask for radius in RADII_MM)
     regions = np.stack([wt, tc, tc & ~necrosis & with_et])
     family = "ring" if with_et else "none"
-    tumour = Tumour(regions=regions, oedema=np.ones(shape, np.float32), family=family)
+    tumour = Glioma(regions=regions, oedema=np.ones(shape, np.float32), family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
     return images, label_map_of(regions, BRATS2017)
 
@@ -58,7 +58,7 @@ def write_clear_phantoms(
     """Write phantoms with clear tumours, as `write_phantom_cases` does, and return the folder."""
     for number in range(n_cases):
         case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
-        spacing_mm = Grid.around_brain(shape).spacing_mm
+        spacing_mm = Voxels.around_brain(shape).spacing_mm
         affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
         for suffix, array in zip(SUFFIXES, (*images, label_map), strict=True):
             write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array, affine)

@@ -83,9 +83,7 @@ def gradients(network: Autoencoder) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", list(ActivationCheckpointing)[1:])
-def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
-    network: Autoencoder, mode: ActivationCheckpointing
-) -> None:
+def test_checkpointing_changes_no_bit(network: Autoencoder, mode: ActivationCheckpointing) -> None:
     before = gradients(network)
     network.checkpointing = mode
     after = gradients(network)
@@ -122,12 +120,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 
 
 @pytest.mark.usefixtures("small_grid")
-def test_a_run_writes_the_usual_files_without_dice(
-    data: FoldData, tmp_path: Path, tiny_run: Path
-) -> None:
+def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_run: Path) -> None:
     between = ["validation.every=2", "validation.patches_between=true"]
     outcome = train(data, tmp_path / "run", settings(*between))
-
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]
     assert names[0] == names[1]
     history = pd.read_csv(tmp_path / "run" / "history.csv")
@@ -159,7 +154,6 @@ def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path)
     write_phantom_cases(tmp_path / "scans", n_cases=9, seed=0)
     config = settings("model.latent=512", "training.n_epochs=10")
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")
-
     train(data, tmp_path / "run", config)
 
     def images(ids: tuple[str, ...]) -> list[Tensor]:

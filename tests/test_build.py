@@ -32,11 +32,9 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
     shape = patch if name != "swin-unetr" else (64, 32, 32)  # the whole patch takes ten seconds
     network = build.build_model(config_of(name), patch)
     image = torch.randn(1, 4, *shape)
-
     output = network(image)
     with torch.inference_mode():
         logits = network.eval()(image)
-
     assert isinstance(output, TrainingOutput)
     assert output.logits[0].shape == (1, 3, *shape)
     assert output.logits[0].requires_grad

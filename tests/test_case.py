@@ -61,9 +61,7 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
-def test_every_file_is_read_once_and_a_label_map_if_wanted(
-    tmp_path: Path, reads: Counter[str]
-) -> None:
+def test_every_file_is_read_once_a_label_map_if_wanted(tmp_path: Path, reads: Counter[str]) -> None:
     case = written(tmp_path)
     paths = [case.path_of(scan) for scan in (*case.images, case.label)]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
@@ -95,10 +93,8 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path) -> None:
             array[:] = 0
             array[80, 80, : len(values)] = values
         builders.write_nifti(tmp_path / case_id / f"{case_id}-{modality}.nii", array)
-
     loaded = load_case(find_cases(tmp_path).cases[0])
     (indexed,) = index_cases(tmp_path).cases
-
     assert (loaded.case.release, loaded.convention) == ("brats2024-gli", BRATS2024)
     assert (indexed.release, indexed.convention) == ("brats2024-gli", "brats2024")
     assert indexed.usable

@@ -30,7 +30,6 @@ from brats_seg.figures.cases import (
     with_uncertainty,
 )
 from brats_seg.figures.sections import REGION_COLOURS, Grid
-from brats_seg.figures.surface import surface_figure
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
 from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
 
@@ -91,9 +90,7 @@ def section_of(axes: Axes) -> int:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
-    view: CaseView, name: str
-) -> None:
+def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name: str) -> None:
     """Also where the id of the case is long, or would be a formula."""
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
     panels = panels_of(figure)
@@ -106,12 +103,14 @@ def test_every_panel_has_its_sides_and_nothing_written_is_cut_off(
     assert any("research use only" in text for text in texts)
     assert cut_off(figure) == []
     assert cut_off(FIGURES[name](replace(view, case_id="W" * 80))) == []
+    too_wide = Figure()
+    too_wide.suptitle("W" * 200)
+    assert cut_off(too_wide) == ["W" * 200]
 
 
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
     """The original called WT, TC and ET by the names of tissues."""
     figure = sample_figure(view)
-
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
     (legend,) = figure.legends
@@ -144,9 +143,7 @@ def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> N
     assert tissue_colours(BRATS2024)[4] not in (wt, tc, et)
 
 
-def test_a_montage_has_the_same_sections_of_both_sides_with_volumes_and_dice(
-    view: CaseView,
-) -> None:
+def test_a_montage_has_equal_sections_with_volumes_and_dice(view: CaseView) -> None:
     left, right = montage_figure(view).subfigs
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
@@ -227,24 +224,11 @@ def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain
     assert figure.get_suptitle().startswith("case, axial")
 
 
-def test_a_surface_with_a_long_title_is_inside_the_figure(view: CaseView) -> None:
-    """A title that is too wide would be found."""
-    long = replace(view, case_id="W" * 60)
-    too_wide = Figure()
-    too_wide.suptitle("W" * 200)
-    assert cut_off(surface_figure(long)) == []
-    assert cut_off(surface_figure(replace(long, prediction=None))) == []
-    assert cut_off(too_wide) == ["W" * 200]
-
-
-def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_case(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Path) -> None:
     """The first case is the default; 3 is ET in its prediction."""
     predicted = make_label_map(convention=BRATS2023, seed=7)
     write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
     view = with_prediction(open_view(brats_root), tmp_path / "p")
-
     np.testing.assert_array_equal(view.image("FLAIR"), make_volumes()[3])
     np.testing.assert_array_equal(view.reference.label_map, make_label_map())
     assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
@@ -277,7 +261,6 @@ def test_a_prediction_in_a_convention_of_its_own_is_found_by_the_name_of_its_cas
 def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words: str) -> None:
     write_nifti(brats_root / "p" / "other.nii.gz", make_label_map()[:, :, :-1])
     (brats_root / "p" / OUTPUT_MARKER).touch()
-
     with pytest.raises(error, match=words):
         draw(brats_root)
 
@@ -289,16 +272,13 @@ def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Pa
         write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
     view = open_view(tmp_path)
     grid = view.grid
-
     # R S A instead of L P S
     np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
     assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
     assert grid.voxel_ml == 0.006
 
 
-def test_the_uncertainty_is_found_in_the_folder_of_a_prediction_or_refused(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -> None:
     entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
     view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
     write_nifti(path, entropy)

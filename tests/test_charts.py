@@ -11,12 +11,7 @@ from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import joined_scores
-from brats_seg.figures.charts import (
-    cohort_figure,
-    score_figure,
-    survival_figure,
-    volume_figure,
-)
+from brats_seg.figures.charts import cohort_figure, score_figure, survival_figure, volume_figure
 from brats_seg.labels import REGIONS
 from tests.builders import make_case
 from tests.test_cases import cut_off
@@ -32,7 +27,6 @@ def make_scores(n_cases: int = 4) -> pd.DataFrame:
 
 def test_every_case_is_drawn_at_its_score() -> None:
     (axes,) = score_figure(make_scores()).axes
-
     points = [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "o"]
     assert points == [[0.1, 0.2, 0.3, 0.4]] * 3
     # by hand: median and mean of 0.1, 0.2, 0.3, 0.4
@@ -67,7 +61,6 @@ def heights(axes: Axes) -> float:
 
 def test_each_histogram_says_how_many_are_known() -> None:
     figure = cohort_of([60, 70, None], [100, None, 300], [False, False, True], [10, 20, 60])
-
     age, survival, volume = figure.axes
     assert age.get_title() == "known for 2 of 3 cases, median 65"
     assert survival.get_title() == "known for 2 of 3 cases, median 200"
@@ -81,13 +74,11 @@ def test_a_histogram_has_bins_that_suit_the_number_of_cases() -> None:
     for n_cases, n_bins in ((1, 1), (12, 5), (1251, 22)):
         values = np.random.default_rng(0).normal(60, 11, n_cases)
         (axes,) = volume_figure({"wt": values}).axes
-
         assert (len({bar.get_x() for bar in axes.patches}), heights(axes)) == (n_bins, n_cases)
 
 
 def test_what_is_equal_or_not_known_is_drawn_and_said() -> None:
     age, survival, volume = cohort_of([5, 5, 5], [None] * 3, [False] * 3, [0, 0, 0]).axes
-
     assert heights(age) == heights(volume) == 3
     assert [text.get_text() for text in survival.texts] == ["not known"]
     FigureCanvasAgg(age.figure).draw()
@@ -110,7 +101,6 @@ def test_a_long_title_is_inside_the_chart() -> None:
 
 def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:
     figure = survival_figure([100, 400, 900], [200, 300, 500], [False, True, False], title="ridge")
-
     (axes,) = figure.axes
     died, alive = axes.collections
     assert died.get_offsets().tolist() == [[100, 200], [900, 500]]

@@ -132,9 +132,7 @@ def test_cases_get_grade_age_and_patient(tmp_path):
     table = read(tmp_path, name_mapping=MAPPING_2020, survival_info=survival)
     known = make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)
     ids = [*(f"BraTS20_Training_00{n}" for n in (3, 1, 2, 9)), "Brats18_TCIA02_606_1"]
-
     cases = clinical.with_clinical([*map(make_case, ids), known], table)
-
     assert [
         (case.case_id, case.patient_id, case.facts.grade, case.facts.age_years) for case in cases
     ] == [

@@ -76,7 +76,7 @@ FLOW = (
         ("runs/fold0/best.pt", "runs/fold0/history.csv", "runs/fold0/config.yaml"),
     ),
     Step("train --data data --prepared ready", "finished after 1 epoch:"),
-    Step("doctor data", "run fold0 +ok +1 of 1 epoch done: finished"),
+    Step("doctor data", "0 problems"),
     Step(
         "predict data -o out --model runs/fold0",
         "6 predicted, 0 finished before, 0 failed.*Research use only",
@@ -130,9 +130,7 @@ def flow(work: Path) -> dict[int, Done]:
 
 
 @pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])
-def test_each_step_writes_its_files_and_says_what_it_did(
-    work: Path, flow: dict[int, Done], number: int
-) -> None:
+def test_each_step_writes_files_and_reports(work: Path, flow: dict[int, Done], number: int) -> None:
     """Messages go to standard error, and the JSON alone to standard output."""
     step, done = FLOW[number], flow[number]
     assert done.code == 0, done.err
@@ -182,9 +180,7 @@ def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[in
     assert path.read_bytes() == content
 
 
-def test_flags_win_over_set_and_a_written_configuration_can_be_given_again(
-    work: Path, flow: dict[int, Done]
-) -> None:
+def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[int, Done]) -> None:
     train = "train --data data --prepared ready --session-hours 0"
     type_line(work, f"{train} {TINY} --run runs/seed --seed 7 --set training.seed=8")
     config = work / "runs" / "seed" / "config.yaml"
@@ -242,9 +238,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
     ],
 )
-def test_wrong_use_ends_with_a_message_and_the_code(
-    work: Path, flow: dict[int, Done], line: str, code: int, message: str
-) -> None:
+def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, message: str) -> None:
     (work / "file").touch()
     (work / "empty").mkdir(exist_ok=True)
     (work / "taken" / "model").mkdir(parents=True, exist_ok=True)
@@ -258,7 +252,6 @@ def test_wrong_use_ends_with_a_message_and_the_code(
     if command == "predict" and " -o " not in line:
         line += " -o refused"
     done = type_line(work, line)
-
     assert done.code == code, done.err
     assert message in done.err
     assert "Traceback" not in done.err
@@ -338,9 +331,7 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
         (2, False, "no usable label map"),
     ],
 )
-def test_scans_that_cannot_be_trained_on_are_refused(
-    run: Run, n_cases: int, labelled: bool, message: str
-) -> None:
+def test_unusable_scans_are_refused(run: Run, n_cases: int, labelled: bool, message: str) -> None:
     Path("scans").mkdir()
     for seed in range(n_cases):
         write_case(Path("scans"), f"BraTS2021_{seed:05d}", labelled=labelled, seed=seed)
@@ -349,9 +340,7 @@ def test_scans_that_cannot_be_trained_on_are_refused(
     assert message in done.err
 
 
-def test_evaluate_prints_both_means_where_predictions_are_missing(
-    run: Run, tiny_scans: Path
-) -> None:
+def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path) -> None:
     first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
     for seed, path in enumerate((first, second)):
         write_nifti(path, make_label_map(seed=seed, convention=BRATS2023))
@@ -361,13 +350,12 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     first.unlink()
     second.write_bytes(b"broken")
     broken = run("evaluate", tiny_scans, "made", "--only-predicted")
-
     assert (whole.code, only.code, broken.code, n_scores) == (1, 0, 1, 2 * 3)
     said = "made: 2 of 6 references with a prediction, labels brats2023, against brats2017"
     assert said in whole.out
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in whole.out
     assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", whole.out)
-    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", whole.out)
+    assert re.search(r"\nwt +1\.000 \[", only.out)
     assert "not scored: case BraTS2021_00001, file" in broken.out
 
 
@@ -386,7 +374,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_any_command_says_that_it_was_interrupted(
+def test_interruptions_are_said(
     run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brats_seg.data.fold.open_index", interrupt)
@@ -489,9 +477,7 @@ def model(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
 
 
-def test_a_failed_case_ends_predict_with_one_and_is_a_line_of_the_json(
-    run: Run, brats_root: Path, model: Path
-) -> None:
+def test_a_failed_case_ends_predict_with_one(run: Run, brats_root: Path, model: Path) -> None:
     (brats_root / "notes.zip").touch()
     next(brats_root.glob("*_00003/*_t2.nii.gz")).write_bytes(b"")
     code, shown, said = run("predict", brats_root, "-o", "out", "--model", model, "--json", *PLAIN)
@@ -504,9 +490,7 @@ def test_a_failed_case_ends_predict_with_one_and_is_a_line_of_the_json(
     assert "5 predicted, 0 finished before, 1 failed" in said
 
 
-def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
-    run: Run, model: Path, tmp_path: Path
-) -> None:
+def test_a_case_of_two_files_needs_a_model_for_it(run: Run, model: Path, tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
     flags = [f"--{flag}={folder}/{folder.name}_{name}.nii.gz" for flag, name in TWO_FILES]
     identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
@@ -518,9 +502,7 @@ def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
     assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done.out
 
 
-def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
-    run: Run, model: Path, tmp_path: Path
-) -> None:
+def test_another_convention_than_the_release_is_said(run: Run, model: Path, tmp_path: Path) -> None:
     for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
         write_case(tmp_path / "scans", case_id, labelled=False)
     predict = ("predict", "scans", "-o", "out", "--model", model, *PLAIN)
@@ -534,9 +516,7 @@ def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     assert "no release" in records["patient_1"]["convention_reason"]
 
 
-def test_every_option_of_predict_reaches_the_record(
-    run: Run, tiny_scans: Path, model: Path, tmp_path: Path
-) -> None:
+def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_path: Path) -> None:
     flags = (
         "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
         "--convention brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "

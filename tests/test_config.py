@@ -15,7 +15,6 @@ def test_later_sources_win_over_earlier_ones():
     text = "training: {n_epochs: 7, micro_batch: 2}"
     assignments = ["training.micro_batch=3", "training.micro_batch=1"]
     config = load_config(preset="demo", text=text, assignments=assignments)
-
     assert load_config() == Config()
     assert config.folds.n_folds == 3
     assert config.training.n_epochs == 7
@@ -30,7 +29,6 @@ def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
     config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
     written = yaml.safe_load(config.to_yaml())
     encoder = load_config(preset=preset, assignments=["model.name=autoencoder"])
-
     assert load_config(text=config.to_yaml()) == config
     assert {name: set(values) for name, values in written.items()} == {
         name: set(type(getattr(config, name)).model_fields) for name in Config.model_fields
@@ -61,14 +59,12 @@ def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
 )
 def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
     config = load_config(assignments=[assignment])
-
     assert getattr(getattr(config, section), key) == value
 
 
 @pytest.mark.parametrize("name", LEARNING_RATES)
 def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
     assignment = f"optimizer.name={name}"
-
     assert load_config(assignments=[assignment]).optimizer.lr == LEARNING_RATES[name]
     assert load_config(assignments=[assignment, "optimizer.lr=0.5"]).optimizer.lr == 0.5
 
@@ -77,7 +73,6 @@ def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_sch
     """`{0: 4}` after `{0: 8, 40: 16}` is `{0: 4}`, though both are written as mappings."""
     text = "training: {effective_batch: {0: 8, 40: 16}}"
     config = load_config(text=text, assignments=["training.effective_batch={0: 4}"])
-
     assert config.training.effective_batch == {0: 4}
     for schedule, epoch, expected in (
         (4, 0, 4),
@@ -91,7 +86,6 @@ def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_sch
 
 def test_differing_settings_are_named_with_both_values():
     new = load_config(assignments=["training.seed=1", "patch.size=whole"])
-
     assert differing_settings(Config(), new) == {
         "patch.size": ((128, 128, 128), "whole"),
         "training.seed": (55, 1),
@@ -104,7 +98,6 @@ def test_what_is_given_wins_over_what_the_network_starts_from():
         text="model: {name: autoencoder}\npatch: {size: [64, 64, 64]}",
         assignments=["optimizer.lr=0.01"],
     )
-
     assert config.patch.size == (64, 64, 64)
     assert config.optimizer.lr == 0.01
     assert load_config(text=config.to_yaml()) == config
@@ -134,10 +127,7 @@ ASSIGNMENTS = (
     ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
     ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
     ("training=5", r"setting training: .*got 5"),
-    (
-        "training.effective_batch={5: 2}",
-        r"batch: expected a value for epoch 0 \(got \{5: 2\}\)",
-    ),
+    ("training.effective_batch={5: 2}", r"batch: expected a value for epoch 0 \(got \{5: 2\}\)"),
     ("model=*a", "--set"),
     ("." * 2000 + "=1", "--set"),
     ("model=" + "[" * 5000, "--set"),

@@ -71,9 +71,7 @@ def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
         "brats-seg doctor --json",
         "brats-seg train --epochs 1",
     ]
-
     shown = shell("\n".join(script), tmp_path, variables_of_installation(tmp_path))
-
     assert '"can_work": true' in shown
     assert "finished after 1 epoch" in shown
     assert (tmp_path / "image/work/runs/fold0/best.pt").is_file()

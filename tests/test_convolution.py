@@ -50,9 +50,7 @@ def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("case", CASES + FAST)
-def test_slabs_give_the_numbers_of_torch_forward_and_backward(
-    case: Case, layout: torch.memory_format, dtype: torch.dtype
-) -> None:
+def test_slabs_equal_torch(case: Case, layout: torch.memory_format, dtype: torch.dtype) -> None:
     image, weight, bias = tensors(case, dtype)
     laid = image.contiguous(memory_format=layout)
     expected = functional.conv3d(laid, weight, bias, case[2], case[3])

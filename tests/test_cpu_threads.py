@@ -45,7 +45,6 @@ def test_the_lowest_quota_of_all_groups_counts(
         for name, content in files.items():
             (tmp_path / path / name).write_text(content)
     (tmp_path / "membership").write_text(member)
-
     assert cpu_quota(tmp_path, tmp_path / "membership") == expected
     assert cpu_quota(tmp_path / "absent", tmp_path / "absent") is None
 
@@ -59,7 +58,6 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
         assert available_cpus() == n_cpus
     environment = {name: "3"}
     chosen = choose_threads(environment)
-
     assert environment[name] == "3"
     expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAITING else {"GOMP_SPINCOUNT"}
     assert chosen.keys() == expected
@@ -80,16 +78,13 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
     done = subprocess.run(
         [sys.executable, "-c", code], env={**bare, **given}, capture_output=True, check=True
     )
-
     expected = given or {"GOMP_SPINCOUNT": str(cpu_threads.SPIN_COUNT)}
     found = eval(done.stdout)
     assert given or found.pop("OMP_NUM_THREADS", "1")
     assert found == expected
 
 
-def test_a_small_patch_is_computed_by_one_thread_unless_a_person_chose(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine of two CPUs."""
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
     for name in cpu_threads.NUMBERS:

@@ -45,9 +45,7 @@ def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
         return finish_batch(outcomes, output, len(CASES))
 
 
-def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
-    cases: HeldOutCases, tmp_path: Path
-) -> None:
+def test_each_case_is_predicted_by_the_run_without_it(cases: HeldOutCases, tmp_path: Path) -> None:
     outcome = predict(cases, tmp_path / "out")
     records = OutputFolder(tmp_path / "out").records()
     fingerprints = [load_model([run], CPU).fingerprint for run in cases]
@@ -72,9 +70,7 @@ def test_scores_are_those_of_evaluate(
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
 
 
-def test_what_is_missing_or_damaged_is_named_and_predicted_again(
-    cases: HeldOutCases, tmp_path: Path
-) -> None:
+def test_damaged_predictions_are_made_again(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
@@ -89,9 +85,7 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
 
 
 @pytest.mark.parametrize("name", ["model.json", "member0.safetensors"])
-def test_a_damaged_or_older_model_is_replaced_and_nothing_else(
-    held_out: list[HeldOut], tmp_path: Path, name: str
-) -> None:
+def test_a_damaged_model_is_replaced(held_out: list[HeldOut], tmp_path: Path, name: str) -> None:
     runs, folder = [one.run for one in held_out], tmp_path / "model"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()

@@ -8,9 +8,7 @@ from brats_seg.presets import GPU_NAMES
 from brats_seg.runtime.device import GPUS, choose_device, gpu_named
 
 
-def test_the_precision_of_the_cpu_is_what_it_computes_natively(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cpu_takes_its_native_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     for capabilities, precision in (
         ({"avx512_bf16": True}, "bf16"),
         ({"amx_bf16": True, "avx512_bf16": False}, "bf16"),
@@ -18,13 +16,10 @@ def test_the_precision_of_the_cpu_is_what_it_computes_natively(
         ({}, "fp32"),
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
-
         assert choose_device("cpu", "auto").precision == precision
 
 
-def test_a_precision_that_is_asked_for_is_taken_unless_it_is_emulated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_emulated_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     for precision, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         with choose_device("cpu", precision).autocast():
@@ -68,7 +63,6 @@ def test_a_card_computes_natively_and_is_refused_where_torch_has_no_kernels_for_
     precision: str | None,
 ) -> None:
     fake_gpu(monkeypatch, capability, built_for)
-
     if precision is None:
         with pytest.raises(EnvironmentalError, match=r"is sm_\d+, and this torch .* built for"):
             choose_device("cuda", "fp32")
@@ -104,7 +98,6 @@ def test_what_is_not_there_is_refused() -> None:
 )
 def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precision: str) -> None:
     gpu = gpu_named(text)
-
     assert gpu is not None
     assert gpu.memory_bytes == int(gib * 2**30)
     assert gpu.device("auto").precision == precision

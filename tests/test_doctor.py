@@ -1,24 +1,19 @@
-"""Test what the doctor says of packages, scans, disks and runs."""
+"""Test what the doctor says of packages, scans and disks."""
 
 import json
 import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose, package_finding
 from brats_seg.errors import Finding
-from brats_seg.files import locked
 from brats_seg.runtime import machine
-from brats_seg.runtime.weights import write_checkpoint
 from tests.builders import ROOT, Run, start, touch
 
 NUMPY = version("numpy")
-TRAINED = ("--preset", "demo", "--epochs", "2", "--patch", "16,16,16", "--set", "model.widths=4,8")
 
 
 def found(diagnosis: Diagnosis, check: str) -> Finding:
@@ -26,19 +21,7 @@ def found(diagnosis: Diagnosis, check: str) -> Finding:
     return finding
 
 
-def begun(folder: Path, name: str, content: Any = None) -> Path:
-    """Write the folder of a run that was begun, with or without a checkpoint."""
-    path = folder / "runs" / name
-    path.mkdir(parents=True)
-    (path / "config.yaml").write_text(Config().to_yaml())
-    if content is not None:
-        write_checkpoint(content, path / "last.pt")
-    return path
-
-
-def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
-    brats_root: Path, tmp_path: Path
-) -> None:
+def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> None:
     diagnosis = diagnose(brats_root, runs=tmp_path / "runs")
     next(brats_root.glob("*_00003/*flair*")).unlink()
     warning = found(diagnose(brats_root), "scans")
@@ -51,31 +34,6 @@ def test_scans_are_well_or_a_warning_where_a_modality_is_missing(
     assert "1 with problems, such as BraTS2021_00003" in warning.found
 
 
-def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
-    brats_root: Path, tmp_path: Path, run: Run
-) -> None:
-    runs = tmp_path / "runs"
-    assert run("train", "--data", brats_root, *TRAINED, "--session-hours", "0").code == 0
-    finding = found(diagnose(brats_root, runs=runs), "run fold0")
-    assert (finding.status, finding.found) == ("warning", "0 of 2 epochs done, unfinished")
-    again = f"brats-seg train --data {brats_root} --fold 0 --run {runs / 'fold0'}"
-    assert finding.remedy == again
-    assert run(*again.split()[1:]).code == 0
-    assert found(diagnose(runs=runs), "run fold0").found.endswith("finished")
-
-
-def test_a_run_of_another_format_damaged_or_in_training_is_said_to_be(tmp_path: Path) -> None:
-    begun(tmp_path, "newer", {"schema_version": 99})
-    (begun(tmp_path, "cut") / "last.pt").write_bytes(b"PK")
-    with locked(begun(tmp_path, "fold1") / ".training.lock"):
-        diagnosis = diagnose(runs=tmp_path / "runs")
-    assert "found schema version 99" in found(diagnosis, "run newer").found
-    assert found(diagnosis, "run cut").status == "problem"
-    assert found(diagnosis, "run cut").remedy.endswith(f"--run {tmp_path}/runs/cut --fresh")
-    assert found(diagnosis, "run fold1").found == "another process trains or tunes it now"
-    assert "no checkpoint yet" in found(diagnose(runs=tmp_path / "runs"), "run fold1").found
-
-
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
     monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
@@ -84,9 +42,7 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
     assert not diagnosis.can_work
 
 
-def test_the_command_prints_a_table_and_the_commands_that_mend(
-    brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}
     monkeypatch.setattr(machine, "free_bytes", lambda path: small.get(path) or free_bytes(path))
@@ -138,9 +94,7 @@ def test_packages_are_compared_with_the_required_and_the_tested_versions(
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
-def test_where_packages_are_missing_the_program_says_so(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> None:
     """Nothing is installed but the package: a folder with its source and its metadata."""
     (tmp_path / "brats_seg").symlink_to(ROOT / "brats_seg")
     described = touch(tmp_path, "brats_seg-0.1.0.dist-info/METADATA")
@@ -152,7 +106,6 @@ def test_where_packages_are_missing_the_program_says_so(
     command = [sys.executable, "-S", "-m", "brats_seg", *arguments]
     environment = {"PYTHONPATH": str(tmp_path)}
     done = start(command, tmp_path, environment)
-
     assert done.returncode == 3, done.stderr
     shown = done.stderr
     if arguments[0] == "doctor":

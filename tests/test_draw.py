@@ -18,7 +18,6 @@ GIVEN = {
     "montage": ("data", "--case", CASE, "--prediction", "p", "--modality", "FLAIR"),
     "preview": ("data", "--case", CASE, "--prediction", f"p/{CASE}.nii.gz"),
     "uncertainty": ("data", "--case", CASE, "--prediction", "p"),
-    "surface": ("data", "--case", CASE, "--prediction", "p"),
     "scores": ("scores.csv", "--column", "hd95"),
     "distributions": ("data", "--clinical", "survival_data.csv"),
     "history": ("run",),
@@ -40,7 +39,6 @@ def write_sources(root: Path, scans: Path) -> None:
 def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: str) -> None:
     write_sources(tmp_path, tiny_scans)
     code, said, error = run("figure", kind, *GIVEN[kind], "-o", "a.png")
-
     assert (code, said) == (0, "wrote a.png. Research use only.\n"), error
     with Image.open(tmp_path / "a.png") as picture:
         assert min(picture.size) > 300
@@ -59,7 +57,7 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
         ("sample scans --case X -o a.png", "no case X; it has BraTS2021_0"),
         ("montage scans -o a.png", "neither reference nor prediction"),
         ("uncertainty scans -o a.png", "needs --prediction"),
-        ("surface scans -o a.gif", "neither reference nor prediction"),
+        ("sample scans -o a.gif", "a.gif ends in .gif"),
         ("distributions scans -o a.png", "neither age, survival nor label map is known"),
         ("scores absent.csv -o a.png", "absent.csv does not exist"),
         ("scores scans -o a.png", "scans cannot be read: it is a folder"),
@@ -74,7 +72,6 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
 def test_what_cannot_be_drawn_is_said(run: Run, tmp_path: Path, line: str, expected: str) -> None:
     write_case(tmp_path / "scans", labelled=False)
     code, _, error = run("figure", *line.split())
-
     assert code in {1, 2}
     assert expected in error
     assert not list(tmp_path.glob("a.*"))

@@ -106,17 +106,13 @@ def assert_same(predicted: Path, case: Path, model: Path, output: Path, **settin
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_bundle_predicts_the_same_label_map_without_this_package(
-    bundles: Path, case: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_bundle_predicts_alone(bundles: Path, case: Path, tmp_path: Path, name: str) -> None:
     fp32 = {"device": "cpu", "precision": "fp32"}
     assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **fp32)
 
 
 @pytest.mark.slow
-def test_the_block_of_the_page_runs_in_an_environment_of_its_packages_alone(
-    bundles: Path, case: Path, tmp_path: Path
-) -> None:
+def test_the_example_of_the_page_runs_alone(bundles: Path, case: Path, tmp_path: Path) -> None:
     """The versions are those that were tested; the README of the bundle has the same lines."""
     (block,) = (text for text in blocks(PAGES["docs/other-tools.md"], "bash") if "monai" in text)
     use = (bundles / "plain" / "docs" / "README.md").read_text()
@@ -130,9 +126,7 @@ def test_the_block_of_the_page_runs_in_an_environment_of_its_packages_alone(
     torch = start(["bash", "-ec", f"{venv}pip install torch"], tmp_path, environment)
     if torch.returncode:
         pytest.skip("needs a package index")
-
     shell(f". venv/bin/activate\n{block}", tmp_path, environment)
-
     fp32 = {"device": "cpu", "precision": "fp32"}
     assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **fp32)
 

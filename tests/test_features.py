@@ -65,7 +65,6 @@ def test_a_reference_label_map_needs_no_network(root, capsys):
         f"case_id,Age,Survival_days,Extent_of_Resection\n{IDS[0]},61.5,NA,GTR\n"
     )
     extraction = extract(root)
-
     first, second = extraction.results
     assert [row["case_id"] for row in extraction.results] == list(IDS[:2])
     assert (first["labels_from"], first["labels_seen"]) == ("reference", "")
@@ -89,7 +88,6 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
     alone = extract(root, segmentations=[unseen], predicted=True).results
     # where there is a reference, it is measured
     mixed = extract(root, segmentations=[unseen]).results
-
     assert [row["labels_seen"] for row in both] == ["no", "no", "yes"]
     assert numbers(both[0]) == pytest.approx(numbers(alone[0]), nan_ok=True)
     assert numbers(both[1]) != pytest.approx(numbers(alone[1]), nan_ok=True)
@@ -100,7 +98,6 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
 def test_an_autoencoder_has_a_vector_and_says_whom_it_was_trained_on(root, tmp_path):
     run = write_trained(tmp_path / "ae", IDS[0], config=AUTOENCODER)
     first, second = extract(root, autoencoder=run).results
-
     names = [name for name in first if name.startswith("latent0_0")]
     assert names == [f"latent0_{index:03d}" for index in range(64)]
     assert [row["latent0_seen"] for row in (first, second)] == ["yes", "no"]
@@ -130,7 +127,6 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
         return replace(model, members=(replace(model.members[0], network=network),))
 
     latent = features.encode(with_network(Encoder()), scan)
-
     assert list(latent) == [f"latent0_00{index}" for index in range(4)]
     means = scan.image.mean(axis=(1, 2, 3))[[3, 0, 1, 2]]
     assert [*latent.values()] == pytest.approx(means.tolist(), abs=1e-6)
@@ -158,7 +154,6 @@ def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message
     run = write_trained(tmp_path / "run", config=config, identity=identity)
     other = run if len(kinds) == 1 else write_trained(tmp_path / "other")
     values = {"autoencoder": run, "segmentations": [other], "predicted": True}
-
     with pytest.raises(UsageError, match=message):
         extract(root, **{kind: values[kind] for kind in kinds})
 
@@ -182,9 +177,7 @@ JOINED = Case(case_id="A", patient_id="person", release="brats2023-gli")
         (None, "A", "A", "unknown"),
     ],
 )
-def test_a_case_is_seen_under_every_id_of_its_patient(
-    tmp_path, caplog, train, case_id, patient_id, seen
-):
+def test_a_patient_is_seen_under_every_id(tmp_path, caplog, train, case_id, patient_id, seen):
     """A checkpoint belongs to the run that it lies in, which may lack the record of its cases."""
     (tmp_path / "name_mapping.csv").write_text(MAPPING)
     clinical = read_clinical_files([tmp_path / "name_mapping.csv"])
@@ -195,5 +188,4 @@ def test_a_case_is_seen_under_every_id_of_its_patient(
         for path in (tmp_path, tmp_path / "best.pt"):
             model = features.with_patients(load_model([path], CPU), path, clinical, [JOINED])
             assert model.seen(*features.patient_ids(clinical, case_id, patient_id)) == seen
-
     assert ("does not name all cases" in caplog.text) == (train is None)

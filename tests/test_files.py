@@ -38,9 +38,7 @@ def content_of(path: Path) -> str:
 
 
 @whole
-def test_a_file_or_folder_appears_or_is_replaced_as_a_whole_or_not_at_all(
-    tmp_path: Path, write: Callable[[Path], Any]
-) -> None:
+def test_files_and_folders_appear_as_a_whole(tmp_path: Path, write: Callable[[Path], Any]) -> None:
     path = tmp_path / "below" / "a"
 
     def tear() -> None:
@@ -97,9 +95,7 @@ def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path
     assert content_of(tmp_path / "a") == "first"
 
 
-def test_the_clean_up_does_not_hide_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_clean_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The current folder of a notebook may have been removed."""
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
@@ -113,9 +109,7 @@ def test_the_clean_up_does_not_hide_the_error(
 
 
 @pytest.mark.parametrize("folders", [False, True])
-def test_what_killed_processes_left_is_removed_and_nothing_else(
-    tmp_path: Path, folders: bool
-) -> None:
+def test_only_what_killed_processes_left_is_removed(tmp_path: Path, folders: bool) -> None:
     touch(
         tmp_path, *(f"{name}/file" for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"))
     )
@@ -125,22 +119,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(
     assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
 
-def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = tmp_path / "a" / "b"
-    assert files.free_bytes(wanted) > 0
-    assert files.writable_folder(wanted) == wanted
-    assert list(wanted.iterdir()) == []
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert [files.writable_folder(wanted)] == [*tmp_path.glob("b-*")]
-    assert "cannot be written to (Permission denied): results are written to" in caplog.text
-
-
-def test_a_failed_renaming_leaves_the_folder_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_renaming_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = touch(tmp_path, "case/old") / "case"
     rename = Path.rename
 
@@ -155,9 +134,7 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
     assert list(tmp_path.rglob("*")) == [path, path / "old"]
 
 
-def test_a_lock_that_is_taken_is_waited_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_taken_lock_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     order = []
 
@@ -171,7 +148,6 @@ def test_a_lock_that_is_taken_is_waited_for(
         thread.join(timeout=0.2)
         order.append("first")
     thread.join()
-
     assert order == ["first", "second"]
     assert f"waiting for another process that works in {tmp_path}" in caplog.text
 
@@ -207,7 +183,6 @@ def test_a_drive_without_locks_is_used_with_a_warning(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", have_none)
-
     with files.locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert "has no locks (No locks available): start no second process" in caplog.text
 
@@ -233,9 +208,7 @@ def test_results_are_written_by_one_process_at_a_time_and_not_while_they_are_rea
         pytest.fail("it is replaced while it is read")
 
 
-def test_an_error_names_the_current_folder_by_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_name_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     error = files.explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")

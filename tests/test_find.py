@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.find import find_cases, find_data, find_inputs, single_input
+from brats_seg.cases.find import find_cases, find_inputs, single_input
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import touch
@@ -287,9 +287,7 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
     image, label = "x/imagesTr/BRATS_001.nii.gz", "x/labelsTr/BRATS_001.nii.gz"
     touch(tmp_path, image, "x/imagesTr/._BRATS_001.nii.gz", label, *scans("BraTS2021_00000"))
     write_dataset(tmp_path / "x", MSD, "imagesTs/BRATS_485.nii.gz")
-
     found = cases_in(tmp_path)
-
     assert find_cases(tmp_path).notices == ()
     assert sorted(found) == ["BRATS_001", "BRATS_485", "BraTS2021_00000"]
     case = found["BRATS_001"]
@@ -363,42 +361,6 @@ def test_a_description_without_images_describes_nothing(tmp_path: Path) -> None:
     names = (f"a/t{i}_{modality}.nii" for i in (1, 2) for modality in ("t1", "t2"))
     write_dataset(tmp_path, {"anything": 1}, *names)
     assert sorted(cases_in(tmp_path)) == ["t1", "t2"]
-
-
-@pytest.mark.parametrize(
-    ("labelled", "unlabelled", "folder"),
-    [
-        # BraTS 2020 on Kaggle, where newer mounts have a folder for the owner
-        ([f"owner/brats20/M/{n}/BraTS20_Training_00{n}" for n in (1, 2)], [], "owner/brats20/M"),
-        # the release with most labelled cases counts
-        (
-            ["a/x/BraTS2021_00000", *(f"b/{n}/BraTS-GLI-0000{n}-000" for n in (1, 2))],
-            [f"c/{n}/BraTS20_Validation_00{n}" for n in range(3)],
-            "b",
-        ),
-        # a release in two parts has the folder of both
-        ([f"part-{n}/x/y/BraTS-GLI-0000{n}-000" for n in (1, 2)], [], ""),
-        # files side by side
-        ([f"flat/BraTS2021_0000{n}" for n in range(2)], [], "flat"),
-    ],
-)
-def test_the_folder_of_the_labelled_cases_of_one_release_is_found(
-    tmp_path: Path, labelled: list[str], unlabelled: list[str], folder: str
-) -> None:
-    for stem in (*labelled, *unlabelled):
-        suffixes = MODERN if "GLI" in stem else LEGACY
-        seg = [f"{suffixes[0][0]}seg"] * (stem in labelled)
-        touch(tmp_path / "input", *scans(stem, (*suffixes, *seg)))
-    assert find_data([tmp_path / "absent", tmp_path / "input"]) == tmp_path / "input" / folder
-
-
-def test_the_first_place_with_labelled_cases_counts(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    touch(tmp_path / "unlabelled" / "x", *scans("smith"))
-    touch(tmp_path / "labelled" / "x" / "a", *scans("smith", (*LEGACY, "_seg")))
-    places = [tmp_path / name for name in ("absent", "empty", "unlabelled", "labelled")]
-    assert find_data(places) == tmp_path / "labelled" / "x"
-    assert find_data(places[:3]) is None
 
 
 @pytest.mark.parametrize(

@@ -141,9 +141,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("home")
-def test_prepared_cases_are_beside_the_scans(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "disk" / "BraTS"
     root.mkdir(parents=True)
     Path("link").symlink_to(root)
@@ -161,7 +159,6 @@ def test_prepared_cases_of_scans_in_a_read_only_folder_are_in_the_cache(
         root.mkdir(parents=True)
         root.parent.chmod(0o555)
     places = [prepared_path_of(root) for root in roots]
-
     assert [place.parent for place in places] == [home / ".cache/brats_seg/prepared"] * 2
     assert len({place.name for place in places}) == 2
     # those that exist are found again, though the scans have become writable

@@ -144,9 +144,7 @@ def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path)
         FoldError, match=r"no split of a run: .*split\.csv does not exist; .* written"
     ):
         folds.read_split(path)
-
     folds.write_split(TABLE.split(0), path)
-
     assert folds.read_split(path) == TABLE.split(0)
     assert path.read_text().startswith("case_id,role\n")
     for text, match in (
@@ -187,15 +185,12 @@ def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed
     """Each fold holds a fifth of every kind of patient, give or take a few scans."""
     cases = make_cohort(seed)
     shuffled = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
-
     table = folds.make_folds(cases, FoldConfig())
-
     assert [row.case_id for row in table.rows] == sorted(case.case_id for case in cases)
     assert table.folds == (0, 1, 2, 3, 4)
     assert len({(row.patient_id, row.fold) for row in table.rows}) == 200
     assert folds.make_folds(shuffled, FoldConfig()) == table
     assert folds.make_folds(cases, FoldConfig(seed=1)) != table
-
     fold = fold_of(table)
     grades = [[c for c in cases if c.facts.grade in kind] for kind in (("HGG",), ("LGG",))]
     for kind, difference in (
@@ -245,9 +240,7 @@ def test_few_patients_fill_every_fold(n_folds, cases):
     # the copies of a scan that is left out are copies of each other
     [("voxel_hash", "same", ""), ("near_copies", ("unlabelled",), ())],
 )
-def test_a_scan_under_two_ids_is_kept_in_one_fold_with_all_cases_of_both_patients(
-    name, same, other
-):
+def test_a_scan_under_two_ids_keeps_both_patients_in_one_fold(name, same, other):
     found = {"X1": same, "X2": other, "Y1": other, "Y2": same}
     double = [make_case(key, patient_id=key[0], **{name: found[key]}) for key in found]
     fold = fold_of(folds.make_folds([*numbered_cases(20), *double], FoldConfig()))
@@ -292,11 +285,9 @@ def test_the_notebook_scheme_is_that_of_the_notebook(seed):
         splits = list(splitter.split(frame, frame["age"] // 10 * 10))
     for fold, (_, held_out) in enumerate(splits):
         expected |= dict.fromkeys(frame["id"].iloc[held_out], fold)
-
     table = folds.make_folds(
         [make_case(name, age_years=ages.get(name)) for name in ids[::-1]], NOTEBOOK
     )
-
     assert fold_of(table) == expected
     assert expected["BraTS20_Training_355"] is None
     assert table.folds == tuple(range(7))

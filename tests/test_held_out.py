@@ -52,13 +52,10 @@ def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "assemble", build)
 
 
-def test_another_split_and_other_prepared_cases_are_refused(
-    tmp_path: Path, tiny_prepared: Path
-) -> None:
+def test_other_splits_and_cases_are_refused(tmp_path: Path, tiny_prepared: Path) -> None:
     """A case that was trained on must not pass for one that was held out."""
     run = write_fold(tmp_path / "run", tiny_prepared, (CASES[1], CASES[3]))
     path = run / SPLIT_NAME
-
     split = open_held_out(run, tiny_prepared).data.split
     assert split.validation == (CASES[1], CASES[3])
     assert split.train == (CASES[0], CASES[2], *CASES[4:])
@@ -80,7 +77,6 @@ def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
     monkeypatch.setattr(module, "MOST_CASES", 2)
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:3], subsets=MODALITY_SUBSETS)
     scores = measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked)
-
     measured = {score.modalities: score for score in scores}
     assert tuple(measured) == MODALITY_SUBSETS
     assert {score.n_cases for score in scores} == {2}
@@ -124,7 +120,6 @@ def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
     first = measure_subsets(before, CPU, untracked)
     stored = open_held_out(run, tiny_prepared)
     monkeypatch.delattr(module, "assemble")
-
     assert stored.trained.card.subset_scores == first
     assert measure_subsets(stored, CPU, untracked) == first
     # what was predicted for `tune` stays valid
@@ -135,9 +130,7 @@ def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
     assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
-def test_tuning_measures_all_runs_and_an_export_names_it(
-    tmp_path: Path, tiny_prepared: Path
-) -> None:
+def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: Path) -> None:
     runs = [
         write_fold(tmp_path / case_id, tiny_prepared, [case_id], subsets=FEW)
         for case_id in CASES[:2]
@@ -149,7 +142,6 @@ def test_tuning_measures_all_runs_and_an_export_names_it(
     tuning = tune_runs(runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
     again = tune_runs(runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
     export_model(runs, tmp_path / "model")
-
     assert [score.modalities for score in tuning.subset_scores] == list(FEW)
     assert {score.n_cases for score in tuning.subset_scores} == {2}
     assert again == tuning
@@ -166,14 +158,11 @@ def test_tuning_measures_all_runs_and_an_export_names_it(
     assert (plain / "best.pt").read_bytes() == content
 
 
-def test_the_score_of_validation_is_that_of_the_label_maps(
-    tiny_run: Path, tiny_scans: Path, tmp_path: Path
-) -> None:
+def test_validation_scores_the_label_maps(tiny_run: Path, tiny_scans: Path, tmp_path: Path) -> None:
     settings = PredictionSettings(device="cpu", precision="fp32", overlap=0)
     held_out = read_split(tiny_run / SPLIT_NAME).validation
     cases = [case for case in find_cases(tiny_scans).cases if case.case_id in held_out]
     predict_folder(cases, [tiny_run], tmp_path, settings)
-
     scores = evaluate_pairs(
         find_pairs(tiny_scans, tmp_path, only_predicted=True), protocol_named("legacy")
     ).scores

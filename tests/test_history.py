@@ -1,9 +1,5 @@
-"""Test the history of a run: table, figure, line of the log, and what trackers are sent.
+"""Test the history of a run: table, figure, line of the log, and what TensorBoard is sent."""
 
-MLflow and W&B are tested only where they are installed.
-"""
-
-import json
 import logging
 import os
 import sys
@@ -44,14 +40,11 @@ def row(epoch: int, *, validated: bool, scores: dict[str, float] = OVERLAP) -> d
     }
 
 
-def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation(
-    tmp_path: Path,
-) -> None:
+def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     rows = [row(1, validated=False), row(2, validated=True)]
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
     table = pd.read_csv(tmp_path / "history.csv")
-
     regions = [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
     assert list(table.columns) == [
         *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
@@ -92,7 +85,6 @@ def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_ent
     history.write_history([row(1, validated=validated, scores=scores)], tmp_path)
     table = read_history(tmp_path)
     figure = history_figure(table)
-
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == entries
     assert [tick for tick in figure.axes[-1].get_xticks() if 0.1 < tick < 1.9] == [1]
     assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
@@ -143,8 +135,7 @@ ROWS: tuple[Mapping[str, float], ...] = (
 )
 
 
-def config_of(*names: str) -> Config:
-    return Config(tracking=TrackingConfig.model_validate({"to": names}))
+TENSORBOARD = Config(tracking=TrackingConfig(to=("tensorboard",)))
 
 
 def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...]) -> None:
@@ -175,15 +166,13 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def test_tensorboard_gets_every_value_by_epoch_and_nothing_is_written_without_trackers(
-    tmp_path: Path,
-) -> None:
+def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
     track(Config(), tmp_path, ROWS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history.csv", "history.png"]
     pytest.importorskip("tensorboardX")
     for row in ROWS:
         # a training that is continued
-        track(config_of("tensorboard"), tmp_path, (row,))
+        track(TENSORBOARD, tmp_path, (row,))
     curves = events(tmp_path / "tensorboard")
     assert curves["train/loss"] == [(1, 1.5), (2, 1.0)]
     assert curves["val/dice_et"] == [(2, 0.25)]
@@ -191,55 +180,22 @@ def test_tensorboard_gets_every_value_by_epoch_and_nothing_is_written_without_tr
     assert "step" not in curves
 
 
-# its database library warns of itself
-@pytest.mark.filterwarnings("default")
-def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", exc_type=ImportError)
-    pytest.importorskip("sqlalchemy")
-    path = tmp_path / "fold0"
-    for row in ROWS:
-        track(config_of("mlflow"), path, (row,))
-
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    (found,) = client.search_runs([client.get_experiment_by_name("brats_seg").experiment_id])
-    assert found.info.run_name == "fold0"
-    assert found.info.status == "FINISHED"
-    assert found.data.params["training.n_epochs"] == "100"
-    curve = client.get_metric_history(found.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in curve] == [(1, 1.5), (2, 1.0)]
-
-
-def test_wandb_writes_offline_under_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    for row in ROWS:
-        track(config_of("wandb"), tmp_path, (row,))
-
-    run_id = json.loads((tmp_path / history.IDS_NAME).read_text())["wandb"]
-    found = [path for path in (tmp_path / "wandb").rglob("*.wandb") if not path.is_symlink()]
-    assert found
-    assert {path.name for path in found} == {f"run-{run_id}.wandb"}
-    assert b"train/loss" in b"".join(path.read_bytes() for path in found)
-
-
-def test_a_tracker_that_is_not_installed_or_cannot_write_ends_the_command_at_once(
+def test_events_that_cannot_be_written_end_the_command_at_once(
     monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     if find_spec("tensorboardX"):
-        with pytest.raises(EnvironmentalError, match="cannot be written: NotADirectoryError"):
-            track(config_of("tensorboard"), tmp_path, ())
-
+        with pytest.raises(
+            EnvironmentalError, match="tensorboard cannot be written: NotADirectory"
+        ):
+            track(TENSORBOARD, tmp_path, ())
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
-    for name in ("tensorboard", "mlflow", "wandb"):
-        with pytest.raises(EnvironmentalError, match=rf"pip install 'brats_seg\[{name}\]'"):
-            history.check_trackers(config_of(name).tracking)
-    code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=mlflow")
+    code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=tensorboard")
     assert code == 3
-    assert "is not installed" in errors
+    assert "pip install 'brats_seg[tensorboard]'" in errors
 
 
-def test_a_tracker_that_fails_later_does_not_end_the_training(
+def test_events_that_fail_later_do_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = Mock()
@@ -247,6 +203,5 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
     monkeypatch.setitem(sys.modules, "tensorboardX", writer)
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: module)
     with caplog.at_level(logging.WARNING, "brats_seg"):
-        track(config_of("tensorboard"), tmp_path, ROWS)
-
-    assert caplog.text.count("tensorboard failed and gets no more values (OSError: no space)") == 1
+        track(TENSORBOARD, tmp_path, ROWS)
+    assert caplog.text.count("TensorBoard gets no more values (OSError: no space)") == 1

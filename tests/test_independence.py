@@ -101,13 +101,10 @@ def around(layer: nn.Module, *, last_is_zero: bool = False) -> nn.Module:
 @pytest.mark.parametrize("last_is_zero", [False, True])
 @pytest.mark.parametrize("device", [CPU, IN_HALF])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
-    name: str, device: Device, last_is_zero: bool
-) -> None:
+def test_layers_over_the_batch_are_refused(name: str, device: Device, last_is_zero: bool) -> None:
     make, message = FAULTS[name]
     layer = make()
     network = around(layer, last_is_zero=last_is_zero)
-
     with pytest.raises(ConfigError, match=rf"the layer '1\.1' \({type(layer).__name__}\).*") as e:
         ask(network, device=device)
     assert message in str(e.value)
@@ -120,9 +117,7 @@ def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
         (parametrizations.spectral_norm, r"'1\.1\.parametrizations\.weight\.0' \(_Sp"),
     ],
 )
-def test_spectral_norm_is_refused_unless_it_is_frozen(
-    make: Callable[[nn.Module], nn.Module], layer: str
-) -> None:
+def test_spectral_norm_must_be_frozen(make: Callable[[nn.Module], nn.Module], layer: str) -> None:
     """Also where the power iteration has converged, until the weights change."""
     for seed in range(5):
         torch.manual_seed(seed)
@@ -130,7 +125,6 @@ def test_spectral_norm_is_refused_unless_it_is_frozen(
         for _ in range(100 * (seed % 2)):
             norm(torch.zeros(1, 6, 1, 1, 1))
         network = nn.Sequential(nn.Conv3d(4, 6, 1), nn.Sequential(nn.ReLU(), norm))
-
         with pytest.raises(ConfigError, match=f"the layer {layer}"):
             ask(network)
         ask(network.eval())
@@ -193,7 +187,6 @@ def test_a_network_for_one_patch_and_outputs_without_a_row_for_each_are_accepted
 def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None:
     config = ModelConfig.model_validate({"name": name, "widths": (4, 6, 8)})
     torch.manual_seed(0)
-
     ask(build_model(config, (size, size, size)), size)
 
 
@@ -209,15 +202,12 @@ def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None
         ("UNet", {"channels": (4, 8), "strides": (2,), "norm": "batch"}),
     ],
 )
-def test_networks_of_monai_are_refused_for_batch_norm_only(
-    name: str, arguments: dict[str, object]
-) -> None:
+def test_networks_of_monai_with_batch_norm(name: str, arguments: dict[str, object]) -> None:
     from monai.networks import nets
 
     torch.manual_seed(0)
     network = getattr(nets, name)(spatial_dims=3, in_channels=4, out_channels=3, **arguments)
     has_batch_norm = any(isinstance(m, nn.BatchNorm3d) for m in network.modules())
-
     refused = pytest.raises(ConfigError, match=r"BatchNorm3d\) .* mixes them")
     with refused if has_batch_norm else nullcontext():
         ask(network, 16)
@@ -227,7 +217,6 @@ def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
     network = around(nn.Sequential(Counts(patches=True), nn.Dropout(0.5)), last_is_zero=True)
     before, random_state = deepcopy(network.state_dict()), torch.get_rng_state()
     ask(network)
-
     assert same(network.state_dict(), before)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -240,16 +229,13 @@ def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
         independence.check(image, CPU)
 
 
-def test_memory_that_runs_out_while_asking_does_not_end_a_run(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_outlives_running_out_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     def full(features: Tensor) -> Tensor:
         if len(features) > 1:
             raise torch.OutOfMemoryError
         return features
 
     ask(around(Layer(full)))
-
     assert "memory ran out before it was clear" in caplog.text
 
 
@@ -257,7 +243,6 @@ def test_two_passes_that_differ_are_noticed_in_any_precision() -> None:
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         first = torch.linspace(-1, 1, 99).to(dtype)
         rounded = first * (1 + 2 * torch.finfo(dtype).eps)
-
         check_replay([first, torch.arange(3)], [rounded, torch.arange(3)])
         with pytest.raises(ReplayError, match="another output for the same micro-batch"):
             check_replay([first], [first * 1.2])

@@ -29,12 +29,7 @@ from brats_seg.cases.index import (
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import ConfigError, UsageError
-from brats_seg.labels import (
-    BRATS2024_PED,
-    MODALITIES,
-    MSD,
-    LabelConvention,
-)
+from brats_seg.labels import BRATS2024_PED, MODALITIES, MSD, LabelConvention
 from tests import builders
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
@@ -109,16 +104,13 @@ def test_changed_cases_are_reread(brats_root: Path, tmp_path: Path, inspections:
     write_index(first, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", brats_root)
     inspections.clear()
-
     assert index_cases(brats_root, previous=previous) == first
     assert inspections == ["BraTS2021_00002"]
-
     inspections.clear()
     label_path = brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz"
     builders.write_nifti(label_path, builders.make_label_map(seed=77))
     builders.write_case(brats_root, "BraTS2021_00009", seed=9)
     later = index_cases(brats_root, previous=previous)
-
     assert inspections == ["BraTS2021_00002", "BraTS2021_00004", "BraTS2021_00009"]
     assert later == index_cases(brats_root)
     shutil.rmtree(brats_root / "BraTS2021_00000")
@@ -146,7 +138,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)
-
     cases = by_id(index)
     assert (len(index.cases), len(index.trainable)) == (15, 12)
     assert {case.convention for case in index.trainable} == {"brats2017"}
@@ -164,7 +155,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
         assert part in problem
     # predictions and label maps of others are no cases
     assert ["(12 in all)" in message for message in caplog.messages] == [True]
-
     write_index(index, tmp_path / "cases.csv")
     previous = read_index(tmp_path / "cases.csv", real_data)
     assert previous == index
@@ -354,7 +344,6 @@ def test_a_guess_and_an_empty_label_map_are_told() -> None:
         listed("BRATS_001", values, "Task01/imagesTr", convention="msd"),
         listed("BraTS2021_00000", (0,)),
     )
-
     guess = "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it"
     remarks = [remark.split(":")[0] for case in cases for remark in case.remarks or ("",)]
     alone = "the scan does not show whether the numbering is brats2023 or msd or brats2024-ped"
@@ -383,9 +372,7 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
         ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
     ],
 )
-def test_other_files_under_one_id_make_both_unusable(
-    first: dict[str, object], second: dict[str, object], what: str
-) -> None:
+def test_cases_of_one_id(first: dict[str, object], second: dict[str, object], what: str) -> None:
     a, b = without_duplicates([listed(folder="b", **first), listed(folder="a", **second)])
     assert f"case {CASE_ID}, file a/: found {what} of the same id in b/; " in a.problems[0]
     assert f"file b/: found {what} of the same id in a/" in b.problems[0]

@@ -65,9 +65,7 @@ def test_the_brain_is_where_any_channel_is_not_0_and_has_its_statistics() -> Non
 
 
 @pytest.mark.parametrize("change", intensities.CHANGES)
-def test_a_change_depends_on_its_random_state_and_leaves_the_background(
-    change: intensities.Change, all_channels: None
-) -> None:
+def test_changes_follow_the_random_state(change: intensities.Change, all_channels: None) -> None:
     flat = make_image()
     flat[2] = (flat[2] != 0) * 0.5  # a channel without contrast
     background = intensities.BrainMask.of(flat).mask == 0
@@ -94,7 +92,6 @@ def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -
 def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) -> None:
     before = inside(make_image())
     factors = inside(changed(intensities.change_brightness, seed)) / before
-
     np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
     assert len(set(factors[:, 0].tolist())) == 4
     assert ((factors > 0.75) & (factors < 1.25)).all()
@@ -179,9 +176,7 @@ def test_a_change_is_monais_where_all_is_brain(
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_resolution_are_monais(
-    monkeypatch: pytest.MonkeyPatch, all_channels: None
-) -> None:
+def test_noise_and_blur_are_monais(monkeypatch: pytest.MonkeyPatch, all_channels: None) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
     monkeypatch.setattr(intensities, "NOISE_STD", (0.1, 0.1))
     noise = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)
@@ -189,7 +184,6 @@ def test_noise_and_resolution_are_monais(
         changed(intensities.add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
     )
     assert ks_2samp(spread, noise(torch.zeros(4, 20, 20, 20)).numpy().ravel()).pvalue > 0.01
-
     monkeypatch.setattr(intensities, "RESOLUTION", (0.5, 0.5))
     theirs = RandSimulateLowResolution(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"

@@ -165,9 +165,7 @@ def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
         ([shown(1, is_on_scan=False), shown(2, 3), shown(2, 3)], [False, False, False]),
     ],
 )
-def test_the_clear_label_maps_decide_for_the_others(
-    group: list[ShownLabels], is_refused: list[bool]
-) -> None:
+def test_clear_label_maps_decide_for_all(group: list[ShownLabels], is_refused: list[bool]) -> None:
     judgements = judge_group(group, BRATS2023)
     assert [judgement.refusal is not None for judgement in judgements] == is_refused
     assert all("msd fits" in str(one.refusal) for one in judgements if one.refusal)

@@ -239,7 +239,6 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-
     locked = layouts.Folder(path=Path("locked"), refused="Permission denied")
     assert list(layouts.walk_folders(tmp_path))[1] == locked
     assert find_cases(tmp_path).notices == ("the folder locked cannot be read (Permission denied)",)

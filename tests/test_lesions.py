@@ -105,9 +105,7 @@ VECTORS_2023 = {
 @pytest.mark.parametrize("name", VECTORS_2023)
 def test_reproduces_the_program_of_2023(name: str) -> None:
     reference, prediction, lw_dice, lw_hd95, *counts, whole_dice, whole_hd95 = VECTORS_2023[name]
-
     scores = scored_2023(reference, prediction)
-
     assert scores.dice == pytest.approx(lw_dice, abs=5e-5)
     assert scores.hd95 == pytest.approx(lw_hd95)
     assert [scores.n_lesions, scores.n_false_positive] == counts
@@ -158,11 +156,9 @@ VECTORS_2024 = {
 @pytest.mark.parametrize("name", VECTORS_2024)
 def test_reproduces_the_program_of_2024(name: str) -> None:
     reference, prediction, not_well, counts = VECTORS_2024[name]
-
     scores = scored(
         painted(*reference), painted(*prediction), protocol_named("lesionwise2024", "GLI")
     )
-
     assert list(scores) == ["wt", "tc", "netc", "snfh", "et", "rc"]
     for region, found in scores.items():
         lw_dice, lw_hd95, *nsd = not_well.get(region, ALL_WELL)
@@ -299,9 +295,7 @@ def test_reproduces_the_program_of_2025_and_2026() -> None:
         ("min", max),
     ],
 )
-def test_the_values_of_the_program_notice_other_rules(
-    monkeypatch: pytest.MonkeyPatch, name: str, rule: object
-) -> None:
+def test_other_rules_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str, rule: object) -> None:
     """Faces alone that connect, a match by more than an overlap, and a larger tolerance."""
     monkeypatch.setattr(lesions, name, rule, raising=False)
     assert differing()
@@ -324,10 +318,8 @@ def test_equals_the_program_of_the_organisers_on_random_volumes(
     for name, pair in pairs.items():
         for side, label_map in zip("ab", pair, strict=True):
             write_nifti(tmp_path / side / f"{name}.nii.gz", label_map, affine)
-
     score = importlib.import_module("scorers").score_with_organisers
     theirs = score(tmp_path / "a", tmp_path / "b", tmp_path, task)
-
     protocol = protocol_named("brats2025", task)
     tables = {name: matched_table(pair, protocol) for name, pair in pairs.items()}
     ours = {key: tables[key[0]].loc[key[1], key[2]] for key in theirs}
@@ -381,9 +373,7 @@ def test_scores_equal_those_of_the_steps_one_by_one(name: str, seed: int) -> Non
     sides = speckled(rng), speckled(rng)
     protocol = protocol_named(*f"lesionwise{name}".split())
     whole, merges = protocol.regions[0], protocol.lesions.merges_predictions
-
     found = scored(*(2 * side.astype(np.uint8) for side in sides), protocol)["wt"]
-
     expected = slow_scores(*sides, whole.dilation, int(whole.minimum_mm3), merges=merges)
     assert (found.dice, found.hd95) == pytest.approx(expected[:2])
     assert (found.n_lesions, found.n_false_positive, found.n_false_negative) == expected[2:]
@@ -393,16 +383,13 @@ def test_single_rules() -> None:
     # the lesion of fifty voxels is left out, and what was predicted there with it
     reached = scored_2023([K, ((40, 40, 40), (5, 5, 2))], [K, ((40, 40, 44), (3, 3, 3))])
     assert (reached.dice, reached.n_lesions, reached.n_false_positive) == (1, 1, 0)
-
     # volumes are in mm3: fifty voxels of 2 mm3 are a lesion, and of 1 mm3 too small for one
     protocol, label_map = protocol_named("lesionwise2023", "GLI"), painted((2, FIFTY))
     for n_lesions, spacing_mm in ((0, MM), (1, (2.0, 1.0, 1.0))):
         assert scored(label_map, label_map, protocol, spacing_mm)["wt"].n_lesions == n_lesions
-
     # brain metastases pay the diagonal of the image
     missed = scored(painted((3, K)), painted(), protocol_named("lesionwise2024", "MET"))
     assert (missed["et"].hd95, missed["rc"].hd95) == (pytest.approx(64 * math.sqrt(3)), 0)
-
     # made-up lesions cost nothing before radiotherapy
     masks = [np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR])]
     scale = Scale(spacing_mm=MM, penalty_mm=100.0)
@@ -427,9 +414,7 @@ def groups(lesions: Lesions) -> list[int]:
     return [order.index(number) + 1 if number else 0 for number in numbers]
 
 
-def test_components_are_one_lesion_up_to_twice_the_dilation_apart(
-    rng: np.random.Generator,
-) -> None:
+def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random.Generator) -> None:
     """Dilation reaches over edges, but not over corners."""
     for dilation in (1, 3, 5):
         for gap, n_lesions in ((2 * dilation, 1), (2 * dilation + 1, 2)):
@@ -447,7 +432,6 @@ def test_components_are_one_lesion_up_to_twice_the_dilation_apart(
 
 def test_lesions_up_to_the_minimum_are_dropped() -> None:
     lesions = row("1.22.333.4444")
-
     assert groups(without_small(lesions, 2.0, 1.0)) == [0, 0, 0, 0, 0, 1, 1, 1, 0, 2, 2, 2, 2]
     assert groups(without_small(lesions, 2.0, 0.5)) == [0] * 9 + [0, 0, 0, 0]
     assert not without_small(np.zeros((2, 2, 2), np.int32), 1.0, 1.0).any()
@@ -476,13 +460,9 @@ def test_lesions_up_to_the_minimum_are_dropped() -> None:
         ({"et": ".1.", "snfh": "1.2", "wt": "1.2"}, {"snfh": [1, 0, 1], "wt": [1, 0, 2]}),
     ],
 )
-def test_lesions_are_joined_by_those_of_other_tissues(
-    rows: dict[str, str], expected: dict[str, list[int]]
-) -> None:
+def test_other_tissues_join_lesions(rows: dict[str, str], expected: dict[str, list[int]]) -> None:
     empty = dict.fromkeys(TISSUES, "." * len(rows["et"]))
-
     joined = join_touching({name: row(text) for name, text in (empty | rows).items()})
-
     assert {name: groups(joined[name]) for name in expected} == expected
 
 
@@ -499,9 +479,7 @@ def regions_with(*boxes: tuple[slice, slice, slice]) -> np.ndarray:
 def test_lesions_are_listed_by_size_with_their_place_in_the_coordinates_of_the_file() -> None:
     small = (slice(1, 4), slice(1, 4), slice(1, 3))
     large = (slice(10, 21), slice(10, 19), slice(5, 8))
-
     wt, _, _ = list_lesions(regions_with(small, large), AFFINE)
-
     first, second = wt.lesions
     assert first.ml == pytest.approx(11 * 9 * 3 * 6 / 1000)
     assert first.centre_mm == pytest.approx((90 - 15, 100 - 2 * 14, -70 + 3 * 6))
@@ -513,6 +491,5 @@ def test_small_and_further_islands_are_counted_and_not_measured() -> None:
     for n, depth, n_listed in ((0, 0, 0), (13, 1, 1), (13, 18, MOST_LISTED)):
         boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(depth)) for i in range(n)]
         wt, _, _ = list_lesions(regions_with(*boxes), AFFINE)
-
         assert (len(wt.lesions), wt.n_others) == (n_listed, n - n_listed)
         assert wt.others_ml == pytest.approx((n - n_listed) * depth * 0.006)

@@ -101,9 +101,7 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
         next(samples)
 
 
-def test_a_killed_worker_and_small_memory_are_explained(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = loader.patch_loader(
         make_dataset(tiny_prepared, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
     )
@@ -215,7 +213,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str)
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
     for key in keys_of(8):
         dataset[key].image.fill_(9)
-
     for key, sample, (image, target) in zip(keys_of(20), held, copies, strict=True):
         assert sample.case_id == key.case_id
         assert (sample.image.shape, sample.image.dtype) == ((4, 16, 24, 8), torch.float16)
@@ -288,7 +285,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
     whole = torch.arange(24.0).reshape(1, 2, 3, 4)
     samples.append(loader.Sample(image=whole, target=whole, case_id="autoencoder"))
     (send, receiver), blocks = ends_of(samples), set()
-
     for index, sample in enumerate(samples):
         sent = send(index)
         assert (sent.memory is not None) == (index == 0)
@@ -300,7 +296,6 @@ def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
         is_one = found.image.data_ptr() == found.target.data_ptr()
         assert is_one == (sample.case_id == "autoencoder")
         del found
-
     assert blocks == {0}
     # larger samples get a larger block, and smaller ones share it
     send, receiver = ends_of([make_sample(1, edge) for edge in (4, 8, 6, 4)])

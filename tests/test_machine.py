@@ -53,7 +53,6 @@ def test_a_t4_is_all_right_and_has_no_bf16(t4: pytest.MonkeyPatch) -> None:
 def test_a_p100_needs_a_wheel_that_has_its_kernels(t4: pytest.MonkeyPatch) -> None:
     t4.setattr(torch.cuda, "get_device_capability", lambda _: (6, 0))
     finding = judged("GPU 0")
-
     assert finding.status == "problem"
     assert "sm_60: torch calls it available, but was built for sm_75, sm_80" in finding.found
     assert finding.remedy == (
@@ -74,14 +73,12 @@ def refuse(*_: object) -> None:
 def test_a_gpu_that_does_not_compute_is_a_problem(t4: pytest.MonkeyPatch, failing: str) -> None:
     t4.setattr(failing, refuse)
     finding = judged("GPU 0")
-
     assert (finding.status, finding.remedy) == ("problem", "nvidia-smi -q")
     assert finding.found.endswith("(CUDA error: unspecified launch failure)")
 
 
 def test_a_gpu_that_others_use_is_a_warning(t4: pytest.MonkeyPatch) -> None:
     t4.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 15 * GIB))
-
     assert (judged("GPU 0").status, judged("GPU 0").remedy) == ("warning", "nvidia-smi")
 
 
@@ -102,7 +99,6 @@ def test_a_driver_without_a_gpu_for_torch_is_a_problem(
     t4.setattr(torch.cuda, "is_available", lambda: False)
     t4.setattr(torch.version, "cuda", cuda)
     finding = judged("torch")
-
     assert finding.status == "problem"
     assert found in finding.found
     assert remedy in finding.remedy
@@ -124,7 +120,6 @@ def test_more_threads_than_cpus_are_a_warning(t4: pytest.MonkeyPatch) -> None:
     t4.setenv("OMP_NUM_THREADS", "64")
     t4.setattr(machine, "cpu_quota", lambda: 1.5)
     finding = judged("CPU")
-
     assert (finding.status, finding.remedy) == ("warning", "unset OMP_NUM_THREADS")
     assert finding.found.startswith("4 CPUs (a control group allows 1.5)")
 
@@ -135,7 +130,6 @@ def test_the_short_check_warns(
     monkeypatch.setattr(machine, "free_bytes", lambda folder: 2**20)
     finding = disk_finding("disk", tmp_path / "new", GIB, "12 cases: ")
     check_machine(tmp_path / "run", needed_shared=GIB, needed_disk=GIB)
-
     assert finding.status == "problem"
     assert f"1 MiB free in {tmp_path / 'new'}, 12 cases: 1.0 GiB needed" in finding.found
     assert "shared memory: 1 MiB free" in caplog.text

@@ -60,7 +60,6 @@ def test_a_limit_on_the_process_counts() -> None:
         [sys.executable, "-c", program],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
     )
-
     assert 0 < int(free) < limit
     assert 2**20 < memory.free_memory(CPU) <= memory.total_memory(CPU) < 2**50
     assert 10 < memory.peak_memory_mb(CPU) < 1e6
@@ -77,7 +76,6 @@ def test_a_limit_on_the_group_counts_without_what_is_only_cached(
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
     monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
-
     if total is None:
         assert min(memory.free_memory(CPU), memory.total_memory(CPU)) > 2**20
     else:
@@ -103,7 +101,6 @@ print(*faults)
 def test_memory_that_is_kept_is_not_cleared_again() -> None:
     """Each page of a tensor of 64 MB is a page fault, unless its memory is that of the last one."""
     shown = subprocess.check_output([sys.executable, "-c", FAULTS])
-
     cleared, kept = map(int, shown.split())
     # huge pages of 2 MB are 32 faults
     assert kept < 32 <= cleared
@@ -117,14 +114,12 @@ def always_full(mode: str) -> str:
 def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
     fallback = memory.Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
     first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
-
     assert (first, fallback.run(str.upper), fallback.index) == ("small", "SMALL", 1)
     assert "case 7: memory ran out with large: out of memory for large" in caplog.text
 
 
 def test_in_the_last_mode_and_of_another_kind_an_error_is_raised() -> None:
     fallback = memory.Fallback(["large", "small"], CPU, UsageError)
-
     with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
         fallback.run(always_full)
     with pytest.raises(ValueError, match="invalid literal"):

@@ -67,9 +67,7 @@ def medium() -> MemoryPlan:
         return plan(MEDIUM_MIB, "training.effective_batch=4")
 
 
-def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested(
-    medium: MemoryPlan,
-) -> None:
+def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
     rows = [row for row in medium.rows if row.patch == PATCH]
     plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
     by_size = [row.predicted_mib for row in sorted(plain, key=lambda row: prod(row.patch))]
@@ -94,14 +92,11 @@ def test_rows_hold_the_memory_modes_and_the_largest_patch_that_fits_is_suggested
 CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
-def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(
-    monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     """Also for a GPU that this machine does not have; what is given wins over the preset."""
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
-
     assert code == 3
     assert "unet on a GPU of 520MiB: 8 MiB, beside 512 MiB for torch itself" in out
     (rows,) = check_json("plan", run("plan", *CHOSEN, "--device", "520MiB", "--json")[1])
@@ -147,7 +142,6 @@ def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
     hidden = 10 * 4 * n_hidden
     output, by_output, by_hidden = 3 * 4, 3 * 4, 10 * 4
     expected = (sample + image + target + hidden + output + by_output + by_hidden) * 40**3
-
     # and the weights, of which there are a few hundred
     assert expected < counted(chain(n_hidden)) < expected + 20_000
     # the control: without a gradient no activation is kept
@@ -172,7 +166,6 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
     network = nn.Conv3d(4, 8, 25, bias=False)
     weights = 4 * 8 * 25**3 * 4
     footprint = footprint_of(settings(*assignments), network)
-
     # between two updates there are no gradients
     assert footprint._live.now == pytest.approx((n_kept - 1) * weights, rel=0.001)
 
@@ -187,7 +180,6 @@ def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
     for kind in KINDS:
         mode = MemoryMode(micro_batch=1, checkpointing=kind)
         counts = [alone.counted_bytes(size, mode, device) for size in sizes]
-
         assert counts == sorted(set(counts))
     one, two = MemoryMode(micro_batch=1), MemoryMode(micro_batch=2)
     # a second micro-batch holds gradients
@@ -211,7 +203,6 @@ def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
     counts = [
         [footprint.counted_bytes(PATCH, mode, device) for mode in modes] for device in (FP32, BF16)
     ]
-
     for none, top, every in counts:
         assert none > top >= every
     if name == "unet":
@@ -228,7 +219,6 @@ def test_counting_leaves_network_and_random_state_alone() -> None:
     footprint.counted_bytes(
         PATCH, MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.ALL), BF16
     )
-
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(weights[name], now) for name, now in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
@@ -247,7 +237,6 @@ class NeedsValues(nn.Conv3d):
 
 def test_a_network_that_needs_values_is_refused_and_keeps_its_preset() -> None:
     footprint = footprint_of(settings(), NeedsValues())
-
     with pytest.raises(UncountableError, match="needs values and not only sizes"):
         footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
     values = {"model.name": f"{__name__}.NeedsValues"}
@@ -264,7 +253,6 @@ def test_tensors_on_the_cpu_stand_for_those_of_a_gpu(precision: str) -> None:
     gpu = choose_device("cuda", precision)
     own = Footprint(network, criterion, config, gpu.torch_device)
     stand_in = Footprint(network, criterion, config, CPU, for_gpu=True)
-
     for kind in (ActivationCheckpointing.NONE, ActivationCheckpointing.ALL):
         mode = MemoryMode(micro_batch=1, checkpointing=kind)
         expected = own.counted_bytes((64, 64, 64), mode, gpu)
@@ -291,7 +279,6 @@ def test_a_device_gets_a_preset_by_its_memory_and_the_largest_patch_that_fits(
 ) -> None:
     values = {} if gpu else ON_CPU
     chosen = choose_settings(assignments=NARROW, values=values, gpu=gpu and gpu_named(gpu))
-
     values = values | {"patch.size": (edge,) * 3}
     assert chosen.config == load_config(preset=preset, assignments=NARROW, values=values)
     assert reason in chosen.reason
@@ -313,7 +300,6 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
     chosen = choose_settings(values={"training.device": device})
-
     assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
     assert chosen.reason.endswith("MiB, with checkpointing top")
 
@@ -321,7 +307,6 @@ def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
 def test_what_is_given_wins() -> None:
     assignments = ["optimizer.lr=0.5", "model.widths=4,8"]
     chosen = choose_settings(assignments=assignments, values={**ON_CPU, "patch.size": "16,16,16"})
-
     assert chosen.config.optimizer.lr == 0.5
     assert chosen.config.model.widths == (4, 8)
     assert chosen.config.patch.size == (16, 16, 16)
@@ -359,13 +344,10 @@ def begun(tmp_path: Path) -> Path:
     return tmp_path / "fold0"
 
 
-def test_a_run_that_was_begun_keeps_its_settings_whatever_the_device_has(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_begun_run_keeps_its_settings(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is given wins, and a run without a checkpoint has not begun."""
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
     chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])
-
     assert chosen.config == load_config(text=(begun / "config.yaml").read_text())
     assert chosen.reason == f"settings of {begun / 'config.yaml'}, which the run began with"
     given = choose_settings(assignments=["training.n_epochs=99"], run_paths=[begun]).config
@@ -381,6 +363,5 @@ def test_settings_of_a_run_that_cannot_be_read_are_named(begun: Path, damage: by
     (begun / "config.yaml").unlink()
     if damage is not None:
         (begun / "config.yaml").write_bytes(damage)
-
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         choose_settings(run_paths=[begun])

@@ -21,12 +21,9 @@ def brought_back(scan: Scan) -> np.ndarray:
     return scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
 
 
-def test_the_network_is_given_what_it_was_given_in_training(
-    tiny_scans: Path, tiny_prepared: Path
-) -> None:
+def test_the_input_is_that_of_training(tiny_scans: Path, tiny_prepared: Path) -> None:
     prepared = open_case(tiny_prepared, CASES[0])
     scan = read_scan(tiny_scans / CASES[0])
-
     assert scan.box == prepared.box
     whole = Box.at((0, 0, 0), prepared.shape)
     assert np.array_equal(scan.image, prepared.read_image(whole).astype(np.float32))
@@ -43,7 +40,6 @@ TURNED = [
 def test_what_comes_back_lies_where_the_scan_lies(tmp_path: Path, affine: np.ndarray) -> None:
     """A modality that is brought back is the one in the file, inside the crop."""
     back = brought_back(read_scan(write_scan(tmp_path / "case", IMAGES, affine)))
-
     assert back.shape == SHAPE
     inside = IMAGES[3] > 0
     assert np.corrcoef(back[inside], IMAGES[3][inside])[0, 1] > 0.9999
@@ -54,7 +50,6 @@ def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Pa
     images = make_volumes(shape=(24, 24, 8), seed=3)
     scan = read_scan(write_scan(tmp_path / "case", images, np.diag([-1.0, -1.0, 2.0, 1.0])))
     back = brought_back(scan)
-
     assert scan.resampling.after == (24, 24, 16)
     assert any("voxels of 1.00x1.00x2.00 mm were resampled" in one for one in scan.warnings)
     assert back.shape == (24, 24, 8)
@@ -79,7 +74,6 @@ def test_direction_background_slope_and_intercept_change_nothing(tmp_path: Path)
         header = image.header.copy()
         header.set_slope_inter(0.5, 10)
         nib.save(nib.Nifti1Image(np.asarray(image.dataobj) * 0.5 + 10, BRATS_AFFINE, header), path)
-
     assert np.array_equal(usual.image, flipped.image)
     assert negative.box == usual.box
     assert np.array_equal(negative.image, usual.image)
@@ -90,17 +84,13 @@ def test_a_turned_grid_is_mentioned(tmp_path: Path) -> None:
     cosine, sine = np.cos(0.35), np.sin(0.35)
     turned = np.array([[cosine, -sine, 0, 0], [sine, cosine, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     scan = read_scan(write_scan(tmp_path / "case", make_volumes(), turned))
-
     assert any(w.startswith("the scan does not seem to be registered") for w in scan.warnings)
 
 
 @pytest.mark.real
-def test_real_scans_are_read_without_a_warning_and_four_grids_of_one_refused(
-    real_data: Path,
-) -> None:
+def test_real_scans_have_no_warning_and_four_grids_are_refused(real_data: Path) -> None:
     for name in ("BraTS-GLI-00001-000", "TCGA-FG-6692_atlas"):
         scan = read_scan(real_data / "unlabelled" / name)
-
         assert scan.warnings == ()
         assert all(120 < n < 200 for n in scan.box.shape)
     with pytest.raises(CaseError, match="Register and resample all files to one grid"):

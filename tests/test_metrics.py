@@ -54,9 +54,7 @@ def row_masks(*rows: str) -> RegionMasks:
 def test_counts_of_a_row_worked_out_by_hand() -> None:
     prediction = row_masks("###...", "##....", "#.....")
     reference = row_masks("..##..", "##....", ".....#")
-
     counts = count_regions(prediction, reference, "a")
-
     assert counts.case_id == "a"
     assert counts.true_positive.tolist() == [1, 2, 0]
     assert counts.false_positive.tolist() == [2, 0, 1]
@@ -69,15 +67,11 @@ def test_counts_of_a_row_worked_out_by_hand() -> None:
 
 
 @given(REGION_MASKS, REGION_MASKS)
-def test_overlap_equals_a_loop_over_voxels_and_monai(
-    prediction: RegionMasks, reference: RegionMasks
-) -> None:
+def test_overlap_equals_a_loop_and_monai(prediction: RegionMasks, reference: RegionMasks) -> None:
     expected = np.zeros((3, 2, 2), dtype=int)
     for index in np.ndindex(prediction.shape):
         expected[index[0], int(prediction[index]), int(reference[index])] += 1
-
     counts = count_regions(prediction, reference, "a")
-
     assert counts.true_positive.tolist() == expected[:, 1, 1].tolist()
     assert counts.false_positive.tolist() == expected[:, 1, 0].tolist()
     assert counts.false_negative.tolist() == expected[:, 0, 1].tolist()
@@ -92,7 +86,6 @@ def test_overlap_equals_a_loop_over_voxels_and_monai(
 @pytest.mark.parametrize("metric", [dice, jaccard, sensitivity])
 def test_an_empty_region_scores_one_on_both_sides_and_zero_on_one(metric) -> None:
     prediction, reference = row_masks("..", "#.", ".."), row_masks("..", "..", "#.")
-
     assert metric(count_regions(prediction, reference, "a")).tolist() == [1, 0, 0]
 
 
@@ -142,13 +135,10 @@ def slow_surface(mask: Mask) -> np.ndarray:
 
 
 @given(MASKS, MASKS, SPACINGS)
-def test_distances_equal_pairwise_ones_on_both_sides(
-    one: Mask, other: Mask, spacing_mm: Spacing
-) -> None:
+def test_distances_equal_pairwise_ones(one: Mask, other: Mask, spacing_mm: Spacing) -> None:
     one[2, 2, 2] = other[3, 1, 0] = True  # neither is empty
     tolerances = (0.5, 1.0, 2.0)
     distances = cdist(slow_surface(one) * spacing_mm, slow_surface(other) * spacing_mm)
-
     assert hausdorff95(one, other, spacing_mm) == pytest.approx(
         slow_hausdorff95(one, other, spacing_mm)
     )
@@ -173,14 +163,12 @@ def test_distances_equal_pairwise_ones_on_both_sides(
 def test_hd95_equals_that_of_surface_distance(seed: int, cubic: float, flat: float) -> None:
     """Values of Surface-Distance-Based-Measures 0.1 on the same masks."""
     one, other = boxes(seed, 0), boxes(seed, 1)
-
     assert hausdorff95(one, other, MM) == pytest.approx(cubic, abs=1e-6)
     assert hausdorff95(one, other, (1.0, 1.5, 3.0)) == pytest.approx(flat, abs=1e-6)
 
 
 def test_empty_masks() -> None:
     full = ~EMPTY
-
     assert hausdorff95(EMPTY, EMPTY, MM) == 0
     assert hausdorff95(EMPTY, full, MM) == hausdorff95(full, EMPTY, MM) == np.inf
 

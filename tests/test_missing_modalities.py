@@ -65,7 +65,6 @@ def test_a_model_refuses_by_name_what_it_was_not_trained_for(
 ) -> None:
     folder = write_subset(tmp_path / "scans", kept)
     record = predict(tmp_path / "scans", tmp_path / "out", model).record
-
     assert isinstance(record, Failure)
     assert record.message.startswith(f"case {CASE_ID}, file {CASE_ID}/: found no {missing}; expect")
     assert record.message.endswith("use a model trained with training.modality_dropout.")
@@ -80,7 +79,6 @@ def test_a_model_refuses_by_name_what_it_was_not_trained_for(
 def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str, ...]) -> None:
     write_subset(tmp_path / "scans", kept)
     record = predict(tmp_path / "scans", tmp_path / "out").record
-
     assert record.modalities == kept
     assert len(record.inputs) == len(record.files) == len(kept)
     missing = ", ".join(name for name in MODALITIES if name not in kept)
@@ -95,9 +93,7 @@ def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str
     assert row["warnings"].startswith(warning)
 
 
-def test_the_channels_of_missing_modalities_are_zero_and_the_others_in_their_place(
-    tmp_path: Path,
-) -> None:
+def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
     """The network looks at t1c and t2f alone, so that their absence shows."""
     outcomes = {}
     for kept in (MODALITIES, ("t1c", "t2f"), ("t1n", "t2w")):
@@ -105,7 +101,6 @@ def test_the_channels_of_missing_modalities_are_zero_and_the_others_in_their_pla
         write_subset(tmp_path / name, kept)
         outcomes[kept] = predict(tmp_path / name, tmp_path / "out" / name)
     plain = predict(tmp_path / " ".join(MODALITIES), tmp_path / "plain", PLAIN)
-
     whole, both, neither = (
         np.asarray(nib.load(tmp_path / "out" / " ".join(kept) / f"{CASE_ID}.nii.gz").dataobj)
         for kept in outcomes
@@ -137,7 +132,6 @@ def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
         name: predict(tmp_path / name, tmp_path / f"out-{name}").record.message
         for name in ("damaged", "double", "same", "task")
     }
-
     assert f"{CASE_ID}_t1ce.nii.gz" in messages["damaged"]
     assert "found 2 files for t1n" in messages["double"]
     assert "found no t2w" not in messages["double"]
@@ -152,21 +146,17 @@ def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> N
     first, again = (predict(tmp_path / "scans", tmp_path / "out") for _ in range(2))
     (folder / f"{CASE_ID}_t2.nii.gz").rename(folder / f"{CASE_ID}_flair.nii.gz")
     other = predict(tmp_path / "scans", tmp_path / "out")
-
     assert (first.is_new, again.is_new, other.is_new) == (True, False, True)
     assert other.record.modalities == ("t2f",)
 
 
-def test_files_and_arrays_of_a_subset_are_predicted_and_no_other_command_takes_it(
-    tmp_path: Path,
-) -> None:
+def test_only_predict_takes_a_subset_of_files_or_arrays(tmp_path: Path) -> None:
     folder = write_subset(tmp_path / "scans", ("t1c", "t2f"))
     predictor = Predictor(model=DROPOUT)
     files = {name: folder / f"{CASE_ID}_{name}.nii.gz" for name in ("t1ce", "flair")}
     images, affine = make_volumes(seed=0)[[1, 3]], nib.load(files["flair"]).affine
     of_files = predictor.predict_files(files)
     of_arrays = predictor.predict_arrays(images, affine, modalities=("t1c", "t2f"))
-
     assert of_files.summary.modalities == of_arrays.summary.modalities == ("t1c", "t2f")
     np.testing.assert_array_equal(of_files.label_map, of_arrays.label_map)
     with pytest.raises(CaseError, match="found 2 images for t1n"):
@@ -188,7 +178,6 @@ def test_picture_and_page_show_the_modalities_that_are_there(tmp_path: Path) -> 
     html = page.read_text()
     by_scans = PageOptions(prediction=out, output=tmp_path / "pages")
     (page,) = write_report([tmp_path / "scans"], by_scans).results
-
     height, width = plt.imread(out / "previews" / f"{CASE_ID}.png").shape[:2]
     # one row of three planes: a missing modality would be a black row
     assert width > 2 * height

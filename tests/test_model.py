@@ -25,7 +25,6 @@ def test_a_run_is_its_best_checkpoint_and_takes_no_random_numbers(tmp_path: Path
     expected = torch.rand(1)
     torch.manual_seed(0)
     (member,) = load_model([run], CPU).members
-
     assert torch.rand(1) == expected
     weights = read_trained(run)[0].weights
     assert not member.network.training
@@ -62,11 +61,8 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         ({"subsets": (("t1c", "pet"),)}, r"subsets of the modalities .*pet"),
     ],
 )
-def test_a_model_that_was_trained_on_other_inputs_is_refused(
-    tmp_path: Path, changes: dict, message: str
-) -> None:
+def test_models_of_other_inputs_are_refused(tmp_path: Path, changes: dict, message: str) -> None:
     run = write_run(tmp_path / "run", identity=replace(IDENTITY, **changes))
-
     with pytest.raises(UsageError, match=message):
         load_model([run], CPU)
 
@@ -77,7 +73,6 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     plain, tuned = write_run(tmp_path / "plain"), write_run(tmp_path / "tuned", fitted=fitted)
     coarse = write_run(tmp_path / "coarse", identity=replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0)))
     dropout = write_run(tmp_path / "dropout", identity=replace(IDENTITY, subsets=MODALITY_SUBSETS))
-
     with pytest.raises(UsageError, match=r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4"):
         load_model([plain, tuned], CPU)
     with pytest.raises(UsageError, match=r"cannot be averaged: spacing_mm"):
@@ -88,23 +83,19 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-
     for name in ("empty", "nowhere"):
         with pytest.raises(UsageError, match=rf"{name} holds no model: found .*expected best\.pt"):
             load_model([tmp_path / name], CPU)
 
 
 @pytest.mark.parametrize(("widths", "patch"), [([6, 8], (8, 8, 8)), ([4096] * 10, (512, 512, 512))])
-def test_weights_of_another_network_are_refused(
-    tmp_path: Path, widths: list[int], patch: tuple[int, int, int]
-) -> None:
+def test_foreign_weights(tmp_path: Path, widths: list[int], patch: tuple[int, int, int]) -> None:
     """Also of one that does not fit into memory, which is not built."""
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)
     content["card"]["config"]["model"]["widths"] = widths
     content["card"]["identity"]["patch"] = patch
     torch.save(content, run / "best.pt")
-
     with pytest.raises(UsageError, match=r"the weights are not those of model\.name 'unet'"):
         load_model([run], CPU)
 
@@ -126,7 +117,6 @@ def test_the_window_is_that_of_training_unless_another_is_given(
     config = Config(model=CONFIG.model, patch=PatchConfig.model_validate({"size": patch}))
     run = write_run(tmp_path / "run", config=config)
     (member,) = load_model([run], CPU, PredictionSettings.model_validate(settings)).members
-
     assert member.window == Window(size=size, overlap=settings.get("overlap", 0.5))
     if patch != "whole":
         with pytest.raises(
@@ -152,7 +142,6 @@ FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_e
 )
 def test_a_window_that_is_given_replaces_the_default(given: dict, expected: Window) -> None:
     window, decoding = resolve(prediction_settings(given), FITTED, DEFAULT_WINDOW)
-
     assert (window, decoding) == (expected, FITTED)
 
 
@@ -162,7 +151,6 @@ def test_a_window_that_is_given_replaces_the_default(given: dict, expected: Wind
 )
 def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: object) -> None:
     settings = prediction_settings({name: value})
-
     assert resolve(settings, FITTED, DEFAULT_WINDOW)[1] == FITTED.model_copy(update={name: value})
     # results must be told apart
     assert settings != PredictionSettings()
@@ -171,7 +159,6 @@ def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: obje
 
 def test_finished_predictions_are_recognised_by_what_they_depend_on() -> None:
     settings = prediction_settings({"thresholds": (0.4, 0.5, 0.6), "device": "cpu", "labels": None})
-
     names = {*PredictionSettings.model_fields} - {"device", "report"}
     assert {*json.loads(settings.result_text)} == names
     assert PredictionSettings.model_validate_json(settings.model_dump_json()) == settings

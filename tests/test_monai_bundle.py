@@ -94,9 +94,7 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
         probabilities.append(predictor.predict_scan(predictor.prepare(read)).probabilities)
     before, after = probabilities
     mask = torch.from_numpy(before[[1, 0, 2]] >= 0.46)  # the channels of the bundle: TC, WT, ET
-
     cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]
-
     expected = cleaned.bool()[[1, 0, 2]].numpy()
     np.testing.assert_array_equal(after >= 0.46, expected)
     np.testing.assert_array_equal(
@@ -210,9 +208,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ("configs/inference.json", "inference.json .*: No such file"),
     ],
 )
-def test_a_bundle_of_something_else_or_with_code_is_refused(
-    tmp_path: Path, changes: dict[str, Any] | str, message: str
-) -> None:
+def test_refused_bundles(tmp_path: Path, changes: dict[str, Any] | str, message: str) -> None:
     """The changes are sections of its configuration, or the file that it lacks."""
     is_lacking = isinstance(changes, str)
     model = write_bundle(tmp_path / "model", **({} if is_lacking else changes))

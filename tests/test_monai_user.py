@@ -47,9 +47,7 @@ def test_ten_lines_train_a_network_of_monai(five_prepared: Path) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     accumulator = Accumulator(network, DiceLoss(sigmoid=True), optimizer)
     before = [parameter.detach().clone() for parameter in network.parameters()]
-
     result = accumulator.step([MicroBatch(patch["image"], patch["label"]) for patch in patches])
-
     assert result.n_patches == 2
     assert not result.skipped
     assert 0 < result.loss < 1
@@ -71,7 +69,6 @@ def test_our_transforms_work_on_files_that_monai_reads(tmp_path: Path) -> None:
     )
     files = {name: str(tmp_path / f"{name}.nii.gz") for name in ("image", "label")}
     found = transforms.set_random_state(seed=0)(files)
-
     background = (make_volumes() == 0).all(axis=0)
     assert not found["image"].numpy()[:, background].any()
     np.testing.assert_array_equal(found["label"], regions_of(make_label_map(), BRATS2017))
@@ -89,7 +86,6 @@ def test_the_settings_name_a_transform_for_training_alone(five_prepared: Path) -
     plain = plan_run(load_config(preset="demo", values=values), data)
     named = {**values, "training.transforms": ["tests.test_monai_user.brighter"]}
     changed = plan_run(load_config(preset="demo", values=named), data)
-
     batches = plain.keys(0)
     [before, *_] = read_batches(plain, batches)
     [after, *_] = read_batches(changed, batches)

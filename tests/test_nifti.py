@@ -116,10 +116,8 @@ def test_a_label_map_lies_where_the_scan_lies(
     scan.header.set_qform(affine, code=codes[0])
     scan.header.set_sform(affine, code=codes[1])
     nib.save(scan, tmp_path / "scan.nii.gz")
-
     grid = nifti.read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
     nifti.write_volume(path, make_label_map(), grid)
-
     before, after = nib.load(tmp_path / "scan.nii.gz"), nib.load(path)
     np.testing.assert_allclose(after.affine, before.affine, atol=1e-5)
     if codes[0]:

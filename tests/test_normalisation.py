@@ -37,9 +37,7 @@ def modalities(
 
 
 @pytest.mark.parametrize(("background", "dtype"), [(0, "int16"), (-45, "float32"), (7, "float64")])
-def test_the_crop_is_the_brain_whatever_the_background(
-    rng: np.random.Generator, background: float, dtype: str
-) -> None:
+def test_the_crop_is_the_brain(rng: np.random.Generator, background: float, dtype: str) -> None:
     brain = normalisation.extract_brain(
         "a", modalities(rng, background=background, dtype=dtype), None
     )
@@ -55,9 +53,7 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
     for item in volumes:
         item.array[2, 1, 3] = 0
     volumes[0].array[3, 3, 4] = 0
-
     brain = normalisation.extract_brain("a", volumes, None)
-
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
     for modality, item, mean, std in zip(

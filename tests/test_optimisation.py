@@ -200,7 +200,6 @@ def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
     network, batch = trained(dtype, make), patches(sum(sizes), dtype)
     found, loss = accumulated_gradient(network, CRITERIA[name], iter(cut(batch, sizes)))
     expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
-
     assert relative_error(found, expected) <= tolerance
     assert loss == pytest.approx(expected_loss, rel=tolerance)
 
@@ -215,7 +214,6 @@ def test_ordinary_accumulation_misses_by_far(name: str) -> None:
         (whole_loss(criterion, network(image), target) / len(sizes)).backward()
     ordinary = gradient(network)
     expected, _ = whole_gradient(network, criterion, batch)
-
     assert relative_error(ordinary, expected) > 0.1
 
 
@@ -225,7 +223,6 @@ def test_passes_are_as_few_as_they_can_be(name: str) -> None:
     network, batch = trained(torch.float64), patches(4, torch.float64)
     accumulator, sizes = accumulator_of(network, CRITERIA[name]), []
     network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-
     accumulator.step([batch])
     assert sizes == [4]
     n_patches = []
@@ -266,7 +263,6 @@ def test_a_step_draws_counts_and_measures_as_one_ordinary_pass(name: str) -> Non
     result = accumulator_of(network, criterion).step(
         micro_batches, lambda output, target: output.mean((1, 2, 3, 4))
     )
-
     assert relative_error(gradient(network), expected) <= 1e-12
     assert result.loss == pytest.approx(expected_loss.item())
     assert torch.equal(torch.get_rng_state(), state_after)
@@ -316,7 +312,6 @@ def test_the_device_never_holds_the_whole_batch(name: str) -> None:
 
     network.register_forward_pre_hook(note)
     accumulator.step(cut(batch, [1] * 6))
-
     assert len(n_living) == (6 if name == "patch Dice" else 11)
     # the graph of the previous micro-batch is freed only when the next one has its own
     assert max(n_living) <= 2
@@ -327,7 +322,6 @@ def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
     image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
     batches = (image.half(), target.to(torch.uint8)), (image.double(), target.long())
     stored, plain = (MicroBatch(*batch).to(torch.device("cpu")) for batch in batches)
-
     assert (stored.image.dtype, stored.target.dtype) == (torch.float32, torch.float32)
     assert torch.equal(stored.image, image.half().float())
     assert (plain.image.dtype, plain.target.dtype) == (torch.float64, torch.int64)
@@ -338,7 +332,6 @@ def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
     expected, _ = whole_gradient(network, DiceBce(), batch)
     before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
     result = accumulator_of(network, DiceBce(), lr=1.0, clip_norm=1e-3).step(cut(batch, [1] * 6))
-
     after = nn.utils.parameters_to_vector(network.parameters()).detach()
     assert result.gradient_norm == pytest.approx(float(expected.norm()), rel=1e-10)
     assert float((after - before).norm()) == pytest.approx(1e-3, rel=1e-2)
@@ -349,9 +342,7 @@ IN_FLOAT16 = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float
 
 @pytest.mark.parametrize("device", [None, IN_FLOAT16])
 @pytest.mark.parametrize("name", CRITERIA)
-def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(
-    name: str, device: Device | None
-) -> None:
+def test_an_infinite_value_leaves_the_weights_alone(name: str, device: Device | None) -> None:
     """The loss scale of float16 falls once for a batch."""
     network = trained(torch.float32)
     before = [p.detach().clone() for p in network.parameters()]
@@ -359,7 +350,6 @@ def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(
     micro_batches[1].image[0, 0, 0, 0, 0] = float("inf")
     accumulator = accumulator_of(network, CRITERIA[name], lr=1.0, device=device)
     scale = accumulator.scaler.get_scale()
-
     assert accumulator.step(micro_batches).skipped
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
     assert accumulator.scaler.get_scale() == (scale / 2 if device else scale)
@@ -469,9 +459,7 @@ LEARNT: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
 
 @pytest.mark.parametrize("name", LEARNT)
 @pytest.mark.parametrize("sizes", PARTITIONS)
-def test_what_a_loss_learns_and_reads_has_the_gradient_of_the_whole_batch(
-    name: str, sizes: tuple[int, ...]
-) -> None:
+def test_parameters_of_a_loss_have_the_whole_gradient(name: str, sizes: tuple[int, ...]) -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     criterion = LEARNT[name](network)
     if isinstance(criterion, nn.Module):
@@ -479,7 +467,6 @@ def test_what_a_loss_learns_and_reads_has_the_gradient_of_the_whole_batch(
     whole_loss(criterion, network(batch.image), batch.target).backward()
     expected = [gradient(module) for module in modules_of(network, criterion)]
     result = accumulator_of(network, criterion).step(cut(batch, sizes))
-
     found = [gradient(module) for module in modules_of(network, criterion)]
     for part, expected_part in zip(found, expected, strict=True):
         assert relative_error(part, expected_part) <= 1e-12
@@ -504,7 +491,6 @@ def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: st
         accumulator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         assert not accumulator.step(cut(batch, sizes)).skipped
         moved.append(nn.utils.parameters_to_vector(parameters).detach() - before)
-
     assert 0 < float(moved[0].norm()) <= 1.01 * 0.1 * clip_norm
     assert relative_error(moved[1], moved[0]) < 0.02
     if name not in CRITERIA:
@@ -512,9 +498,7 @@ def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: st
         assert relative_error(moved[1][n_network:], moved[0][n_network:]) < 0.02
 
 
-def test_a_parameter_that_nobody_holds_is_refused_or_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_parameters_without_an_owner_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     scale = nn.Parameter(torch.ones(3, 1, 1, 1))
 
     def scaled(output: Tensor, target: Tensor) -> Tensor:
@@ -543,7 +527,6 @@ def test_gradients_outside_the_optimizer_neither_pile_up_nor_count(name: str) ->
         accumulator = Accumulator(network, CRITERIA[name], optimizer, clip_norm=1e-2)
         norms = [accumulator.step(cut(batch, [1] * 4)).gradient_norm for _ in range(4)]
         found.append((norms, nn.utils.parameters_to_vector(network[-1].parameters()).detach()))
-
     (norms, weights), (expected_norms, expected) = found
     assert norms == pytest.approx(expected_norms, rel=1e-12)
     assert relative_error(weights, expected) <= 1e-12
@@ -578,9 +561,7 @@ STRUCTURES: dict[str, tuple[Callable[..., object], Callable[[object], tuple[Tens
 
 @pytest.mark.parametrize("one_pass", [False, True])
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_a_loss_gets_the_output_in_the_structure_that_the_network_gave_it(
-    name: str, one_pass: bool
-) -> None:
+def test_a_loss_gets_the_structure_that_the_network_gave(name: str, one_pass: bool) -> None:
     """One number for each patch is one of the outputs; voxels are counted of the logits."""
     make, parts = STRUCTURES[name]
     torch.manual_seed(0)
@@ -597,7 +578,6 @@ def test_a_loss_gets_the_output_in_the_structure_that_the_network_gave_it(
     criterion = each if one_pass else together
     expected, _ = whole_gradient(network, criterion, batch)
     result = accumulator_of(network, criterion).step(cut(batch, (1, 2, 1)), count_voxels)
-
     assert relative_error(gradient(network), expected) <= 1e-12
     assert result.measured.shape == (4, 4, 3)
 
@@ -678,7 +658,6 @@ def test_micro_batches_in_threads_change_no_bit() -> None:
     for step in range(3):
         batch = cut(unet_patches(seed=step), (1, 1, 1, 1))
         alone, together = (one.step(batch, count_voxels) for one in accumulators)
-
         assert (alone.loss, alone.gradient_norm) == (together.loss, together.gradient_norm)
         assert torch.equal(alone.measured, together.measured)
         assert all(map(torch.equal, *(list(network.parameters()) for network in networks)))
@@ -735,7 +714,6 @@ def test_the_iteration_is_that_of_newton_and_schulz_and_the_result_about_orthogo
     for _ in range(N_ITERATIONS):
         product = expected @ expected.T
         expected = a * expected + (b * product + c * product @ product) @ expected
-
     torch.testing.assert_close(orthogonal(matrix).double(), expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(orthogonal(1e3 * matrix.T), expected.T.float(), atol=1e-4, rtol=0)
     values = torch.linalg.svdvals(expected)
@@ -756,7 +734,6 @@ def updated(optimizer: type[torch.optim.Optimizer], *shape: int, **options: obje
 def test_a_matrix_is_updated_as_by_torch() -> None:
     expected = updated(torch.optim.Muon, 16, 40, adjust_lr_fn="match_rms_adamw")
     found = updated(Muon, 16, 40)
-
     # torch iterates in bfloat16, with seven bits after the first
     assert (found - expected).abs().max() < 0.02 * (found - drawn(16, 40, seed=9)).abs().max()
 
@@ -773,7 +750,6 @@ def test_every_optimizer_of_the_settings_moves_the_weights(name: str) -> None:
     config = OptimizerConfig.model_validate({"name": name})
     network(drawn(1, 4, 2, 2, 2)).sum().backward()
     build_optimizer(network.parameters(), config).step()
-
     assert not torch.equal(before, network.weight)
 
 
@@ -825,7 +801,6 @@ def test_until_the_length_of_the_run_is_known_the_rate_does_not_fall() -> None:
         schedule.n_steps = 4 if step == 2 else schedule.n_steps
         schedule.optimizer.step()
         schedule.after_step()
-
     assert found == pytest.approx([0.5, 1, 1, (1 - 2 / 3) ** 0.9])
 
 
@@ -834,7 +809,6 @@ def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> Non
     for loss in (1, 2, 2, 2, 2, 2, 2):
         schedule.after_validation(loss)
         found.append(rate_of(schedule))
-
     assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
 
 
@@ -854,6 +828,5 @@ def test_a_schedule_goes_on_from_its_state(name: str) -> None:
             schedule.after_validation(abs(step - 4.5))
             rates_of_run.append(rate_of(schedule))
         found.append(rates_of_run)
-
     assert found[0] == found[1]
     assert len(set(found[0])) > 1

@@ -104,7 +104,6 @@ def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
             steps.fallback.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1))
         torch.manual_seed(7)
         results.append(steps.step())
-
     assert fuse.n_left < 0
     assert steps.fallback.index == 1
     if make is network:
@@ -123,7 +122,6 @@ def test_gradients_that_are_not_dropped_would_be_noticed() -> None:
     kept.register_forward_pre_hook(Fuse(3))
     steps.step()
     Steps(undisturbed, DiceBce()).step()
-
     assert not torch.allclose(weights(kept), weights(undisturbed), rtol=1e-3)
 
 
@@ -133,15 +131,12 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     disturbed.register_forward_pre_hook(Fuse(2))
     steps = Steps(disturbed, DiceBce(), micro_batch=4)
     steps.step(6)
-
     assert steps.fallback.mode == MemoryMode(micro_batch=2)
     update, expected = (weights(model) - weights(network()) for model in (disturbed, undisturbed))
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
 
 
-def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_in_the_last_mode_the_error_says_what_to_lower(caplog: pytest.LogCaptureFixture) -> None:
     def always(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
 
@@ -166,7 +161,6 @@ def test_memory_that_runs_out_in_the_update_is_fatal() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     steps.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
-
     with pytest.raises(HalfUpdatedError, match=r"weights may be half updated.*last checkpoint"):
         steps.step()
 
@@ -177,7 +171,6 @@ def test_the_mode_is_saved_in_plain_values() -> None:
     entries = mode_entries(first.mode)
     resume_mode(second, entries)
     resume_mode(third, entries | {"micro_batch": 8})
-
     assert second.mode == first.mode
     assert third.index == 0  # of another mode than those that there are
     assert entries == {"micro_batch": 1, "checkpointing": "all"}

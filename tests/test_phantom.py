@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import EXTENT_MM, Brain, Grid, make_brain, random_positions
+from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Voxels, make_brain, random_positions
 from brats_seg.cases.clinical import read_clinical_files
 from brats_seg.cases.phantom import (
     Phantom,
@@ -16,14 +16,14 @@ from brats_seg.cases.phantom import (
     write_phantom_cases,
     write_phantom_survival,
 )
-from brats_seg.cases.tumour import Focus, Tumour, displaced, make_tumour, place_foci
+from brats_seg.cases.tumour import Focus, Glioma, displaced, make_tumour, place_foci
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 
 SHAPE = (32, 38, 31)
 """Voxels of 5 mm."""
 SEEDS = range(8)
-GRID = Grid.around_brain((48, 57, 47))
+GRID = Voxels.around_brain((48, 57, 47))
 T1N, T1C, T2W, T2F = range(len(MODALITIES))
 
 
@@ -34,7 +34,7 @@ def make(seed: int, *, with_et: bool = True, variety: float = 0.3) -> Phantom:
 
 
 @functools.cache
-def brain_and_tumour(seed: int, *, with_et: bool = True) -> tuple[Brain, Tumour]:
+def brain_and_tumour(seed: int, *, with_et: bool = True) -> tuple[Anatomy, Glioma]:
     rng = np.random.default_rng([3, seed])
     positions = random_positions(rng, GRID)
     foci = place_foci(rng, GRID, positions)
@@ -82,7 +82,7 @@ def test_files_have_names_geometry_and_types_of_brats_2021(root):
 
 @pytest.mark.parametrize("shape", [SHAPE, (240, 240, 155), (40, 44, 36)])
 def test_voxels_are_as_large_as_a_brain_needs(shape):
-    spacing_mm = Grid.around_brain(shape).spacing_mm
+    spacing_mm = Voxels.around_brain(shape).spacing_mm
     spare_mm = np.multiply(shape, spacing_mm) - EXTENT_MM
     assert spare_mm.min() == pytest.approx(0, abs=1e-3)
     assert 1 <= spacing_mm < 5.1
@@ -127,7 +127,6 @@ def test_tissues_contrast_as_they_do_in_patients():
     assert contrast(T1N, 2) < 1
     assert contrast(T2W, 2) > 1.1
     assert contrast(T2F, 2) > 1.15
-
     likeness = []
     for phantom in map(make, SEEDS):
         inside = ndimage.binary_erosion(phantom.images[0] > 0, iterations=2)

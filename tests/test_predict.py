@@ -107,9 +107,7 @@ def assert_same_geometry(label_map: nib.Nifti1Image, scan: nib.Nifti1Image) -> N
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (0, 2), (4, 0), (0, 0)])
-def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
-    tmp_path: Path, codes: tuple[int, int]
-) -> None:
+def test_every_orientation_gives_the_same_tumour(tmp_path: Path, codes: tuple[int, int]) -> None:
     """The result of this network depends on the direction of the axes."""
     maps = []
     for folder in turned_scans(tmp_path, codes):
@@ -118,7 +116,6 @@ def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
         assert label_map.get_data_dtype() == np.uint8
         assert set(np.unique(np.asarray(label_map.dataobj))) == {0, 1, 2, 4}
         maps.append(nib.as_closest_canonical(label_map))
-
     # without codes the file does not say how its axes run
     for one in maps[1:] if any(codes) else ():
         np.testing.assert_allclose(one.affine, maps[0].affine, atol=1e-6)
@@ -129,19 +126,15 @@ def test_every_orientation_gives_the_same_tumour_on_the_grid_of_its_scan(
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
     label_map = written(folder, tmp_path, PredictionSettings(window="whole", preview=False))
-
     (path,) = folder.glob("*t1_bet*")
     assert_same_geometry(label_map, nib.load(path))
 
 
-def test_thick_slices_come_back_on_their_own_grid_and_their_voxels_are_counted(
-    tmp_path: Path,
-) -> None:
+def test_thick_slices_come_back_on_their_own_grid(tmp_path: Path) -> None:
     affine = np.diag([-1.0, -1.0, 2.0, 1.0])
     folder = write_scan(tmp_path / "scan", make_volumes((24, 24, 12), seed=2), affine)
     label_map = written(folder, tmp_path / "out")
     _, result = predict(folder)
-
     np.testing.assert_array_equal(label_map.affine, affine)
     assert np.array_equal(np.asarray(label_map.dataobj), result.label_map)
     wt = regions_of(result.label_map, result.convention)[0]
@@ -153,7 +146,6 @@ def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)
     _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
-
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
     assert (result.label_map[~air] == 4).all()
@@ -168,7 +160,6 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
         for region in ("wt", "tc", "et")
     )
     uncertainty = nib.load(tmp_path / "out" / "uncertainty" / "sag.nii.gz")
-
     labels = np.asarray(label_map.dataobj)
     assert np.array_equal(labels == 4, et > 0.5)
     assert np.array_equal(labels > 0, (wt > 0.5) | (tc > 0.5) | (et > 0.5))
@@ -180,9 +171,7 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
     assert not bits[~brain].any()
 
 
-def test_a_case_is_predicted_as_the_trainer_validated_it(
-    data: FoldData, tmp_path: Path, tiny_scans: Path
-) -> None:
+def test_prediction_equals_validation(data: FoldData, tmp_path: Path, tiny_scans: Path) -> None:
     config = training_settings("training.n_epochs=1", "optimizer.lr=0.05")
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     trainer.run(track=untracked)
@@ -192,7 +181,6 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(
     with torch.inference_mode():
         logits = case_predictor(trainer.plan)(model.members[0].network, sample.image)
     scan, result = predict(tiny_scans / "BraTS2021_00003", model)
-
     wt, tc, et = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
     expected = (logits > 0).numpy() & (sample.image != 0).any(0).numpy()
     assert expected[2].any()
@@ -204,14 +192,11 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(
 def test_probabilities_that_are_not_finite_are_no_empty_label_map(tmp_path: Path) -> None:
     network = Pointwise()
     network.steepness.data[...] = np.nan
-
     with pytest.raises(CaseError, match=r"network that are NaN or infinite.*--precision fp32"):
         predict(write_case(tmp_path), make_model(network))
 
 
-def test_a_predictor_takes_files_arrays_and_a_network_of_the_caller_as_a_folder(
-    tmp_path: Path,
-) -> None:
+def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
     files = {name: folder / f"{folder.name}_{suffix}.nii.gz" for name, suffix in NAMES.items()}
     run = write_run(tmp_path / "run")
@@ -271,14 +256,12 @@ def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
     other = make_model(Reordered())
     member = replace(other.members[0], channels=(3, 0, 1, 2), regions=(2, 1, 0))
     other = replace(other, members=(member,))
-
     np.testing.assert_allclose(applied(make_model()), applied(other), atol=1e-6)
 
 
 def test_probabilities_not_logits_are_averaged():
     """By hand: sigmoid(-2) = 0.1192 and sigmoid(4) = 0.9820, mean 0.5506; of logits it were 0.73."""
     mean = applied(make_model(Constant(-2, 0, 1), Constant(4, 0, 3)))
-
     assert mean[0] == pytest.approx(0.5506, abs=1e-4)
     assert mean[1] == pytest.approx(0.5)
 
@@ -293,7 +276,6 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged():
         with torch.no_grad():
             logits = predict_logits(network, flipped, window=(8, 8, 8), overlap=0.5)
         expected += np.flip(torch.sigmoid(logits).numpy(), axes) / 8
-
     np.testing.assert_allclose(applied(make_model(network), tta=True), expected, atol=1e-6)
     assert np.abs(applied(make_model(network)) - expected).max() > 0.1
 
@@ -301,7 +283,6 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged():
 def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
     probabilities = np.array([[0, 1, 0.5, 0.25], [0, 1, 0, 0], [0, 0, 0, 0.25]], np.float32)
     bits = entropy(probabilities[:, :, None, None]).ravel()
-
     assert bits == pytest.approx([0, 0, 1, 0.811278], abs=1e-6)
 
 
@@ -318,15 +299,12 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():
     fallback = PredictionFallback("a", CPU)
     model = make_model(Picky(), window=Window(size=(32, 32, 32), overlap=0.5))
     apply_model(model, input_of_crop(np.ones((4, 40, 40, 40), dtype=np.float32)), fallback)
-
     assert seen[0] == (32, 32, 32)
     assert seen[-1] == (16, 16, 16)
     assert fallback.warnings
 
 
-def test_the_fallback_goes_from_the_gpu_step_by_step_to_the_cpu_and_stays(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_fallback_goes_from_the_gpu_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     """The device is any that is not the CPU: the fallback itself does not compute."""
     tried: list[tuple[str, bool, int]] = []
 
@@ -338,7 +316,6 @@ def test_the_fallback_goes_from_the_gpu_step_by_step_to_the_cpu_and_stays(
         return len(tried)
 
     fallback = PredictionFallback("a", Device(torch_device=torch.device("meta")))
-
     assert (fallback.warnings, fallback.run(work), fallback.run(work)) == ((), 5, 6)
     on_host = [("meta", True, n_halvings) for n_halvings in range(3)]
     # the next part of the case starts where the last one ended, and the next case at the top
@@ -362,16 +339,13 @@ def test_a_case_that_fits_nowhere_is_refused_and_other_errors_stay() -> None:
 
 
 @pytest.mark.parametrize("tta", [False, True])
-def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
-    monkeypatch: pytest.MonkeyPatch, *, tta: bool
-) -> None:
+def test_windows_are_counted_as_progress(monkeypatch: pytest.MonkeyPatch, *, tta: bool) -> None:
     """Over all networks and mirror images, so that the time it takes is known from the first."""
     model = make_model(Pointwise(), Pointwise(), window=Window(size=(8, 8, 8), overlap=0))
     positions = []
     monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))
     for _ in tracked("a", what="predicting", total=1):
         applied(model, np.ones((4, 16, 8, 8), dtype=np.float32), tta=tta)
-
     n_windows = 2 * 2 * (8 if tta else 1)
     assert positions[:n_windows] == [(n + 1) / n_windows for n in range(n_windows)]
     assert positions[-1] == 1
@@ -395,7 +369,6 @@ def test_regions_are_nested_in_every_convention_whatever_the_probabilities(conve
     for seed in range(5):
         probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
         wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
-
         assert not (et & ~tc).any()
         assert not (tc & ~wt).any()
         assert np.array_equal(et, probabilities[2] > 0.5)
@@ -417,7 +390,6 @@ def test_regions_are_nested_in_every_convention_whatever_the_probabilities(conve
 )
 def test_regions_by_threshold(thresholds, probabilities, expected):
     decoding = Decoding(thresholds=thresholds)
-
     assert row(decode_regions(fields(*probabilities), decoding, 1.0)) == expected
 
 
@@ -425,7 +397,6 @@ def test_small_components_are_left_out_with_what_is_inside_them():
     """Components of 1 and 3 voxels; at 2 mm3 a voxel the smaller measures 2 mm3."""
     wt = [0.9, 0, 0.9, 0.9, 0.9]
     probabilities = fields(wt, wt, wt)
-
     for smallest, expected in ((2.0, "et"), (2.1, "-"), (6.0, "-")):
         decoding = Decoding(smallest_mm3=(smallest, 0, 0))
         assert row(decode_regions(probabilities, decoding, 2.0)) == [expected, "-", *["et"] * 3]
@@ -450,7 +421,6 @@ def test_little_enhancing_tumour_in_all_becomes_necrosis():
         decode(fields(wt, tc, et), Decoding(smallest_et_mm3=smallest), BRATS2017, voxel_mm3=1.0)
         for smallest in (2, 3)
     )
-
     assert kept.dtype == np.uint8
     assert kept.ravel().tolist() == [0, 2, 4, 1, 4]
     assert dropped.ravel().tolist() == [0, 2, 1, 1, 1]
@@ -460,7 +430,6 @@ def test_volumes_and_components_by_hand():
     """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
     label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
     parts = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
-
     inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}
     assert parts == {"wt": (2.0, 2), "tc": (1.5, 1), **inner}
     empty = measure(np.zeros((2, 2, 2), dtype=np.uint8), BRATS2024_PED, 1.0)
@@ -482,12 +451,9 @@ def test_volumes_and_components_by_hand():
         ("nnunet", ("msd",), MSD, "the names of the scans show no release"),
     ],
 )
-def test_labels_are_in_the_convention_of_the_release_of_the_scan(
-    release, trained, expected, reason
-):
+def test_labels_are_in_the_convention_of_the_release(release, trained, expected, reason):
     written, why = convention_to_write(None, release, trained)
     asked, why_asked = convention_to_write("msd", release, trained)
-
     assert written == expected
     assert bool(why) == bool(reason)
     assert re.search(reason, why)
@@ -499,10 +465,8 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
 def test_the_network_of_the_package_outlines_the_tumour_of_a_made_up_brain() -> None:
     made = make_phantom(np.random.default_rng([9, 1]), with_et=True)
     affine = np.diag([-2.5, -2.5, 2.5, 1.0])
-
     predictor = Predictor.load()
     result = predictor.predict_arrays(made.images.astype(np.float32), affine)
-
     drawn, expected = result.label_map > 0, made.label_map > 0
     for mask, is_good in ((drawn, True), (drawn[::-1], False)):
         dice = 2 * (mask & expected).sum() / (mask.sum() + expected.sum())

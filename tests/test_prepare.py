@@ -111,9 +111,7 @@ def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> N
 
 
 @pytest.mark.parametrize("change", [change_voxel, swap_alike])
-def test_a_changed_case_is_prepared_again_and_nothing_else(
-    root: Path, folder: Path, change: Callable[[Path], None]
-) -> None:
+def test_changes_are_prepared(root: Path, folder: Path, change: Callable[[Path], None]) -> None:
     prepare(root, folder)
     before, voxels_before = stamps(folder), voxels(folder, IDS[1])
     change(root)
@@ -177,9 +175,7 @@ def test_bad_cases_are_reported_in_order(root: Path, folder: Path, n_workers: in
     open_case(folder, IDS[1])
 
 
-def test_too_little_space_is_refused_before_anything_is_written(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_refused(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 10**5)
     with pytest.raises(EnvironmentalError, match="preparing 3 cases needs about"):
         prepare(root, folder)
@@ -202,7 +198,6 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
         advice = rf"the disk is full: .*{IDS[1]} could not .* larger disk"
         with pytest.raises(EnvironmentalError, match=advice):
             prepare(root, folder, n_workers=n_workers)
-
     assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
     assert all(map(np.array_equal, voxels(folder, IDS[1]), before))
 

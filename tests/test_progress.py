@@ -89,9 +89,7 @@ def test_work_is_shown_as_the_place_allows(
     assert screen._bar is None
 
 
-def test_output_to_a_file_is_not_drawn_on_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, screen: _Screen
-) -> None:
+def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """As `predict --json > results.jsonl` in a terminal."""
     file, terminal = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
@@ -101,9 +99,7 @@ def test_output_to_a_file_is_not_drawn_on_the_terminal(
     assert "a result" not in terminal.shown()
 
 
-def test_the_remaining_time_is_known_before_the_first_item_is_done(
-    screen: _Screen, clock: Any
-) -> None:
+def test_remaining_time_is_known_before_the_first_item(screen: _Screen, clock: Any) -> None:
     for _ in tracked(range(4), what="predicting", total=4):
         with part("case, windows", 10) as after_window:
             for _ in range(5):
@@ -130,9 +126,7 @@ def test_a_part_that_fails_does_not_count(screen: _Screen) -> None:
         assert work_of(screen).position == n + 1
 
 
-def test_items_that_were_skipped_do_not_shorten_the_expectation(
-    screen: _Screen, clock: Any
-) -> None:
+def test_skipped_items_do_not_shorten_the_expectation(screen: _Screen, clock: Any) -> None:
     items = tracked(range(60), what="predicting", total=60)
     for n in range(54):
         next(items)
@@ -143,9 +137,7 @@ def test_items_that_were_skipped_do_not_shorten_the_expectation(
     assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
 
 
-def test_a_log_has_few_lines_and_no_carriage_returns(
-    screen: _Screen, clock: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_has_few_lines(screen: _Screen, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Six hours, in works of ten minutes: half a minute to the first line, at most ten between two."""
     with caplog.at_level(logging.INFO):
         list(tracked(range(100), what="short work", total=100))
@@ -173,9 +165,7 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     assert list(untracked("ab", what="letters", total=2)) == ["a", "b"]
 
 
-def test_a_terminal_shows_work_and_its_part(
-    clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_it(clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = use_terminal(monkeypatch)
     for _ in tracked(range(8), what="predicting", total=8):
         with part("BraTS20_001, windows", 27) as after_window:

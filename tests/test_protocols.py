@@ -36,7 +36,6 @@ PUBLISHED = [
 def test_each_year_and_task_has_its_numbers() -> None:
     for year, task, regions, dilations, minima, penalty, merges in PUBLISHED:
         protocol = protocol_named(f"lesionwise{year}", task.lower())
-
         expected = zip(regions.split(), dilations, minima, strict=True)
         assert protocol.regions == tuple(ScoredRegion(*region) for region in expected)
         assert protocol.hd95_penalty(BRATS_SHAPE, MM) == pytest.approx(penalty)
@@ -81,7 +80,6 @@ MATCHED = {
 def test_the_tasks_of_2025_have_the_regions_of_the_program(year: int, metastases) -> None:
     for task, regions in MATCHED.items():
         protocol = protocol_named(f"brats{year}", task)
-
         labels = protocol.labels or BRATS2024
         values = ("".join(map(str, region.values(labels))) for region in protocol.regions)
         pairs = zip(protocol.region_names, values, strict=True)
@@ -113,7 +111,6 @@ VALUES = {
 
 def test_a_region_has_its_values_in_every_convention() -> None:
     conventions = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
-
     for region, values in VALUES.items():
         assert [ScoredRegion(name=region).values(c) for c in conventions] == values
     for protocol in PROTOCOLS:

@@ -39,7 +39,6 @@ def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
     swapped = BRATS_AFFINE[:, [1, 0, 2, 3]] * [1, 1, -1, 1]
     write_turned(tmp_path / "b", swapped, labels, lambda one: one.transpose(1, 0, 2)[:, :, ::-1])
     one, other = (read_tumour(tmp_path / name) for name in "ab")
-
     # enhancing tumour is the brightest in T1 with contrast agent
     bright = one.image[1][one.regions[2]]
     assert bright.min() > one.image[1][one.brain & ~one.regions[0]].max()
@@ -51,7 +50,6 @@ def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
 def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
     write_turned(tmp_path, BRATS_AFFINE @ np.diag([1, 1, 2, 1.0]), make_label_map())
     tumour = read_tumour(tmp_path)
-
     assert tumour.spacing_mm == (1, 1, 2)
     assert tumour.label_map.shape == (24, 24, 16)
     wt_ml = np.count_nonzero(make_label_map()) * 0.002
@@ -79,7 +77,6 @@ def test_volumes_ratios_components_and_the_distance_are_those_of_the_voxels():
     label_map[4:6, 0, 0] = 1
     label_map[6, 0, 0] = label_map[8, 8, 8] = label_map[9, 9, 9] = 4
     found = shape_of(label_map, spacing_mm=(1.0, 1.0, 2.0))
-
     expected = {"wt_ml": 0.018, "tc_ml": 0.01, "brain_ml": 2, "et_components": 2}
     expected |= {"tc_wt_ratio": 5 / 9, "et_wt_ratio": 3 / 9, "et_tc_ratio": 3 / 5}
     expected["wt_brain_ratio"] = 9 / 1000
@@ -93,7 +90,6 @@ def test_a_ball_is_rounder_than_a_plate():
     plate = np.zeros((40, 40, 10))
     plate[2:38, 2:38, 4:6] = 2
     round_, flat = shape_of((ball.sum(axis=0) <= 100) * 2), shape_of(plate)
-
     assert 0.9 < round_["wt_sphericity"] < 0.95
     assert flat["wt_sphericity"] < 0.5
     assert round_["wt_compactness"] == pytest.approx(round_["wt_sphericity"] ** 3)
@@ -104,7 +100,6 @@ def test_what_is_not_there_has_no_shape_and_every_case_has_the_same_features():
     empty = shape_of(label_map)
     label_map[3:5, 3:5, 3:5] = 2
     oedema = shape_of(label_map)
-
     assert oedema["et_ml"] == oedema["et_surface_mm2"] == oedema["et_components"] == 0
     assert oedema["et_wt_ratio"] == empty["wt_ml"] == empty["wt_brain_ratio"] == 0
     unknown = {name for name, value in oedema.items() if isnan(value)}
@@ -140,7 +135,6 @@ def test_the_ten_numbers_of_the_notebook_are_taken_inside_each_region():
     padding = [(10, 14), (10, 18), (10, 20)]
     near = intensity_of()
     far = intensity_of(np.pad(IMAGE, [(0, 0), *padding]), np.pad(LABELS, padding))
-
     assert {name: near[f"t1c_et_{name}"] for name in expected} == pytest.approx(expected)
     names = [name for name in near if "slab" not in name]
     assert [near[name] for name in names] == pytest.approx([far[n] for n in names], nan_ok=True)
@@ -155,7 +149,6 @@ def test_too_few_or_equal_values_have_no_skewness(values):
     image[:, 0, 0, : len(values)] = values
     label_map[0, 0, : len(values)] = 4
     features = intensity_of(image, label_map)
-
     assert isnan(features["t1c_et_skew"])
     assert isnan(features["t1c_et_kurtosis"])
     assert isnan(features["t1c_et_mean"]) == (not values)
@@ -167,7 +160,6 @@ def test_differences_are_between_neighbours_of_the_region_and_slabs_go_from_righ
     image = np.ones((4, *SHAPE)) + np.arange(SHAPE[0])[:, None, None]
     image[0] = np.where(LABELS == 0, 1000, 1 + steps)
     features = intensity_of(image)
-
     assert features["t1n_wt_diff_skew"] == pytest.approx(stats.skew(np.diff(steps[2:8])))
     # sixteen sagittal slices in fifteen slabs: the first holds two
     assert (features["t2f_slab00_mean"], features["t2f_slab14_mean"]) == (1.5, 16)

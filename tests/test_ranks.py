@@ -30,7 +30,6 @@ def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_shares_are_consecutive_and_complete(n_items: int, n_ranks: int) -> None:
     items = list(range(n_items))
     shares = [Ranks(rank=rank, n_ranks=n_ranks).share(items) for rank in range(n_ranks)]
-
     assert [item for share in shares for item in share] == items
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -46,7 +45,6 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=100)
-
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rows.json").read_text())
     # a thread of the group that outlives it aborts the process now and then, as Python ends
@@ -76,7 +74,6 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tiny_scans: Path, tmp_path: Pa
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
     stopped = torchrun(*arguments, "-r", "two", "--session-hours", "0", cwd=tmp_path)
     done = torchrun(*arguments, "-r", "two", cwd=tmp_path)
-
     assert stopped.returncode == 0, stopped.stderr
     assert done.returncode == 0, done.stderr
     one, two = (torch.load(tmp_path / run / "last.pt", weights_only=True) for run in ("one", "two"))

@@ -328,7 +328,6 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
     ]
     programs = [line.split()[:2] for line in (scheduler, worker, predict)]
     assert programs == [["dask", "scheduler"], ["dask", "worker"], ["brats-seg", "predict"]]
-
     with running(f"{export}\n{scheduler}", workplace), running(f"{export}\n{worker}", workplace):
         wait_for(port)
         by_cluster = type_line(f"{export}\n{predict}", workplace)

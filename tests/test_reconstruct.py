@@ -61,17 +61,13 @@ def test_the_error_is_computed_by_hand() -> None:
     reconstruction[0, 0] += 2
     reconstruction[:, 2] = 7
     made = Reconstruction(case_id="a", image=image, reconstruction=reconstruction, warnings=())
-
     assert made.rmse == pytest.approx((2 / np.sqrt(2), 0, 0, 0))
 
 
 @pytest.mark.parametrize("size", ["whole", (16, 16, 16)])
-def test_whole_crops_and_windows_give_what_the_network_gives(
-    tmp_path: Path, scan: Scan, size: object
-) -> None:
+def test_crops_and_windows_give_equal_numbers(tmp_path: Path, scan: Scan, size: object) -> None:
     run = write_autoencoder(tmp_path / "run", size)
     made = reconstructor_of(Scaled(), run).reconstruct_scan(scan)
-
     assert made.reconstruction.shape == scan.image.shape
     assert made.rmse == pytest.approx((0, 0.5, 0, 0), abs=1e-5)
     with pytest.raises(CaseError, match=r"NaN or infinite.*--precision fp32"):
@@ -84,19 +80,15 @@ def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Sca
     with torch.inference_mode():
         image = torch.from_numpy(scan.image)[[3, 0, 2, 1]][None]
         decoded = found.model.members[0].network(image)[0]
-
     made = found.reconstruct_scan(scan).reconstruction
     assert np.allclose(made[3], decoded[0], atol=1e-5)
     assert np.allclose(made[1], decoded[3], atol=1e-5)
 
 
-def test_it_draws_cases_prints_their_errors_and_goes_on_after_a_bad_one(
-    run: Run, tmp_path: Path
-) -> None:
+def test_it_draws_cases_and_goes_on_after_a_bad_one(run: Run, tmp_path: Path) -> None:
     autoencoder = write_autoencoder(tmp_path / "run")
     folder = write_case(tmp_path / "scans", "BraTS2021_00000")
     code, shown, errors = run("reconstruct", autoencoder, folder, "-o", "pictures")
-
     assert code == 0, errors
     assert "BraTS2021_00000: error " in shown
     assert all(f"{modality} " in shown for modality in ("t1n", "t1c", "t2w", "t2f"))
@@ -125,7 +117,6 @@ def test_a_run_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:
     }
     for command, message in commands.items():
         code, _, errors = run(*command)
-
         assert code == 2
         assert message in errors
     assert not (tmp_path / "exported").exists()

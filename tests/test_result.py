@@ -139,7 +139,6 @@ def test_real_label_maps_and_good_predictions_are_believed(real_data: Path) -> N
             said = list(implausibilities(prediction))
             n_believed += not said
             weak += [case_id] * any("hardly brighter" in one for one in said)
-
     # the reference and the prediction of a scan whose contrast agent is weak
     assert (n_believed, weak) == (18, ["Brats18_TCIA13_623_1"] * 2)
 

@@ -32,7 +32,6 @@ def test_other_programs_get_each_value_with_its_tissue_and_colour(convention) ->
             next(name for name in texts if name.endswith("_dseg.tsv")),
         )
     )
-
     if convention == BRATS2017:
         assert snap[0] == ["0", "0", "0", "0", "0", "0", "0", '"Clear', 'Label"']
         assert snap[3] == ["4", "213", "94", "0", "1", "1", "1", '"ET"']
@@ -102,7 +101,6 @@ def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) 
     done = subprocess.run(
         ["bids-validator-deno", tmp_path / "out"], capture_output=True, text=True, timeout=100
     )
-
     assert done.returncode == 0, done.stdout
 
 
@@ -112,7 +110,6 @@ def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
         settings = PredictionSettings.model_validate({"layout": layout, "preview": False})
         outcome = predict_folder([scans], [model], tmp_path / "out", settings)
         assert outcome.n_predicted == 1
-
     for name in ("labels-brats2017.txt", "labels-brats2017.ctbl", "BraTS2021_00000.nii.gz"):
         assert (tmp_path / "out" / name).is_file()
     assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 1
@@ -135,7 +132,6 @@ def test_a_tumour_is_outlined_on_scans_of_any_grid(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
     with_tumour = preview_of(folder)
     without = preview_of(folder, Decoding(thresholds=(1 - 1e-9,) * 3))
-
     assert with_tumour.shape == (990, 1350, 4)
     # the legend is coloured in both
     assert n_coloured(with_tumour) > n_coloured(without) + 500

@@ -52,7 +52,6 @@ def test_mid_survivors_have_both_borders(days, kin):
 
 def test_the_rank_correlation_is_that_of_scipy(rng):
     one, other = rng.integers(0, 10, (2, 30)).astype(float)
-
     assert spearman(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
     assert spearman(one, np.full(30, 300.0)) == 0
 
@@ -73,7 +72,6 @@ def test_patients_are_drawn_not_cases(rng, figures):
         )
         for n in (1, 10)
     )
-
     for one, same in zip(once.values(), often.values(), strict=True):
         assert one.low <= one.value <= one.high
         assert (one.low, one.high) == pytest.approx((same.low, same.high))
@@ -86,7 +84,6 @@ def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
 
     reported = rng.gamma(2, 200, 40)
     near, far = reported + rng.normal(0, 20, 40), reported + rng.normal(0, 200, 40)
-
     assert max(p_values(near, far)) < 0.001
     assert p_values(-reported, far)[0] > 0.999
     assert p_values(far, near)[1] > 0.999
@@ -98,7 +95,6 @@ def test_no_effect_is_not_believed(seed):
     """The negative control."""
     study = make_study(seed, effect=0.0)
     verdict = summarise(study, cross_validate(study, make_plan()), 0).verdict
-
     assert not verdict.is_significant
 
 
@@ -119,7 +115,6 @@ def test_no_effect_is_not_believed(seed):
 def test_each_verdict_has_its_text(changes, heading, text):
     given = {"n_died": 50, "spearman": SPEARMAN, "p_ranks": 0.01, "gain_days": 12.0, "p_gain": 0.01}
     verdict = Verdict(**given | changes)
-
     assert verdict.heading == heading
     assert text in str(verdict)
 
@@ -131,7 +126,6 @@ def test_a_censored_case_counts_in_no_figure_in_days():
         predicted_days([0] * 5, selected=[100.0, 200, 300, days, days], age=[1.0] * 5)
         for days in (499, 9e9)
     )
-
     assert summarise(study, early, 0).figures == summarise(study, late, 0).figures
 
 
@@ -148,7 +142,6 @@ def test_the_remarks_describe_the_data():
     study = Study.of(make_feature_table([[1.0, 7], [2, 7], [3, 7], [4, 7]], **seen), outcomes)
     predictions = predicted_days([0, 1, 0, -1], selected=[1.0] * 4, age=[1.0] * 4)
     remarks = "\n".join(summarise(study, predictions, 0).remarks)
-
     for remark in (
         "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
         'pip install "brats_seg[survival]"',
@@ -175,7 +168,6 @@ PREDICTIONS = predicted_days(
 
 def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
     write_predictions(STUDY, PREDICTIONS, tmp_path / "p.csv")
-
     assert (tmp_path / "p.csv").read_text().splitlines() == [
         "case_id,patient_id,fold,reported_days,censored,selected_days,age_days,cox_risk",
         "A,A,0,100,no,110.4,200.0,2",
@@ -189,7 +181,6 @@ def test_the_summary_holds_figures_verdict_and_remarks(tmp_path):
     without = replace(PREDICTIONS, log_hazards=None)
     plain, summary = (summarise(STUDY, each, 0) for each in (without, PREDICTIONS))
     write_summary(summary, make_plan(), tmp_path / "summary.json")
-
     content = json.loads((tmp_path / "summary.json").read_text())
     figures = content["figures"]
     counts = ("n_cases", "n_died", "n_censored", "n_folds", "class_days", "research_use_only")

@@ -106,7 +106,6 @@ def test_the_state_is_its_checkpoint(
     (tmp_path / "config.yaml").touch()
     with RunFolder(path=path).opened(state, fresh=False):
         RunFolder(path=tmp_path).save(state)
-
     before, after = (torch.load(run / "last.pt", weights_only=True) for run in (path, tmp_path))
     assert before.keys() == after.keys()
     for key in before.keys() - {"environment"}:
@@ -136,7 +135,6 @@ def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
     else:
         with limited_files(limit), pytest.raises(EnvironmentalError, match=r"last\.pt .*ulimit -f"):
             folder.save(state)
-
     assert folder.last_path.read_bytes() == before
     assert {*tmp_path.iterdir()} == {settings, folder.last_path}
 
@@ -166,7 +164,6 @@ def test_what_is_damaged_or_no_checkpoint_of_this_version_is_refused(
         path.write_bytes(content)
     else:
         torch.save(content, path)
-
     with pytest.raises(ResumeError, match=rf"other\.pt:? {message}"):
         read_state(path)
 
@@ -200,7 +197,6 @@ def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
 ) -> None:
     before = torch.load(undisturbed["true"] / "last.pt", weights_only=True)
     torch.save({**before, **entries}, tmp_path / "last.pt")
-
     if ANEW in message:
         with pytest.raises(ResumeError, match=message):
             read_state(tmp_path / "last.pt")
@@ -217,7 +213,6 @@ def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Pat
     write_case(tmp_path / "scans", "BraTS2021_00000")
     run.check_scans(tmp_path / "scans", Config())
     run.last_path.touch()
-
     with pytest.raises(ResumeError, match=r"lacks cases of .*run: demo_1, demo_2"):
         run.check_scans(tmp_path / "scans", Config())
     # phantoms have ids that real cases have as well
@@ -230,7 +225,6 @@ def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Pat
 
 def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path, data: FoldData) -> None:
     state = new_state(plan_run(tiny_settings(*SETTINGS), data), ranks=Ranks())
-
     with pytest.raises(EnvironmentalError, match="run is not there any more: give it back"):
         RunFolder(path=tmp_path / "run").save(state)
     assert not (tmp_path / "run").exists()
@@ -262,7 +256,6 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
     network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1), nn.Conv3d(3, 3, 1))
     other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(9, 3, 1))
     loaded, unfit = match_weights(network, other.state_dict())
-
     assert set(loaded) == {"0.weight", "0.bias"}
     wrapped = {f"module._orig_mod.{name}": weight for name, weight in other.state_dict().items()}
     assert match_weights(nn.ModuleDict({"network": network}), wrapped)[0].keys() == {
@@ -279,7 +272,6 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(
     config = start_settings(f"start.path={parent}")
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
-
     assert same(weights(tmp_path / "run" / "last.pt"), weights(parent / "best.pt"))
     entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
     assert same(entries["ema"], entries["model"])
@@ -304,7 +296,6 @@ def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
     network = build_network(config, (8, 8, 8))
     with caplog.at_level(logging.INFO):
         started = start_from(network, StartConfig(path=str(tmp_path / "child")), seen)
-
     assert started is not None
     assert started.learnt_from == tuple(sorted({*ids, "another"}))
     assert f"learnt from 4 of 4 cases that are held out here: {', '.join(ids)}" in caplog.text
@@ -318,7 +309,6 @@ def test_an_exported_model_and_files_of_weights_are_started_from(
     plain = weights(parent / "best.pt")
     torch.save(plain, tmp_path / "plain.pt")
     torch.save({"state_dict": plain, "epoch": 3}, tmp_path / "lightning.ckpt")
-
     for name in ("exported", "exported/member0.safetensors", "plain.pt", "lightning.ckpt"):
         network = build_network(start_settings(), (8, 8, 8))
         start_from(network, StartConfig(path=str(tmp_path / name)), data)
@@ -338,9 +328,7 @@ def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_laye
     shipped = "brats_seg.runtime.weights.SHIPPED"
     monkeypatch.setattr(shipped, tmp_path / "shipped")
     config = start_settings("start.path=auto")
-
     train(data, tmp_path / "run", config, StopAtCheck(0))
-
     entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
     assert same(entries["model"], weights(parent / "best.pt"))
     assert entries["started_from"]["path"].startswith("brats_seg ")
@@ -390,7 +378,6 @@ def test_files_that_are_no_weights_are_refused(
     data: FoldData, tmp_path: Path, write: Callable[[Path], object], message: str
 ) -> None:
     write(tmp_path / "other.pt")
-
     with pytest.raises(UsageError, match=message):
         start_from(nn.Conv3d(4, 3, 1), StartConfig(path=str(tmp_path / "other.pt")), data)
 
@@ -401,7 +388,6 @@ def test_a_network_of_other_widths_is_refused_with_shapes_and_the_settings_that_
     """Before anything is written, and before --fresh renames the earlier run."""
     train(data, tmp_path / "run", start_settings("training.n_epochs=1"))
     before = sorted(tmp_path.rglob("*"))
-
     with pytest.raises(UsageError, match=r"widths 4,8\).*8x4x3x3x3 here, 4x4x3x3x3 there"):
         train(
             data, tmp_path / "new", start_settings(f"start.path={parent}", "model.widths=[8, 16]")
@@ -415,7 +401,6 @@ def test_several_networks_and_modalities_in_another_order_are_refused(tmp_path: 
     runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
     export_model(runs, tmp_path / "exported")
     write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w")))
-
     with pytest.raises(UsageError, match=r"holds 2 networks; expected one.*member0\.safetensors"):
         read_source(tmp_path / "exported")
     with pytest.raises(UsageError, match=r"modalities \('t2f', 't1n', .*; expected \('t1n', "):

@@ -40,13 +40,10 @@ def window_voxels(plan: RunPlan) -> int:
 
 @pytest.mark.parametrize("overlap", [0, 0.5])
 @pytest.mark.parametrize("per_case", [1, 5, 200])
-def test_validations_cost_at_most_the_stated_share_of_the_training(
-    data: FoldData, overlap: float, per_case: int
-) -> None:
+def test_validations_cost_at_most_a_share(data: FoldData, overlap: float, per_case: int) -> None:
     config = settings(f"validation.overlap={overlap}", f"patch.per_case={per_case}")
     trained = 3 * len(data.split.train) * per_case * prod(config.patch.size)
     plan = plan_run(config, data)
-
     assert plan.validation_cost == window_voxels(plan) / trained
     assert plan.validate_every == ceil(plan.validation_cost / run_plan.VALIDATION_SHARE)
     if per_case == 1:
@@ -73,7 +70,6 @@ def test_a_run_is_validated_then_and_at_its_end(
 
 def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData) -> None:
     plan = plan_run(settings("training.effective_batch={0: 4, 1: 9}", "patch.per_case=3"), data)
-
     assert plan.n_patches == 12
     assert [plan.n_steps(n) for n in range(4)] == [0, 3, 5, 7]
     for epoch, sizes in ((0, [4, 4, 4]), (1, [9, 3])):
@@ -111,7 +107,6 @@ def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
     """As it was read: half of the bytes of float32, a quarter for targets, and one alone is a view."""
     batch = Batch(samples=samples(5))
     parts = list(batch.micro_batches(size))
-
     assert [len(part.image) for part in parts[:-1]] == [size] * (len(parts) - 1)
     for name, dtype in (("image", torch.float16), ("target", torch.uint8)):
         tensors = [getattr(part, name) for part in parts]
@@ -136,7 +131,6 @@ def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PatchDataset, "__getitem__", counted)
     plan = patch_plan(four, "training.n_workers=0", "training.augment=full")
     keys = plan.keys(0)
-
     batches = []
     for n_batches, batch in enumerate(read_batches(plan, keys), start=1):
         batches.append(batch.case_ids)
@@ -151,9 +145,7 @@ def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
-def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
-    four: FoldData, augment: str
-) -> None:
+def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: str) -> None:
     """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
     keys = [PatchKey(epoch=0, case_id=four.split.train[0], draw=draw) for draw in range(12)]
     plain_plan, dropping = (
@@ -163,7 +155,6 @@ def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
     plain, dropped, again = (
         next(read_batches(plan, [keys])).samples for plan in (plain_plan, dropping, dropping)
     )
-
     n_kept = set()
     for before, after, same in zip(plain, dropped, again, strict=True):
         assert after.target.equal(before.target)
@@ -190,7 +181,6 @@ def test_modality_dropout_comes_after_transforms_of_ones_own(four: FoldData) -> 
     own = f"training.transforms=[{__name__}.brighten]"
     (batch,) = read_batches(patch_plan(four, own, "training.modality_dropout=1"), keys)
     (plain,) = read_batches(patch_plan(four, own), keys)
-
     for sample, before in zip(batch.samples, plain.samples, strict=True):
         same = [c.equal(b) for c, b in zip(sample.image, before.image, strict=True)]
         empty = [not channel.any() for channel in sample.image]

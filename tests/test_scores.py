@@ -59,7 +59,6 @@ def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) ->
         write_scores(scores, path)
         options = {"check_dtype": not scores.empty, "atol": 1e-6}
         pd.testing.assert_frame_equal(read_scores(path), scores, **options)
-
     assert path.read_text() == (
         f"{HEAD},{','.join(LESION_COLUMNS)}\n"
         "a,wt,0.666667,0.500000,373.128660,1.000000,0.990000,1.250000,0.000000,"
@@ -80,14 +79,12 @@ def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) ->
 def test_another_table_is_refused(tmp_path: Path, text: str | None, expected: str) -> None:
     if text is not None:
         (tmp_path / "a.csv").write_text(text)
-
     with pytest.raises(UsageError, match=expected):
         read_scores(tmp_path / "a.csv")
 
 
 def test_the_worst_scores_keep_volumes_and_counts() -> None:
     [row] = with_worst_scores(LESIONWISE, 337.0).to_dict("records")
-
     assert [row[c] for c in REGION_COLUMNS] == [0, 0, 337, 0, 0, 1.25, 0]
     assert [row[c] for c in LESION_COLUMNS] == [0, 337, 0, 0, 3, 1, 2]
     # the program of 2025 gives 0 and 373 in all of its columns
@@ -98,7 +95,6 @@ def test_the_worst_scores_keep_volumes_and_counts() -> None:
 
 def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) -> None:
     [summary] = summarise_scores(table_of((0.5, 0.9, 0.7, 0.8, 0.1)), rng)
-
     spread = summary.spread("dice")
     assert (summary.region, summary.n_cases) == ("wt", 5)
     assert spread.mean == pytest.approx(0.6)
@@ -109,12 +105,9 @@ def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) 
     assert spread.mean_text(1) == "0.600"
 
 
-def test_what_is_no_number_is_left_out_and_an_infinite_distance_stays_infinite(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_nan_is_left_out_and_infinity_stays(tmp_path: Path, rng: np.random.Generator) -> None:
     nothing = table_of((0.5, np.nan, 0.9, 0.1)).assign(f1=np.nan, nsd=[1.0, 2.0, np.inf, 3.0])
     [summary] = summarise_scores(nothing, rng)
-
     dice, nsd, f1 = map(summary.spread, ("dice", "nsd", "f1"))
     assert (dice.mean, dice.median) == pytest.approx((0.5, 0.5))
     assert 0.1 <= dice.mean_low < dice.mean_high <= 0.9
@@ -130,9 +123,7 @@ def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing(
     rows = [("b", 0.7, "wt"), ("b", 0.3, "rc"), ("a", 0.5, "wt"), ("a", 0.1, "rc")]
     table = pd.DataFrame([score_row(*row) for row in rows])
     other = table.loc[[2, 3, 0, 1]]
-
     summaries, again = (summarise_scores(t, np.random.default_rng(3)) for t in (table, other))
-
     means = [(one.region, one.spread("dice").mean) for one in summaries]
     assert means == [("wt", pytest.approx(0.6)), ("rc", pytest.approx(0.2))]
     assert summaries == again
@@ -146,9 +137,7 @@ def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) 
         region_counts("b", [[1, 0, 0], [1, 0, 0], [0, 0, 0], [9, 9, 9]]),
         region_counts("a", [[0, 1, 0], [0, 0, 2], [1, 0, 0], [9, 9, 9]]),
     ]
-
     wt, tc, et = summarise_counts(cases, rng)
-
     assert wt.spread("dice").mean == pytest.approx((2 / 3 + 0) / 2)
     assert [one.column for one in tc.spreads][:2] == ["dice", "jaccard"]
     assert (tc.n_reference_empty, tc.n_both_empty) == (1, 1)
@@ -157,7 +146,6 @@ def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) 
 
 def test_the_summary_is_read_by_region_and_column(tmp_path: Path, rng: np.random.Generator) -> None:
     write_summary(summarise_scores(LESIONWISE, rng), tmp_path / "summary.json")
-
     wt = json.loads((tmp_path / "summary.json").read_text())["wt"]
     assert (wt["n_cases"], wt["n_prediction_empty"]) == (1, 1)
     assert list(wt["lesionwise_dice"].values()) == [0.25] * 6
@@ -181,9 +169,7 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
         for cases in (slice(0, 2), slice(2, 7))
         for subset in (("t2f",), ("t1n", "t1c"))
     ]
-
     pair, single = pooled(parts)
-
     assert (pair.modalities, single.modalities) == (("t1n", "t1c"), ("t2f",))
     assert single.n_cases == 7
     loss = DICE_OF_ALL - DICE
@@ -194,7 +180,6 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
 
 def test_one_case_has_no_spread_and_missing_modalities_are_named_in_their_order() -> None:
     scores = SubsetScores.of_cases(("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, -0.004, -0.5]]))
-
     assert scores.std_loss is None
     assert str(scores) == "WT 0.25 lower, TC 0.00 lower, ET 0.50 higher on 1 held-out case"
     assert absent_from(("t2f", "t1c")) == ("t1n", "t2w")
@@ -203,7 +188,6 @@ def test_one_case_has_no_spread_and_missing_modalities_are_named_in_their_order(
 
 def test_damaged_scores_are_refused() -> None:
     stored = SubsetScores.of_cases(("t1c",), DICE, DICE_OF_ALL).model_dump()
-
     assert STORED.validate_python([stored])[0].n_cases == 7
     for wrong in ({"n_cases": 0}, {"loss_sum": (1.0, float("nan"), 0.0)}, {"unknown": 1}):
         with pytest.raises(ValidationError):

@@ -33,7 +33,6 @@ def test_the_planes_go_through_the_largest_sections() -> None:
     regions[0, :, 1, 2] = True
     regions[0, 3, 2, 2] = True
     regions[0, 0:2, 4:6, 5] = True
-
     assert sections.centre_of(regions, np.zeros((4, 6, 6), np.float32)) == (3, 1, 2)
     # of all of it, the section at the far end along X and the bar along Y
     assert sections.centre_of(np.zeros_like(regions), regions[0].astype(np.float32)) == (0, 1, 2)
@@ -50,9 +49,7 @@ def test_the_planes_go_through_the_largest_sections() -> None:
         (("P", "L", "S"), 2, "A P R L"),
     ],
 )
-def test_a_voxel_is_drawn_beside_the_letters_of_its_side(
-    directions: tuple[str, str, str], axis: int, letters: str
-) -> None:
+def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, letters: str) -> None:
     """The bright voxel is far along all axes, where the letters of the directions are."""
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
@@ -74,7 +71,6 @@ def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
     image[2:18, 3:17, 2] = 1
     image[9, 9, 4] = 9  # a crumb of brain near the top
     drawn = [drawn_axes(image, 2, k) for k in (2, 4)]
-
     limits = {(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}
     assert len(limits) == 1
 
@@ -105,7 +101,6 @@ def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() ->
     for n, expected in ((130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")):
         axes = drawn_axes(np.ones((n, n, n), np.float32))
         sections.draw_scale_bar(axes, 1.0)
-
         assert bar_pixels(axes)[1] == expected
 
 
@@ -164,15 +159,12 @@ def test_regions_are_told_apart_with_any_colour_vision() -> None:
 
 
 @pytest.mark.parametrize(("width", "n_rows"), [(12, 1), (7, 2), (4, 3)])
-def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
-    width: float, n_rows: int
-) -> None:
+def test_the_entries_of_a_legend_are_inside_in_their_order(width: float, n_rows: int) -> None:
     words = [f"entry number {k}, of some length" for k in range(5)]
     figure = sections.dark_figure(width, 4)
     sections.add_dark_legend(figure, [sections.line_key(text, "red", 1, "-") for text in words])
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-
     texts = figure.legends[0].get_texts()
     boxes = {text.get_text(): text.get_window_extent(canvas.get_renderer()) for text in texts}
     assert min(box.x0 for box in boxes.values()) > 0

@@ -30,9 +30,7 @@ def total(values: Values) -> Values:
 def test_the_interval_of_a_mean_is_1_96_standard_errors(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.normal(0.7, 0.05, (2, 400))
-
     low, high = bootstrap_interval(mean, [values], rng)
-
     half = 1.96 * values.std(axis=-1) / 20
     assert low.shape == high.shape == (2,)
     assert np.allclose(low, mean(values) - half, atol=0.1 * half.max())
@@ -59,15 +57,12 @@ def test_patients_are_resampled_with_all_of_their_cases() -> None:
         np.concatenate([by_patient[k] for k in rng.integers(12, size=12)]).mean()
         for _ in range(20_000)
     ]
-
     ends = bootstrap_interval(mean, [values], rng, groups=patients, n_resamples=20_000)
-
     expected = np.quantile(means, (0.025, 0.975))
     assert ends == pytest.approx(tuple(expected), abs=0.005)
     # one patient has an interval without width
     for groups in (["a"], ["a", "a"]):
         ends = bootstrap_interval(mean, [np.array([0.4] * len(groups))], rng, groups=groups)
-
         assert ends == (0.4, 0.4)
 
 
@@ -76,10 +71,8 @@ def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> Non
     one, other = rng.integers(-3, 5, n).astype(float), rng.permutation(n).astype(float)
     sums = [one @ np.array(signs) for signs in product((-1, 1), repeat=n)]
     products = [np.array(order) @ other for order in permutations(one)]
-
     flipped = permutation_p_value(total, one, rng, permutation_type="samples")
     shuffled = permutation_p_value(lambda v: v @ other, one, rng, permutation_type="pairings")
-
     assert flipped == np.mean(np.array(sums) >= one.sum())
     assert shuffled == np.mean(np.array(products) >= one @ other)
 
@@ -87,7 +80,6 @@ def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> Non
 def test_p_values_at_the_ends(rng: np.random.Generator) -> None:
     """Random permutations count the values themselves; no difference proves nothing."""
     p_value = permutation_p_value(total, np.ones(60), rng, permutation_type="samples")
-
     assert p_value == 1 / (N_PERMUTATIONS + 1)
     assert signed_rank_p_value(np.zeros(5)) == 1
     assert signed_rank_p_value(np.array([0, 0.1, 0.2, 0.3])) == 2 / 8
@@ -95,7 +87,6 @@ def test_p_values_at_the_ends(rng: np.random.Generator) -> None:
 
 def test_a_gain_is_counted_case_by_case() -> None:
     gain = gain_of(np.full(4, 0.5), np.array([0.625, 0.5, 0.25, 1.0]))
-
     # differences 1/8, 0, -1/4, 1/2; ranks 1, -, 2, 3: of the 8 ways to draw signs, 3 reach a sum of
     # 4 in those that rise: +++, -++ and +-+
     assert gain.mean == pytest.approx(0.375 / 4)
@@ -108,7 +99,6 @@ def test_a_gain_in_every_case_has_the_least_p_value() -> None:
     for n_cases in (1, 4, FEWEST_CASES - 1, FEWEST_CASES, 12):
         for after in (np.full(n_cases, 0.01), 0.01 * np.arange(1, n_cases + 1)):
             gain = gain_of(np.zeros(n_cases), after)
-
             assert gain.p_value == least_p_value(n_cases)
             assert gain.is_sure == (n_cases >= FEWEST_CASES)
 
@@ -118,7 +108,6 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
     small, large = default + 0.01, default + 0.02
     # on average better than all, by one case alone
     lucky = default + np.array([0.9] + [0.0] * 9)
-
     assert best_candidate(default, [small, lucky, large, large.copy()]) == 2
     assert best_candidate(default, [lucky]) is None
     assert best_candidate(default, []) is None
@@ -153,5 +142,4 @@ def test_noise_rarely_wins() -> None:
             default = rng.normal(0.8, 0.1, n_cases)
             candidates = [default + rng.normal(0, 0.02, n_cases) for _ in range(12)]
             won += best_candidate(default, candidates) is not None
-
         assert won <= 6

@@ -18,9 +18,11 @@ ROOT = Path(brats_seg.errors.__file__).parent
 BUDGET = {
     "top level": 1480,
     "voxels": 330,
-    "cases": 1770,
+    # with the made-up brains
+    "cases": 2220,
     "data": 1350,
-    "evaluation": 1050,
+    # with the protocols of 2025
+    "evaluation": 1200,
     "models": 760,
     "runtime": 850,
     "figures": 850,
@@ -35,15 +37,13 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2814,
-    "inference": 2070,
-    "cases": 2504,
-    "top level": 1588,
-    "evaluation": 1271,
-    "figures": 961,
+    "inference": 2049,
+    "cases": 2502,
+    "top level": 1547,
+    "evaluation": 1268,
     "dicom": 877,
-    "survival": 863,
-    "cli": 1162,
+    "survival": 855,
+    "cli": 1159,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 20_000, 114

@@ -67,7 +67,6 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
     crop = Box.at((0, 0, 0), case.shape)
     labels, image = case.read_labels(crop), case.read_image(crop)
     np.testing.assert_array_equal(case.box.placed(labels, case.geometry.shape), make_label_map())
-
     assert image.dtype == np.float16
     np.testing.assert_array_equal((image != 0).any(axis=0), brain[case.box.slices])
     for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
@@ -103,9 +102,7 @@ def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> 
         np.testing.assert_array_equal(read, padded_labels[slices])
 
 
-def test_a_lack_of_memory_is_no_damage(
-    tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lack_of_memory_is_no_damage(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
@@ -158,7 +155,6 @@ def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> 
     # shapes of the same power of two
     places = {buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}
     assert len(places) == 1
-
     held = hold(buffers.take((10, 10), np.float32))
     held[...] = 3
     before = held.tolist()
@@ -268,7 +264,6 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
         return items
 
     errors = store.verify_cases(case_ids, folder, track=track)
-
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
     assert seen == [("verifying prepared cases", 6)]
     with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
@@ -284,9 +279,7 @@ def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path)
         store.prepared_ids(folder / "absent")
 
 
-def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_damaged_case_ends_a_run_when_it_begins(data: FoldData, tmp_path: Path) -> None:
     config = tiny_settings("training.n_epochs=1")
     data = replace(data, folder=shutil.copytree(data.folder, tmp_path / "prepared"))
     damaged = data.folder / data.split.train[0] / "image.npy"

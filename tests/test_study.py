@@ -30,7 +30,6 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     table = make_feature_table(values, ["age_years", "wt_ml", "equal", "empty", "equal_or_empty"])
     study = Study.of(table, make_outcomes([1, 2, 3], None, [50, 60, 70], ["GTR", "STR", ""]))
     ageless = Study.of(table, make_outcomes([1, 2, 3], None, [nan, nan, nan]))
-
     names = ["age_years", "resection_gtr", "resection_str", "wt_ml"]
     assert study.features.columns.tolist() == names
     assert study.features.to_numpy().tolist() == [[50, 1, 0, 4], [60, 0, 1, 5], [70, 0, 0, 6]]
@@ -79,7 +78,6 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
     days = [100.0 * number if number != 8 else np.nan for number in range(1, 13)]
     study = numbered(days, censored=[number in {2, 5} for number in range(12)])
     predictions = cross_validate(study, make_plan(with_cox=True), IN_FOLDS)
-
     # a case of unknown outcome is predicted by a model of all others
     rounds = [set(range(12)), *OUTSIDE]
     assert trained(fitted, "ridge") == [cases - {2, 5, 7} for cases in rounds]
@@ -94,7 +92,6 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
 def test_all_cases_of_a_patient_are_held_out_together(fitted):
     patients = [f"P{number // 2}" for number in range(12)]
     cross_validate(numbered(patient_ids=patients), make_plan(n_folds=3, n_repeats=2, with_cox=True))
-
     for name, features, _, splits in fitted:
         if name != "age":
             numbers = features[:, -1].astype(int)
@@ -109,7 +106,6 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     study = make_study(n_cases=16, effect=0.95)
     first, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 1))
     with_cox = cross_validate(study, make_plan(with_cox=True))
-
     assert not first.days.equals(other.days)
     assert first.days.equals(with_cox.days)
     assert first.log_hazards is None
@@ -162,7 +158,6 @@ def test_every_family_finds_a_strong_effect_and_learns_nothing_of_unseen_cases(f
     model = fit(family, features[:, :n_kept], days, died)
     unseen, days, died = cohort(seed=1)
     predicted = model.predict(unseen[:, :n_kept])
-
     assert concordance(days, died, -predicted if family is COX else predicted) > 0.85
     assert family is COX or (predicted > 0).all()
     # scale and medians are those of the training cases
@@ -175,7 +170,6 @@ def test_few_cases_with_empty_and_constant_columns_are_fitted(family):
     features, days, _ = cohort(3, share_died=1)
     features[:, 1], features[:, 2], features[0, 3] = np.nan, 7, np.nan
     days[1] = 0
-
     assert np.isfinite(fit(family, features, days).predict(features)).all()
 
 
@@ -183,7 +177,6 @@ def test_the_strongest_features_are_kept_whichever_way_they_go():
     features, _, _ = cohort(30)
     days = np.exp(6 + 0.5 * (features[:, 1] - features[:, 4]))
     model = fit(days_family("two", Ridge(), (2,)), features, days)
-
     kept = model.best_estimator_["selectkbest"].get_support(indices=True)
     assert kept.tolist() == [1, 4]
 
@@ -192,7 +185,6 @@ def test_a_wild_prediction_is_a_century_at_most_and_a_wild_ratio_is_finite():
     features, days, died = cohort()
     wild = fit(days_family("wild", LinearRegression(), (1,)), features, days)
     hazard = fit(COX, features, days, died)
-
     sides = [wild.predict(np.full((1, 6), value))[0] for value in (-1e9, 1e9)]
     assert min(sides) == 0
     assert 36000 < max(sides) < 40000
@@ -210,7 +202,6 @@ def test_censored_patients_are_learnt_from():
     risk, number = np.repeat([0.0, 1.0], 20), np.arange(40)
     died = (number < 2) | ((number % 2 == 1) & (risk == 1))
     days = np.where(died, 300.0 + number % 7, 600.0)
-
     assert ratio(risk, days, died) > 0.2
     # a feature that separates deaths from survivors does not warn
     assert ratio(died, days, died) > 0
@@ -228,7 +219,6 @@ def test_a_fit_that_does_not_converge_predicts_the_mean_hazard_and_says_so(monke
     monkeypatch.setattr(CoxPHFitter, "fit", diverge)
     features, days, died = cohort(12)
     model = CoxEstimator().fit(features, np.column_stack([days, died]))
-
     assert model.predict(features).tolist() == [0] * 12
     assert "did not converge and predicts the mean hazard" in caplog.text
 
@@ -240,7 +230,6 @@ def test_the_strongest_features_are_those_of_the_score_test():
     scores = sum(features[one] - features[days >= days[one]].mean(axis=0) for one in deaths)
     norms = np.linalg.norm(features - features.mean(axis=0), axis=0)
     ratios = COX.strength(features, np.column_stack([days, died])) / (np.abs(scores) / norms)
-
     assert ratios == pytest.approx(np.full(6, ratios[0]))
 
 
@@ -251,7 +240,6 @@ def test_the_strongest_features_are_those_of_the_score_test():
 def test_the_concordance_index_by_hand(predicted, expected):
     """The known orders are 1 before 2, 3, 4 and 3 before 4: patient 2 was alive at 200 days."""
     days, died = np.array([100.0, 200, 300, 400]), np.array([True, False, True, True])
-
     assert concordance(days, died, np.array(predicted, float)) == expected
     # no known order
     assert concordance(days, np.zeros(4, bool), np.array(predicted, float)) == 0.5

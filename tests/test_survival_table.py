@@ -7,12 +7,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.survival.table import (
-    feature_columns,
-    read_features,
-    read_outcomes,
-    write_features,
-)
+from brats_seg.survival.table import feature_columns, read_features, read_outcomes, write_features
 from tests.survival_builders import make_feature_table
 
 HEADER = "case_id,patient_id,labels_from,labels_seen,resection"
@@ -31,7 +26,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         with path.open("a") as stream:
             stream.write(f"{number},P,,,,no,1,3,{cell}\n")
     table = read_features(path)
-
     assert path.read_text().splitlines()[1] == "A,'=P,reference,,GTR,no,12.34568,3,"
     assert table["labels_seen"].tolist()[:3] == ["", "unknown", ""]
     assert table["patient_id"].tolist()[:3] == ["=P", "=P", "P"]
@@ -59,7 +53,6 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str | None, message: 
     path = tmp_path / "absent.csv"
     if text is not None:
         path.write_text(text)
-
     with pytest.raises(UsageError, match=message):
         read_features(path)
 
@@ -75,7 +68,6 @@ def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) 
     rows = [f"{IDS[0]},60,289,GTR", f"{IDS[1]},50,ALIVE (361 days later),STR", f"{IDS[2]},NA,NA,NA"]
     table = outcomes(tmp_path, *rows)
     known = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])
-
     assert table["days"][:2].tolist() == [289, 361]
     assert isnan(table["days"][2])
     assert table["died"].tolist() == [True, False, False]

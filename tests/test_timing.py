@@ -18,12 +18,7 @@ from brats_seg.training import timing
 from brats_seg.training.state import Progress
 from brats_seg.training.timing import Clock, StopRequest
 from tests.builders import Run
-from tests.training_builders import (
-    StopAtCheck,
-    check_same_runs,
-    tiny_settings,
-    train,
-)
+from tests.training_builders import StopAtCheck, check_same_runs, tiny_settings, train
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -38,7 +33,6 @@ def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals)
         if number is signal.SIGINT:
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), number)
-
     assert signal.getsignal(number) is before
 
 
@@ -140,9 +134,7 @@ def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("every", [1, 2, 7])
 @pytest.mark.parametrize("left_s", [0, 20, 31, 39, 100, 1234.5])
-def test_as_many_epochs_fit_as_a_slow_search_finds(
-    monkeypatch: pytest.MonkeyPatch, every: int, left_s: float
-) -> None:
+def test_epochs_fit_into_hours(monkeypatch: pytest.MonkeyPatch, every: int, left_s: float) -> None:
     """The first epoch takes 20 s and its validation 7 s; a tenth of what is left then stays free."""
     run = Session(monkeypatch, every, n_epochs=None, spent_s=600.0)
     run.train(5)
@@ -154,13 +146,10 @@ def test_as_many_epochs_fit_as_a_slow_search_finds(
         return 20 * (n_epochs - 1) + 7 * len(validated | ({n_epochs} if n_epochs > 1 else set()))
 
     found = run.clock.epochs_in((627 + left_s / 0.9) / 3600)
-
     assert found == max(n for n in range(1, 500) if run_s(n) <= left_s + 1e-6)
 
 
-def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hours_that_hold_no_epoch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten patches of 300 s: 50 min, of which the first step took two minutes more."""
     run = Session(monkeypatch, n_epochs=None, spent_s=60.0)
     run.train(1, batch_s=720)
@@ -191,7 +180,6 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 7)
     with caplog.at_level(logging.INFO):
         resumed = train(data, tmp_path / "run", settings("training.hours=2"))
-
     assert (stopped.finished, resumed.finished, len(resumed.history)) == (False, True, 3)
     assert "training.hours changes from 1.0 to 2.0" in caplog.text
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")

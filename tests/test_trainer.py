@@ -101,7 +101,6 @@ def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -
     outcome = train(
         data, tmp_path / "run", settings("training.n_epochs=12", "patch.per_case=4", *larger)
     )
-
     first, last = outcome.history[0], outcome.history[-1]
     assert last["train_loss"] < 0.5 * first["train_loss"]
     assert last["val_dice_wt"] > 0.7
@@ -138,7 +137,6 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     expected_path, config = undisturbed
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
     resumed = train(data, tmp_path / "run", config)
-
     assert (stopped.finished, resumed.finished) == (False, True)
     check_same_runs(tmp_path / "run", expected_path)
     assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
@@ -153,13 +151,10 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     content["optimizer"]["state"] = {}
     torch.save(content, tmp_path / "run" / "last.pt")
     train(data, tmp_path / "run", settings())
-
     assert not same(weights(finished[0] / "last.pt"), weights(tmp_path / "run" / "last.pt"))
 
 
-def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
-    data: FoldData, tmp_path: Path, run: Run
-) -> None:
+def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run: Run) -> None:
     channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
     config = load_config(
         assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
@@ -171,7 +166,6 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
         },
     )
     outcome = train(data, tmp_path / "run", config)
-
     assert np.isfinite(outcome.history[0]["val_loss"])
     device = Device(torch_device=torch.device("cpu"))
     (member,) = load_model([tmp_path / "run"], device).members
@@ -196,7 +190,6 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
             train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
             for hours in (0, None)
         )
-
     assert (stopped.finished, stopped.signal) == (False, None)
     assert stopped.reason == "the time limit of 0 hours was reached"
     assert finished.finished
@@ -210,7 +203,6 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
             torch.manual_seed(3)
             layers = nn.Conv3d(4, 6, 3, padding=1), nn.Dropout3d(0.5), nn.Conv3d(6, 3, 1)
             train(data, tmp_path / name, settings(), stop, network=nn.Sequential(*layers))
-
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
 
 
@@ -227,9 +219,7 @@ class InDouble(nn.Sequential):
 
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
-def test_the_micro_batch_does_not_change_what_is_learnt(
-    data: FoldData, tmp_path: Path, batch_dice: str
-) -> None:
+def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_dice: str) -> None:
     """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
@@ -248,19 +238,15 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
         outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
         assert outcome.history[0]["step"] == 3
         updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
-
     for update in updates[1:]:
         assert float((update - updates[0]).norm() / updates[0].norm()) <= 1e-12
 
 
-def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whole_crops(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_an_effective_batch_by_epoch_changes_the_steps(data: FoldData, tmp_path: Path) -> None:
     """Whole crops are a patch for each case."""
     for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
         config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
         outcome = train(data, tmp_path / size, config)
-
         assert [row["step"] for row in outcome.history] == steps
         assert np.isfinite(outcome.history[-1]["val_loss"])
 
@@ -268,7 +254,6 @@ def test_an_effective_batch_that_changes_by_epoch_changes_the_steps_also_of_whol
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
     run_path, cosine = tmp_path / "run", "schedule.name=cosine"
     train(data, run_path, settings(cosine), StopAtCheck(2))
-
     with pytest.raises(ResumeError, match=r"optimizer\.lr: 0\.01 -> 0\.02\n.*--fresh"):
         train(data, run_path, settings(cosine, "optimizer.lr=0.02"))
     # this schedule looks ahead
@@ -292,16 +277,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_second_training_of_a_run_is_refused_before_it_writes(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_a_second_training_of_a_run_is_refused(data: FoldData, tmp_path: Path) -> None:
     """Also before the first has saved anything, and with --fresh."""
     trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
     refused = pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it")
     for fresh in (False, True):
         with run_locked(tmp_path / "run"), refused:
             trainer.run(fresh=fresh, track=untracked)
-
     assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(EnvironmentalError, match="cannot be written"):
@@ -309,9 +291,7 @@ def test_a_second_training_of_a_run_is_refused_before_it_writes(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
-    data: FoldData, tmp_path: Path
-) -> None:
+def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_path: Path) -> None:
     """Another process may hold the old lock of the renamed folder open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
@@ -326,7 +306,6 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
 
     hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
-
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
     check_same_runs(tmp_path / "run", tmp_path / "run.1")
     for name in ("run", "run.1"):
@@ -334,15 +313,12 @@ def test_fresh_sets_the_earlier_run_aside_and_both_are_locked_while_it_trains(
             pass
 
 
-def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
-    data: FoldData, copied: Path
-) -> None:
+def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:
     """The process ended after the last checkpoint, or the disk was full."""
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
     train(data, copied, settings())
-
     assert (copied / "history.csv").read_bytes() == expected
     assert (copied / "history.png").exists()
 
@@ -350,7 +326,6 @@ def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_open
 def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
     network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
     before = {name: value.clone() for name, value in network.state_dict().items()}
-
     with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
         train(data, tmp_path / "run", settings(), network=network)
     assert same(before, network.state_dict())
@@ -365,14 +340,11 @@ LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
 @pytest.mark.parametrize(
     "n_checks", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 7))]
 )
-def test_a_loss_by_dotted_name_is_learnt_and_resumed(
-    data: FoldData, tmp_path: Path, n_checks: int
-) -> None:
+def test_a_loss_by_dotted_name_is_resumed(data: FoldData, tmp_path: Path, n_checks: int) -> None:
     """Bit for bit, with the state of the optimizer that belongs to its parameters."""
     train(data, tmp_path / "undisturbed", settings(LEARNT))
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
     train(data, tmp_path / "run", settings(LEARNT))
-
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
     last, best = (torch.load(tmp_path / "run" / name) for name in ("last.pt", "best.pt"))
     assert not torch.equal(last["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
@@ -398,7 +370,6 @@ def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
     image = torch.rand(4, 20, 18, 16)
     for _ in range(2):
         torch.testing.assert_close(predict(network, image), image[:3])
-
     assert network.n_refused == 1
     assert "validation: memory ran out with the windows of prediction: CUDA" in caplog.text
     assert "with windows of 8x8x8" in caplog.text
@@ -428,7 +399,6 @@ def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
 ) -> None:
     config = settings("loss.batch_dice=true", "validation.patches_between=true")
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
-
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
 
@@ -457,7 +427,6 @@ def test_validation_every_other_epoch_leaves_columns_empty_unless_patches_are_sc
     data: FoldData, tmp_path: Path, changes: list[str], missing: list[bool]
 ) -> None:
     train(data, tmp_path / "run", settings("validation.every=2", *changes))
-
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert history["val_dice"].isna().tolist() == missing
 
@@ -469,7 +438,6 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
-
     for column in ("train_loss", "val_loss"):
         found = [row[column] for row in outcome.history]
         assert found == pytest.approx(recorded[column].tolist(), rel=1e-4), column
@@ -477,7 +445,6 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
 
 def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldData) -> None:
     check_unchanged(data)
-
     with pytest.raises(UsageError, match="another process has prepared the cases in"):
         check_unchanged(replace(data, fingerprint="another"))
 

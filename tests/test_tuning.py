@@ -88,7 +88,6 @@ def test_the_value_that_scores_best_is_chosen_if_that_is_no_chance(
     tmp_path: Path, change, protocol, n_cases, expected, setting, gain
 ) -> None:
     tuning = fit_cases(write_cases(tmp_path, change, n_cases), protocol)
-
     fits = {fit.setting: fit for fit in tuning.fits}
     assert tuning.fitted.decoding == expected
     assert fits[setting].gain.mean == pytest.approx(gain, abs=1e-3)
@@ -106,7 +105,6 @@ def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None
             probabilities[2] = cube(8, 11) * 0.9
 
     decoding = fit_cases(write_cases(tmp_path, change, n_cases=14), DICE).fitted.decoding
-
     dropped = decoding.smallest_mm3[2], decoding.smallest_et_mm3
     assert dropped in {(50.0, 0.0), (0.0, 50.0)}
 
@@ -119,7 +117,6 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
         probabilities[:, : 4 + number % 5] = 0
 
     lines = dice_lines([fit_cases(write_cases(tmp_path, change), DICE).notes])
-
     assert [(line.region, line.n_cases) for line in lines] == [
         (region, N_CASES) for region in ("wt", "tc", "et")
     ]
@@ -140,15 +137,12 @@ def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
     return [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
 
 
-def test_a_case_is_asked_for_once_and_again_with_other_weights(
-    runs: list[Path], tiny_prepared: Path
-) -> None:
+def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: Path) -> None:
     """A second start reads the stored predictions of the first, also of an interrupted one."""
     held_out = open_held_out(runs[0], tiny_prepared)
     cases = predict_held_out(held_out, CPU, untracked)
     time = cases[0].path.stat().st_mtime_ns
     cases[1].path.unlink()
-
     again = predict_held_out(held_out, CPU, untracked)
     assert [case.case_id for case in cases] == [CASES[0], CASES[2], CASES[4]]
     assert cases == again
@@ -194,17 +188,13 @@ def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
 @pytest.mark.slow
 def test_workers_change_nothing(tmp_path: Path) -> None:
     cases = write_cases(tmp_path, add_rim)
-
     assert fit_cases(cases, DICE, n_workers=2) == fit_cases(cases, DICE)
 
 
-def test_a_run_that_is_being_trained_or_is_absent_is_not_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_training_is_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest weights of the first would be replaced by the tuned ones."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     run = write_run(tmp_path / "run")
-
     with run_locked(run), pytest.raises(UsageError, match="another process trains or tunes"):
         tune_runs([run], prepared_path=tmp_path)
     with pytest.raises(UsageError, match=r"found no best\.pt"):

@@ -43,9 +43,7 @@ STARTS = {
 
 
 @given(length=st.integers(1, 20), rest=st.integers(0, 160), overlap=st.floats(0, 0.99))
-def test_windows_reach_both_borders_overlap_enough_and_weigh_one_together(
-    length: int, rest: int, overlap: float
-) -> None:
+def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overlap: float) -> None:
     """And they begin where they should, worked out by hand."""
     assert {key: window_starts(*key) for key in STARTS} == STARTS
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
@@ -70,7 +68,6 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
         return patch.bfloat16()
 
     logits = predict_logits(network, image, window=window, overlap=overlap)
-
     assert calls == [(1, 4, *window)] * n_windows(shape, window, overlap)
     assert (logits.shape, logits.dtype) == (image.shape, torch.float32)
     assert torch.allclose(logits, image, atol=1e-6)
@@ -86,7 +83,6 @@ def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:
         return window
 
     logits = predict_logits(network, image, window=(4, 6, 4), overlap=0.5)
-
     assert torch.equal(logits, image)
 
 
@@ -103,12 +99,9 @@ SIDE = exp(-32 / 9)
         ((3, 3, 1), (2, 2, 1), [1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4]),
     ],
 )
-def test_the_mean_of_a_voxel_worked_out_by_hand(
-    shape: Triple, window: Triple, expected: list[float]
-) -> None:
+def test_a_mean_worked_out_by_hand(shape: Triple, window: Triple, expected: list[float]) -> None:
     """A voxel follows the window whose centre is nearer."""
     logits = predict_logits(counting(), torch.zeros(1, *shape), window=window, overlap=0.5)
-
     assert logits.flatten().tolist() == pytest.approx(expected)
 
 
@@ -131,6 +124,5 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
             roi_weight_map=torch.einsum("x,y,z->xyz", *bells)[None, None],
         )
         assert torch.equal(predict_logits(network, image, window=window, overlap=0.5), ours)
-
     assert torch.allclose(ours, theirs[0], atol=1e-5)
     assert not ours.requires_grad

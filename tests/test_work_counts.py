@@ -159,7 +159,6 @@ def test_a_training_step_calls_no_more_kernels_and_allocates_no_more_memory(name
     step = step_of(criterion, torch.bfloat16 if "bf16" in name else None)
     with Kernels() as kernels:
         step()
-
     check(kernels.counts(), STEP_LIMITS[name])
 
 
@@ -262,7 +261,6 @@ def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
         prepare_cases(cases[1:], tmp_path / "prepared", StoreConfig(), n_workers=0)
     prepared = size_of(tmp_path / "prepared" / "BraTS2021_00001")
     n_read = bytes_read() - before - prepared
-
     check(
         {
             "scans opened": opened.total(),
@@ -285,7 +283,6 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
     with opened_below(second) as opened, opened_below(output) as written:
         predict_folder([second], models, output, settings)
     n_read = bytes_read() - before
-
     check(
         {
             "scans opened": opened.total(),
@@ -301,9 +298,7 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("tta", "n_mirrors"), [(False, 1), (True, 8)])
-def test_each_window_of_a_case_is_computed_once(
-    monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int
-) -> None:
+def test_windows_run_once(monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int) -> None:
     """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
     scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
     settings = PredictionSettings(tta=tta)
@@ -323,7 +318,6 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     Predictor(model=model).predict_scan(scan)
     with Kernels() as kernels:
         Predictor(model=model).predict_scan(scan)
-
     check(kernels.counts(), {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2})
 
 
@@ -333,5 +327,4 @@ def test_help_imports_few_modules() -> None:
         "print(len(sys.modules))"
     )
     shown = subprocess.check_output([sys.executable, "-c", program], text=True)
-
     check({"modules": int(shown.split()[-1])}, {"modules": 400})

@@ -27,7 +27,7 @@ _DEEP_MM = 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
+class Voxels:
     """The voxels of a scan: a box around the centre of the brain."""
 
     shape: Triple
@@ -56,7 +56,7 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Brain:
+class Anatomy:
     """The tissues of a brain without a tumour, as arrays of the grid."""
 
     tissue: Field
@@ -99,7 +99,7 @@ def template_at(positions: Field) -> Field:
     )
 
 
-def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
+def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     turn = np.eye(3)
     # the brains of BraTS are pitched against the template
@@ -113,7 +113,7 @@ def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
     return positions
 
 
-def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Brain:
+def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anatomy:
     """Return the brain whose voxels stand at these positions in the template, of any age."""
     grey, white, depth, ventricle = template_at(positions)
     depth += rng.uniform(0, 1.2) * grid.noise(rng, 14)
@@ -135,7 +135,7 @@ def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Brain:
     logits[0] += 4 * sigmoid(-ventricle / 0.8)
     logits[0] -= 0.9 * ((ventricle > 2) & (ventricle < 25) & (depth > 25))
     tissue = np.exp(logits - logits.max(axis=0))
-    return Brain(
+    return Anatomy(
         tissue=tissue / tissue.sum(axis=0),
         mask=mask,
         leftover=leftover * mask,

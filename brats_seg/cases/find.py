@@ -145,36 +145,6 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     return _with_id_checked(case, is_file_name=True)
 
 
-def find_data(places: Iterable[Path]) -> Path | None:
-    """Return the folder that contains the labelled cases of one release, or None without any.
-
-    In the first place with labelled cases, the release with most of them is chosen: a mount may
-    contain several data sets, at any depth.
-
-    Args:
-        places: Folders to search, such as `/kaggle/input`; they need not exist.
-    """
-    for place in filter(Path.is_dir, places):
-        try:
-            labelled = [case for case in find_cases(place).cases if case.label]
-        except LayoutError as error:
-            log.warning("%s", error)
-            continue
-        if not labelled:
-            log.warning("%s holds cases, and no label map", place)
-            continue
-        by_release = Counter(case.release for case in labelled)
-        release = min(by_release, key=lambda name: (-by_release[name], name))
-        if len(by_release) > 1:
-            log.warning("%s holds cases of %s; used: %s", place, dict(by_release), release)
-        images = [scan for case in labelled if case.release == release for scan in case.images]
-        folders = {place / scan.path.parent for scan in images}
-        # the tables of a release are beside its case folders, not in them
-        is_flat = len(folders) < by_release[release]
-        return Path(os.path.commonpath(folders if is_flat else {path.parent for path in folders}))
-    return None
-
-
 def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 

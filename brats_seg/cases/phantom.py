@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import Brain, Field, Grid, make_brain, random_positions, sigmoid
+from brats_seg.cases.anatomy import Anatomy, Field, Voxels, make_brain, random_positions, sigmoid
 from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
-from brats_seg.cases.tumour import Tumour, displaced, make_tumour, place_foci
+from brats_seg.cases.tumour import Glioma, displaced, make_tumour, place_foci
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, label_map_of
 from brats_seg.tables import write_table
@@ -30,7 +30,6 @@ _SHAPE = (64, 76, 62)
 """Voxels of a phantom; its spacing is 2.5 mm."""
 _SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 _WITHOUT_ET_EVERY = 4
-_FLUID, _GREY, _WHITE = range(3)
 _T1N, _T1C, _T2W, _T2F = range(4)
 _VARIETY = 0.3
 _GAIN = 500
@@ -90,7 +89,7 @@ def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: in
     with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
     rng = np.random.default_rng([seed, number])
     phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
-    spacing_mm = Grid.around_brain(shape).spacing_mm
+    spacing_mm = Voxels.around_brain(shape).spacing_mm
     affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
     affine[1, 3] = spacing_mm * (shape[1] - 1)
     geometry = Geometry.at(affine, shape, qform_code=1)
@@ -126,7 +125,7 @@ def make_phantom(
     variety: float = _VARIETY,
 ) -> Phantom:
     """Return one case, a pure function of the generator, whose tumour enhances or not."""
-    grid = Grid.around_brain(shape)
+    grid = Voxels.around_brain(shape)
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
     brain = make_brain(rng, grid, positions + displaced(rng, grid, foci))
@@ -172,51 +171,35 @@ def _draw_signals(rng: np.random.Generator, variety: float) -> _Signals:
 
 
 def _images(
-    rng: np.random.Generator, grid: Grid, brain: Brain, tumour: Tumour, variety: float
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, tumour: Glioma, variety: float
 ) -> npt.NDArray[np.int16]:
     """Return images (4, X, Y, Z) of the brain, each with its own slices, bias and noise."""
     signals = _draw_signals(rng, variety)
     uptake = _healthy_uptake(rng, grid, brain, variety)
     lesions, rim = _white_matter_lesions(rng, grid, brain), _surface_artefact(rng, grid, brain)
     parts = _parts(rng, tumour)
-    fine, middle, wide = grid.noise(rng, 5), grid.noise(rng, 11), grid.noise(rng, 40)
-    texture = grid.noise(rng, 6)
+    noises = np.stack([grid.noise(rng, knots_mm) for knots_mm in (5, 11, 40, 6)])
     blend = sigmoid(2.5 * grid.noise(rng, 12) + rng.uniform(-3, 3))
-    cystic = rng.random() < 0.8 if tumour.family == "ring" else rng.random() < 0.3
+    is_cystic = rng.random() < 0.8 if tumour.family == "ring" else rng.random() < 0.3
     in_t1n, from_vessels = rng.random() < 0.5, rng.uniform(0, 0.6)
     images = []
     for modality in range(4):
-        healthy = signals.healthy[:, modality]
-        unevenness = rng.uniform(0, 0.14 if modality == _T2F else 0.07)
-        image = healthy[_FLUID] * brain.tissue[_FLUID]
-        image += healthy[_GREY] * (1 + unevenness * wide) * brain.tissue[_GREY]
-        image += healthy[_WHITE] * (1 + 0.4 * unevenness * wide) * brain.tissue[_WHITE]
-        image *= 1 + rng.uniform(0, 0.05) * fine + rng.uniform(0, 0.03) * middle
-        around = rng.uniform(0.3, 2.5 if modality == _T1C else 1.4) * (1 + 0.3 * texture)
-        image += brain.leftover * (around - image)
+        _, grey, white = signals.healthy[:, modality]
+        image = _healthy_image(rng, signals, brain, noises, modality)
         if modality == _T1C:
             image += uptake * (1 - parts[2])
         elif modality == _T1N and in_t1n:
             image += rng.uniform(0, 0.25) * uptake
         elif modality == _T2W:
             image *= 1 - from_vessels * uptake.clip(0, 1)
-            image += 0.6 * (signals.oedema[_T2W] - healthy[_GREY]) * lesions
+            image += 0.6 * (signals.oedema[_T2W] - grey) * lesions
         elif modality == _T2F:
             image += rng.uniform(0.5, 1.1) * (signals.oedema[_T2F] - 1) * lesions + rim
-        core = signals.solid[modality]
-        if cystic:
-            core = blend * signals.necrosis[modality] + (1 - blend) * core
-        bright = (0.05, 0.35) if modality == _T1C else (0, 0.2)
-        looks = (
-            signals.oedema[modality]
-            * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
-            core * (1 + rng.uniform(0, 0.25) * middle + rng.uniform(0, 0.2) * fine),
-            signals.enhancing[modality] * (1 + rng.uniform(*bright) * texture),
-        )
+        looks = _tumour_looks(rng, signals, noises, blend if is_cystic else None, modality)
         for share, look in zip(parts, looks, strict=True):
             # oedema that is faint keeps the anatomy below it
             image += share * (look - image)
-        brightest = float(healthy[[_GREY, _WHITE]].max())
+        brightest = float(max(grey, white))
         is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
         image *= np.exp(_uneven_gain(rng, grid, brain, variety)) / brightest
         images.append(_scanned(rng, grid, image, variety, is_thick=is_thick))
@@ -225,7 +208,43 @@ def _images(
     return np.where(brain.mask, scaled.clip(min=1), 0).astype(np.int16)
 
 
-def _parts(rng: np.random.Generator, tumour: Tumour) -> Field:
+def _healthy_image(
+    rng: np.random.Generator, signals: _Signals, brain: Anatomy, noises: Field, modality: int
+) -> Field:
+    """Return the brain without contrast agent, and what skull stripping left around it."""
+    fine, middle, wide, texture = noises
+    unevenness = rng.uniform(0, 0.14 if modality == _T2F else 0.07)
+    fluid, grey, white = signals.healthy[:, modality]
+    image: Field = fluid * brain.tissue[0]
+    image += grey * (1 + unevenness * wide) * brain.tissue[1]
+    image += white * (1 + 0.4 * unevenness * wide) * brain.tissue[2]
+    image *= 1 + rng.uniform(0, 0.05) * fine + rng.uniform(0, 0.03) * middle
+    around = rng.uniform(0.3, 2.5 if modality == _T1C else 1.4) * (1 + 0.3 * texture)
+    image += brain.leftover * (around - image)
+    return image
+
+
+def _tumour_looks(
+    rng: np.random.Generator,
+    signals: _Signals,
+    noises: Field,
+    necrotic: Field | None,
+    modality: int,
+) -> tuple[Field, Field, Field]:
+    """Return the signals of oedema, core without enhancement, of which a share is necrotic, and ET."""
+    fine, middle, _, texture = noises
+    core = signals.solid[modality]
+    if necrotic is not None:
+        core = necrotic * signals.necrosis[modality] + (1 - necrotic) * core
+    bright = (0.05, 0.35) if modality == _T1C else (0, 0.2)
+    return (
+        signals.oedema[modality] * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
+        core * (1 + rng.uniform(0, 0.25) * middle + rng.uniform(0, 0.2) * fine),
+        signals.enhancing[modality] * (1 + rng.uniform(*bright) * texture),
+    )
+
+
+def _parts(rng: np.random.Generator, tumour: Glioma) -> Field:
     """Return the shares (3, X, Y, Z) of oedema, core without enhancement and ET in each voxel."""
     wt, tc, et = tumour.regions
     sigma = rng.uniform(0.35, 0.8)
@@ -234,9 +253,11 @@ def _parts(rng: np.random.Generator, tumour: Tumour) -> Field:
     return np.stack([(shares[0] * tumour.oedema).clip(0, 1), *shares[1:]])
 
 
-def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Brain, variety: float) -> Field:
+def _healthy_uptake(
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, variety: float
+) -> Field:
     """Return what contrast agent adds outside tumours: vessels, falx and sinuses, dura, choroid plexus."""
-    u, depth, fluid = _uniform(rng, variety), brain.depth_mm, brain.tissue[_FLUID]
+    u, depth, (fluid, _, _) = _uniform(rng, variety), brain.depth_mm, brain.tissue
     below = depth.clip(min=0)
     knots_mm, width = u(14, 26), u(0.05, 0.2)
     # tubes where two fields of smooth noise are zero together
@@ -252,27 +273,29 @@ def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Brain, variety:
     return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
 
 
-def _white_matter_lesions(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:
     """Return shares of bright caps around the ventricles and of spots in white matter."""
     u, beyond = rng.uniform, brain.ventricle_mm
     caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 6)) * (beyond > 0)
     caps *= sigmoid(2 * grid.noise(rng, 18) + u(-2, 2))
     spots = sigmoid(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
     amounts = u(0, 1.2) * (rng.random() < 0.8), u(0, 1.2) * (rng.random() < 0.5)
-    lesions = (amounts[0] * caps + amounts[1] * spots) * brain.tissue[_WHITE]
+    _, _, white = brain.tissue
+    lesions = (amounts[0] * caps + amounts[1] * spots) * white
     return lesions.clip(0, 1)
 
 
-def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Brain) -> Field:
+def _surface_artefact(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:
     """Return what FLAIR adds to cortex near the surface."""
     u, below = rng.uniform, brain.depth_mm.clip(min=0)
     rim = np.exp(-below / u(0.8, 2.5)) * sigmoid(2 * grid.noise(rng, 25) + u(-2, 2))
     in_grey = u(0, 0.6) * (rng.random() < 0.6)
     anywhere = u(0, 0.4) * (rng.random() < 0.3)
-    return rim * (in_grey * brain.tissue[_GREY] + anywhere)
+    _, grey, _ = brain.tissue
+    return rim * (in_grey * grey + anywhere)
 
 
-def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain, variety: float) -> Field:
+def _uneven_gain(rng: np.random.Generator, grid: Voxels, brain: Anatomy, variety: float) -> Field:
     """Return the logarithm of the gain of coils: smooth, often more near the surface, other at the skull base."""
     gain = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
     if rng.random() < 0.4 * variety:
@@ -283,7 +306,7 @@ def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Brain, variety: fl
 
 
 def _scanned(
-    rng: np.random.Generator, grid: Grid, image: Field, variety: float, *, is_thick: bool
+    rng: np.random.Generator, grid: Voxels, image: Field, variety: float, *, is_thick: bool
 ) -> Field:
     """Return the image as a scanner shows it: blur, thick slices, movement, a missing slab, noise."""
     if rng.random() < 0.6 * variety:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import Brain, Field, Grid, template_at
+from brats_seg.cases.anatomy import Anatomy, Field, Voxels, template_at
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask
 
@@ -20,7 +20,6 @@ Family = Literal["ring", "solid", "patchy", "none"]
 _FAMILIES: tuple[Family, ...] = ("ring", "solid", "patchy")
 _FAMILY_SHARES = (0.68, 0.15, 0.17)
 """Share of each family among tumours that enhance."""
-_FLUID, _GREY, _WHITE = range(3)
 _FAR = 1e3
 
 
@@ -34,7 +33,7 @@ class Focus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tumour:
+class Glioma:
     """The parts of a tumour, as arrays of the grid."""
 
     regions: RegionMasks
@@ -44,7 +43,7 @@ class Tumour:
     family: Family
 
 
-def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[Focus]:
+def place_foci(rng: np.random.Generator, grid: Voxels, positions: Field) -> list[Focus]:
     """Choose centres and sizes of the foci of one tumour, of 1 to 130 ml and smaller satellites."""
     coarse = positions[:, ::2, ::2, ::2]
     grey, white, depth, ventricle = template_at(coarse)
@@ -67,7 +66,7 @@ def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[F
     return foci
 
 
-def displaced(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
+def displaced(rng: np.random.Generator, grid: Voxels, foci: list[Focus]) -> Field:
     """Return by how many millimetres (3, X, Y, Z) each voxel shows tissue that the foci pushed outwards."""
     shift = np.zeros((3, *grid.shape), dtype=np.float32)
     for focus in foci:
@@ -80,8 +79,8 @@ def displaced(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
 
 
 def make_tumour(
-    rng: np.random.Generator, grid: Grid, brain: Brain, foci: list[Focus], *, with_et: bool
-) -> Tumour:
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, foci: list[Focus], *, with_et: bool
+) -> Glioma:
     """Return a tumour that has grown from the foci, and that enhances or not."""
     family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
     largest_mm = foci[0].radius_mm
@@ -89,7 +88,8 @@ def make_tumour(
     radius = np.minimum.reduce([_lobes(rng, grid, focus) for focus in foci])
     radius += rng.uniform(0.08, 0.3) * grid.noise(rng, max(6, 0.9 * largest_mm))
     radius += rng.uniform(0.03, 0.14) * grid.noise(rng, 7)
-    ventricle = (brain.tissue[_FLUID] > 0.6) & (brain.ventricle_mm < 1)
+    fluid, _, _ = brain.tissue
+    ventricle = (fluid > 0.6) & (brain.ventricle_mm < 1)
     core = (radius < 1) & brain.mask & ~(ventricle & (radius > 0.6))
     core &= brain.depth_mm > rng.uniform(-1, 3)
     enhancing = core & _enhancing(rng, grid, family, (1 - radius) * largest_mm)
@@ -97,16 +97,16 @@ def make_tumour(
         enhancing = core
     reach_mm = _reach_mm(rng, family)
     arrival_mm = _arrival_mm(rng, grid, brain, core, reach_mm)
-    oedema = (arrival_mm < reach_mm) & ~core & brain.mask & (brain.tissue[_FLUID] < 0.6)
+    oedema = (arrival_mm < reach_mm) & ~core & brain.mask & (fluid < 0.6)
     inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
     strength = (inwards + rng.uniform(0.25, 0.7)).clip(0, 1)
     strength *= rng.uniform(0.5, 1) if rng.random() < 0.3 else 1
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
-    return Tumour(regions=regions, oedema=strength.astype(np.float32), family=family)
+    return Glioma(regions=regions, oedema=strength.astype(np.float32), family=family)
 
 
-def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
+def _lobes(rng: np.random.Generator, grid: Voxels, focus: Focus) -> Field:
     """Return the distance from the centre as a share of the radius, for one to three ellipsoids."""
     n_lobes = 1 if rng.random() < 0.5 or focus.radius_mm < 7 else int(rng.integers(2, 4))
     fields = []
@@ -121,7 +121,7 @@ def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
     return np.minimum.reduce(fields)
 
 
-def _enhancing(rng: np.random.Generator, grid: Grid, family: Family, depth_mm: Field) -> Mask:
+def _enhancing(rng: np.random.Generator, grid: Voxels, family: Family, depth_mm: Field) -> Mask:
     """Return where a core of the family enhances, by the depth below its border."""
     coarse, fine = grid.noise(rng, rng.uniform(8, 14)), grid.noise(rng, 6)
     if family == "ring":
@@ -151,7 +151,7 @@ def _reach_mm(rng: np.random.Generator, family: Family) -> float:
 
 
 def _arrival_mm(
-    rng: np.random.Generator, grid: Grid, brain: Brain, core: Mask, reach_mm: float
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, core: Mask, reach_mm: float
 ) -> Field:
     """Return the way from the core to each voxel, in millimetres of pure white matter; found at half resolution."""
     half = (slice(None, None, 2),) * 3
@@ -170,7 +170,7 @@ def _arrival_mm(
     return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
 
 
-def _from(position: npt.NDArray[np.floating], grid: Grid) -> Field:
+def _from(position: npt.NDArray[np.floating], grid: Voxels) -> Field:
     return grid.positions() - position.astype(np.float32)[:, None, None, None]
 
 

@@ -36,9 +36,8 @@ def evaluate(
     """Score predictions as the challenges do, and write a table and a summary.
 
     Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
-    the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
-    predicted cases are printed as well. Patients that the model was trained on are marked, and the mean
-    without them comes first. Exit code 1: predictions are missing, or cases failed.
+    the worst scores, unless --only-predicted leaves it out. Patients that the model was trained on are
+    marked, and the mean without them comes first. Exit code 1: predictions are missing, or cases failed.
 
     Examples:
         brats-seg evaluate data predictions --protocol lesionwise2023
@@ -136,16 +135,15 @@ def print_remarks(
 
 
 def print_summaries(scored: "Evaluation") -> None:
-    """Print the means of each region over all cases, and over parts of them.
+    """Print the means of each region over all cases.
 
     The first are those over the cases that the model was not trained on, if it was trained on some.
     """
-    summaries, predicted = scored.summaries, scored.predicted_summaries
+    summaries, n_missing = scored.summaries, len(scored.missing)
     if not summaries:
         print("no case could be scored")
         return
     n_cases, n_trained = summaries[0].n_cases, len(scored.in_training)
-    n_missing = n_cases - (predicted[0].n_cases if predicted else 0)
     worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
     every = worst if n_missing else counted(n_cases, "case")
     if n_trained:
@@ -155,8 +153,6 @@ def print_summaries(scored: "Evaluation") -> None:
             others = counted(n_cases - n_trained, "case")
             _print_means(scored.held_out_summaries, f"{others}, without {trained}")
     _print_means(summaries, every)
-    if n_missing and predicted:
-        _print_means(predicted, f"the {n_cases - n_missing} that have a prediction")
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
@@ -210,9 +206,8 @@ def figure(
 ) -> None:
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
 
-    sample: the modalities and the label map of a case. montage, preview, surface: the outlines of
-    reference and prediction in sections, in three planes, in space. uncertainty: where a prediction
-    is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
+    sample: the modalities and the label map of a case. montage, preview: the outlines of reference
+    and prediction in sections, in three planes. uncertainty: where a prediction is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
     history: loss and scores of every epoch.
 
     Examples:

@@ -117,11 +117,6 @@ class Evaluation:
         return self._summaries_without(())
 
     @cached_property
-    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
-        """Summaries over the cases that have a prediction; equal to `summaries` if all have one."""
-        return self._summaries_without(self.missing)
-
-    @cached_property
     def held_out_summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries without the cases of patients that the model was trained on."""
         return self._summaries_without(self.in_training)

@@ -12,8 +12,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.figures import cases, charts
-from brats_seg.figures.sections import SUFFIXES, check_suffix, write_figure
-from brats_seg.figures.surface import surface_figure, write_surface_gif
+from brats_seg.figures.sections import check_suffix, write_figure
 from brats_seg.progress import tracked
 
 
@@ -23,7 +22,7 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
     Args:
         kind: One of `FIGURES`.
         source: Folder of scans, table of scores or folder of a run, by the kind.
-        output: A `.png`, `.svg` or `.pdf`; of surfaces also a `.gif`, which turns.
+        output: A `.png`, `.svg` or `.pdf`.
         options: Options by name, without those that are None: `prediction`, `case`, `column`,
             `modality`, `convention` and `clinical`, as far as the function of the kind has them.
     """
@@ -33,14 +32,11 @@ def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
         has = ", ".join(f"--{name}" for name in known) or "none"
         msg = f"figure {kind} has no option {', '.join(unknown)}; it has {has}"
         raise UsageError(msg)
-    check_suffix(output, (*SUFFIXES, ".gif") if kind == "surface" else SUFFIXES)
+    check_suffix(output)
     drawn: Any = source
     if "case" in known:
         drawn = _view(kind, source, **{name: given.pop(name, None) for name in _CASE})
-    if output.suffix.lower() == ".gif":
-        write_surface_gif(drawn, output)
-    else:
-        write_figure(function(drawn, **given), output)
+    write_figure(function(drawn, **given), output)
 
 
 def _view(
@@ -73,7 +69,6 @@ FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "montage": (cases.montage_figure, (*_CASE, "modality")),
     "preview": (cases.view_figure, _CASE),
     "uncertainty": (cases.uncertainty_figure, _CASE),
-    "surface": (surface_figure, _CASE),
     "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
     "distributions": (_distributions, ("clinical", "convention")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.textpath import TextPath
 
 from brats_seg.errors import UsageError
@@ -57,9 +56,6 @@ _GREY_PERCENTILES = (1.0, 99.5)
 _MARGIN = 0.08
 """Background that is left around the brain, as a share of its length, for the letters."""
 _OPPOSITE = dict(zip("LRAPSI", "RLPAIS", strict=True))
-_OBLIQUE = 0.4
-"""Smallest component of a unit vector that has a letter: directions within 24 degrees of an axis have
-one letter, others two."""
 _EDGES = {
     "left": {"x": 0.01, "y": 0.5, "ha": "left", "va": "center"},
     "right": {"x": 0.99, "y": 0.5, "ha": "right", "va": "center"},
@@ -97,23 +93,6 @@ class Grid:
     def voxel_ml(self) -> float:
         """Volume of a voxel."""
         return float(np.prod(self.spacing_mm)) / MM3_PER_ML
-
-    def letters(self, vector: npt.ArrayLike) -> str:
-        """Return the letter of the side that a vector (3,) along X, Y and Z points to.
-
-        A vector that is oblique has two or three letters, the one of its largest component first.
-
-        Example:
-            >>> Grid(spacing_mm=(1, 1, 1)).letters((0.8, -0.6, 0))
-            'LA'
-        """
-        parts = np.asarray(vector, float) / np.linalg.norm(vector)
-        order = np.argsort(-np.abs(parts), kind="stable")
-        return "".join(
-            self.directions[i] if parts[i] > 0 else _OPPOSITE[self.directions[i]]
-            for i in order
-            if abs(parts[i]) >= _OBLIQUE
-        )
 
 
 def centre_of(regions: RegionMasks, image: Image) -> Triple:
@@ -168,10 +147,13 @@ def draw_section(
     )
     _zoom(axes, np.any(image != 0 if brain is None else brain, axis=axis).T)
     axes.set_axis_off()
-    vectors = np.zeros((2, 3))
-    vectors[0, right] = np.sign(np.diff(axes.get_xlim())[0])
-    vectors[1, up] = np.sign(np.diff(axes.get_ylim())[0])
-    draw_letters(axes, grid, *vectors)
+    for edges, side, (start, end) in (
+        (("left", "right"), grid.directions[right], axes.get_xlim()),
+        (("bottom", "top"), grid.directions[up], axes.get_ylim()),
+    ):
+        letters = (_OPPOSITE[side], side)
+        for edge, letter in zip(edges, letters if start < end else letters[::-1], strict=True):
+            _draw_mark(axes, letter, **_EDGES[edge], gid=edge)
 
 
 def draw_to_one_scale(panels: Sequence[tuple[Any, int]], grid: Grid) -> None:
@@ -183,18 +165,6 @@ def draw_to_one_scale(panels: Sequence[tuple[Any, int]], grid: Grid) -> None:
         ends = middle + np.sign(ends - middle) * np.abs(ends - middle).max()
         for (axes, _), limits in zip(panels, ends / mm, strict=True):
             axes.set(**{f"{name}lim": limits})
-
-
-def draw_letters(axes: Any, grid: Grid, to_right: npt.ArrayLike, to_top: npt.ArrayLike) -> None:
-    """Write the side of the patient at each edge of a picture, or replace the letters there.
-
-    The vectors (3,) along X, Y and Z point to the right and to the top of the picture.
-    """
-    right, top = np.asarray(to_right, float), np.asarray(to_top, float)
-    for text in [text for text in axes.texts if text.get_gid() in _EDGES]:
-        text.remove()
-    for edge, vector in {"left": -right, "right": right, "top": top, "bottom": -top}.items():
-        _draw_mark(axes, grid.letters(vector), **_EDGES[edge], gid=edge)
 
 
 def draw_scale_bar(axes: Any, mm_per_unit: float) -> None:
@@ -250,13 +220,11 @@ def light_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def region_key(
-    sides: Sequence[RegionMasks], words: Sequence[str], *, filled: bool = False
-) -> list[Artist]:
-    """Return legend entries for the outlines, or the areas, of the regions that any side has."""
+def region_key(sides: Sequence[RegionMasks], words: Sequence[str]) -> list[Artist]:
+    """Return legend entries for the outlines of the regions that any side has."""
     entries = zip(words, REGION_COLOURS, _OUTLINES, strict=True)
     return [
-        Patch(facecolor=colour, label=text) if filled else line_key(text, colour, *outline)
+        line_key(text, colour, *outline)
         for k, (text, colour, outline) in enumerate(entries)
         if any(regions[k].any() for regions in sides)
     ]

@@ -50,16 +50,8 @@ _REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
 _SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
 _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 """Entries of the environment of a run that are in the card."""
-_ROLES = (
-    ("held_out", "held out", "held out of"),
-    ("training", "trained on", "trained on by"),
-    (
-        "learnt_before",
-        "trained on before, by the weights that it started from",
-        "trained on before the start of",
-    ),
-)
-"""Facts that list cases, and what they say of a case of one network, and of several."""
+_LISTS_OF_CASES = ("training", "held_out", "learnt_before")
+"""Facts that list ids of cases."""
 
 Count = Annotated[int, Field(ge=0)]
 CountRow = tuple[Count, Count, Count]
@@ -102,7 +94,7 @@ class NetworkFacts(Section):
         anonymous = tuple(
             case.model_copy(update={"case_id": numbers[case.case_id]}) for case in self.validation
         )
-        no_ids = {name: () for name, *_ in _ROLES}
+        no_ids: dict[str, tuple[str, ...]] = dict.fromkeys(_LISTS_OF_CASES, ())
         return self.model_copy(update={**no_ids, "validation": anonymous})
 
 
@@ -126,6 +118,11 @@ class ModelFacts(Section):
     networks: tuple[NetworkFacts, ...]
     scores: CrossValidationScores | None = None
     """None without a cross-validation."""
+
+    @property
+    def names_cases(self) -> bool:
+        """Whether any list has the ids of cases."""
+        return any(getattr(one, name) for one in self.networks for name in _LISTS_OF_CASES)
 
     @property
     def knows_cases(self) -> bool:
@@ -236,7 +233,9 @@ def _write(
 def _log_card(facts: ModelFacts, *, case_ids: bool) -> None:
     """Log what to know about the model card before the model is handed out."""
     if facts.knows_cases and not case_ids:
-        log.info("The model card counts the cases without their ids; --name-cases names them.")
+        log.info(
+            "The model card counts the cases without their ids; --name-cases lists them in card.json."
+        )
     if not facts.license:
         log.info("The model card states no licence; --license names one.")
 
@@ -282,7 +281,6 @@ def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
         subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
-        roles=_roles(facts.networks),
     )
 
 
@@ -308,26 +306,6 @@ def _validations(
 def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     counts = [region_counts(case.case_id, case.counts) for case in cases]
     return summarise_counts(counts, np.random.default_rng(0))
-
-
-def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
-    """Return the ids of the cases that have the same part in every network, by words for the part."""
-    users: dict[str, list[list[int]]] = {}
-    for role, (name, *_) in enumerate(_ROLES):
-        for index, network in enumerate(networks):
-            for case_id in getattr(network, name):
-                users.setdefault(printable(case_id), [[], [], []])[role].append(index)
-    grouped: dict[str, list[str]] = {}
-    for case_id, indices in sorted(users.items(), key=lambda item: (item[1], item[0])):
-        parts = [
-            alone
-            if len(networks) == 1
-            else f"{among} network{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
-            for (_, alone, among), of in zip(_ROLES, indices, strict=True)
-            if of
-        ]
-        grouped.setdefault("; ".join(parts), []).append(case_id)
-    return grouped
 
 
 def _facts_of(

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from math import nan
 from pathlib import Path
 from typing import cast
@@ -24,7 +23,7 @@ from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import Seen, TrainingCases, open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
-from brats_seg.files import alone_at, write_json
+from brats_seg.files import alone_at
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import Predictor
@@ -77,8 +76,8 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 ) -> MappedCases[Row]:
     """Extract the features of all cases of a folder and write them as a table.
 
-    `failures.csv` is written beside the table, and a JSON file of the same name lists its sources. Of
-    several runs, those that were not trained on the patient are applied to a case.
+    `failures.csv` is written beside the table. Of several runs, those that were not trained on the
+    patient are applied to a case.
 
     Args:
         data: Folder of scans, of any BraTS release.
@@ -117,15 +116,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     on_device = choose_device(device, precision)
     networks = load_networks(autoencoder, segmentations, on_device, clinical, cases)
     extract = partial(extract_row, networks=networks, predicted=predicted)
-    origin = {
-        "data": str(index.root),
-        "autoencoders": [str(autoencoder)] if autoencoder else [],
-        "segmentations": [*map(str, segmentations)],
-        "version": version("brats_seg"),
-    }
     with alone_at(output):
-        # first, so that a folder that cannot be written to is noticed at once
-        write_json(output.with_suffix(".json"), origin)
         # in this process, which holds the networks on the device
         measured = map_cases(extract, cases, "features", track=track)
         write_failures(measured.failures, output.with_name("failures.csv"))

@@ -17,7 +17,7 @@ from brats_seg.data.fold import Seen
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 
-SEEN = get_args(Seen)
+_ANSWERS = get_args(Seen)
 """Whether a network was trained on the patient of a case; the best answer first."""
 
 AGE = "age_years"
@@ -59,9 +59,9 @@ def read_features(path: Path) -> pd.DataFrame:
             f"{path} has more than one row for {some_of(sorted(set(repeated)))}; expected one each."
         )
         raise UsageError(msg)
-    for name, known in ((LABELS_SEEN, ("", *SEEN)), (LATENT_SEEN, SEEN)):
+    for name, known in ((LABELS_SEEN, ("", *_ANSWERS)), (LATENT_SEEN, _ANSWERS)):
         if unknown := set(table.get(name, ())) - set(known):
-            msg = f"{path} has {min(unknown)!r} in column {name}; expected {', '.join(SEEN)}."
+            msg = f"{path} has {min(unknown)!r} in column {name}; expected {', '.join(_ANSWERS)}."
             raise UsageError(msg)
     names = feature_columns(table)
     texts = table[names].map(str.strip)

@@ -115,8 +115,8 @@ def train_fold(  # noqa: PLR0913 - the options of a run
 
 
 def _check_machine(config: Config, run_path: Path) -> None:
-    """Check the device, the trackers and the folder of the run, before hours of preparation."""
-    history.check_trackers(config.tracking)
+    """Check the device, the tracking and the folder of the run, before hours of preparation."""
+    history.check_tracking(config.tracking)
     settings = config.training
     on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
     needed = run_plan.shared_memory_needed(config, on_gpu=on_gpu)

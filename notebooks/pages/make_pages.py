@@ -131,25 +131,22 @@ class Page:
                 yield f"```text\n{output.text.strip()}\n```"
             return
         if "image/png" in output.data:
-            yield self._picture(base64.b64decode(output.data["image/png"]), "png")
+            yield self._picture(base64.b64decode(output.data["image/png"]))
         elif "text/html" in output.data:
             yield self._html(output.data["text/html"])
         else:
             yield f"```text\n{output.data['text/plain'].strip()}\n```"
 
     def _html(self, html: str) -> str:
-        """Return HTML that code hosts show: without style sheets, pictures in files of their own."""
-        embedded = re.search(r'src="data:image/(\w+);base64,([^"]+)"', html)
-        if embedded:
-            return self._picture(base64.b64decode(embedded[2]), embedded[1])
+        """Return HTML that code hosts show: without style sheets."""
         html = re.sub(r"<style.*?</style>\n?", "", html, flags=re.DOTALL)
         return "\n".join(line.strip() for line in html.splitlines() if line.strip())
 
-    def _picture(self, content: bytes, ending: str) -> str:
+    def _picture(self, content: bytes) -> str:
         self._in_section[self._section] += 1
         number = self._in_section[self._section]
         stem = re.sub(r"\W+", "-", self._section.lower()).strip("-")
-        file = f"{stem}{'' if number == 1 else f'-{number}'}.{ending}"
+        file = f"{stem}{'' if number == 1 else f'-{number}'}.png"
         self.pictures[file] = content
         return f"![{self._section}]({self.name}/{file})"
 

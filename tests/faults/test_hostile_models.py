@@ -225,9 +225,7 @@ HARMLESS = {
         ("predict", {what: CHECKPOINTS[what] for what in ("a pickle that runs code", "a FIFO")}),
     ],
 )
-def test_no_checkpoint_breaks_a_command(
-    name: str, changes: Mapping[str, Break], campaign: Campaign
-) -> None:
+def test_no_checkpoint_breaks(name: str, changes: Mapping[str, Break], campaign: Campaign) -> None:
     file, words, _ = USES[name]
     for number, (what, change) in enumerate(changes.items()):
         folder = campaign.start("trained", f"checkpoint{number}")

@@ -44,9 +44,7 @@ def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
         ("predict", 3, " --set preview=false"),
     ],
 )
-def test_killed_at_any_moment_it_ends_with_the_same(
-    name: str, n_kills: int, options: str, campaign: Campaign
-) -> None:
+def test_a_kill_loses_nothing(name: str, n_kills: int, options: str, campaign: Campaign) -> None:
     command = COMMANDS[name]._replace(words=COMMANDS[name].words + options)
     alone = campaign.undisturbed(command)
     for number, fault in enumerate(kills(n_kills, alone)):

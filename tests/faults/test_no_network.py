@@ -16,7 +16,6 @@ def test_no_command_opens_a_socket(name: str, campaign: Campaign) -> None:
     command = COMMANDS[name.partition(" --workers")[0]]
     words = command.words + name.removeprefix("predict") * name.startswith("predict ")
     ended = run(words, campaign.start(command.stage), without_network)
-
     assert ended.expect(0) == ""
     assert NETWORK_USED not in ended.shown
 
@@ -30,5 +29,4 @@ def without_network_and_tls(folder: Path) -> None:
 def test_a_scheduler_cannot_be_reached_without_it(campaign: Campaign) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
-
     assert NETWORK_USED in run(words, campaign.start("trained"), without_network_and_tls).shown
