@@ -11,7 +11,7 @@ Runs that are in the tables are not repeated, so that an interrupted comparison 
 every recipe is compared with the first, case by case, for the same folds and seeds. The interval is a
 bootstrap over patients and seeds; with one seed it does not contain the chance of training.
 
-    python benchmarks/learning.py /path/to/BraTS --recipes default adamw "default on a plateau"
+    python benchmarks/learning.py /path/to/BraTS --recipes default adamw polynomial
 
 The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
@@ -51,7 +51,8 @@ EPOCH_PATCHES = 64
 ADAMW = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
 RECIPES: dict[str, list[str]] = {
     "default": [],
-    "default on a plateau": ["schedule.name=plateau", "validation.patches_between=true"],
+    "polynomial": ["schedule.name=polynomial"],
+    "plateau alone": ["schedule.cool_down=0"],
     "adamw": ADAMW,
     "adamw 3e-3, warm-up": [
         "optimizer.name=adamw",

@@ -236,11 +236,13 @@ class OptimizerConfig(Section):
 class ScheduleConfig(Section):
     """Settings of the learning rate schedule."""
 
-    name: Literal["plateau", "cosine", "polynomial", "constant"] = "polynomial"
-    """`plateau` lowers the rate to a tenth when the validation loss stops improving; the others follow the
-    number of optimizer steps of the whole run."""
-    patience: Annotated[int, Field(ge=0)] = 2
-    """Validations without improvement before `plateau` lowers the learning rate."""
+    name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
+    """`plateau` lowers the rate to a tenth when the loss of held-out patches, or of held-out cases where these
+    are validated after each epoch, stops improving; the others follow the number of optimizer steps."""
+    patience: Annotated[int, Field(ge=0)] = 8
+    """Epochs without improvement before `plateau` lowers the learning rate."""
+    cool_down: Fraction = 0.5
+    """Share of the steps of a run, at its end, in which the rate of `plateau` falls to zero."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from near zero."""
 
@@ -299,8 +301,6 @@ class ValidationConfig(Section):
     every: PositiveInt | Literal["auto"] = 1
     """Epochs between two validations on whole cases; the last epoch is always validated. `auto` takes as
     many as keep the validations below a quarter of the computation of the training."""
-    patches_between: bool = False
-    """Whether the epochs in between are validated on patches of the held-out cases."""
     overlap: Overlap = OVERLAP
     """Share of a window that the next one overlaps."""
     watch: Literal["val_loss", "val_dice"] = "val_dice"

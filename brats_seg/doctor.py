@@ -2,8 +2,7 @@
 
 `diagnose` asks the modules that do the work, changes nothing, and returns a line for each check, with
 the command that fixes what is wrong. At import only the standard library is needed, because other
-packages may be missing; `constraints.txt`, which is installed with the package, holds the versions
-that were tested.
+packages may be missing.
 """
 
 import platform
@@ -76,42 +75,27 @@ def diagnose(
     )
 
 
-def package_finding(
-    required: Mapping[str, str] | None = None, tested: Mapping[str, str] | None = None
-) -> Finding:
-    """Return what is missing, too old, or of another version than the tested one.
-
-    By default these are the versions that brats_seg requires, and those of `constraints.txt`.
-    """
-    check = "packages"
+def package_finding(required: Mapping[str, str] | None = None) -> Finding:
+    """Return what is missing or too old, by default of what brats_seg requires."""
     if required is None and not installed_version(_PACKAGE):
         found = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
-        return Finding(check=check, status="warning", found=found, remedy=remedy)
+        return Finding(check="packages", status="warning", found=found, remedy=remedy)
     required = versions_required() if required is None else required
-    tested = versions_tested() if tested is None else tested
     installed = {name: installed_version(name) for name in required}
     needed = {
         name: f"{name}>={oldest}" if oldest else name
         for name, oldest in required.items()
         if not installed[name] or _numbers(installed[name]) < _numbers(oldest)
     }
-    others = {
-        name: f"{name}=={tested[name]}"
-        for name in required
-        # torch is left as it is: a wheel for another CUDA may be needed
-        if name != "torch"
-        and _numbers(installed[name]) != _numbers(tested.get(name, installed[name]))
-    }
-    if not needed and not others:
-        return Finding(check=check, status="ok", found=f"{len(required)} as tested")
-    wanted = needed or others
-    parts = (f"{text} ({installed[name] or 'not'} installed)" for name, text in wanted.items())
+    if not needed:
+        return Finding(check="packages", status="ok", found=f"{len(required)} are new enough")
+    parts = (f"{text} ({installed[name] or 'not'} installed)" for name, text in needed.items())
     return Finding(
-        check=check,
-        status="problem" if needed else "warning",
-        found=f"{'missing or too old' if needed else 'tested with'}: {', '.join(parts)}",
-        remedy=" ".join(["pip install", *(f'"{text}"' for text in wanted.values())]),
+        check="packages",
+        status="problem",
+        found=f"missing or too old: {', '.join(parts)}",
+        remedy=" ".join(["pip install", *(f'"{text}"' for text in needed.values())]),
     )
 
 
@@ -120,13 +104,6 @@ def versions_required() -> dict[str, str]:
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
     return {_normalised(match[1]): match[2] or "" for match in matches if match}
-
-
-def versions_tested() -> dict[str, str]:
-    """Return the tested version of each package, by its name in lower case with hyphens."""
-    text = (files(_PACKAGE) / "constraints.txt").read_text()
-    pairs = (line.split("==") for line in text.splitlines() if "==" in line)
-    return {_normalised(name): number for name, number in pairs}
 
 
 def installed_version(name: str) -> str:

@@ -61,7 +61,7 @@ NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
     "autoencoder": {
         "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
         "optimizer": {"name": "adamw", "lr": LEARNING_RATES["adamw"]},
-        "schedule": {"name": "plateau", "patience": 5},
+        "schedule": {"patience": 5},
         "training": {"effective_batch": 2, "augment": "none"},
         "validation": {"watch": "val_loss"},
     }
@@ -95,7 +95,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "patch": {"size": [128, 128, 128], "foreground": 0.0},
         "model": {"name": "notebook"},
         "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 0.0, "clip_norm": None},
-        "schedule": {"name": "plateau"},
+        "schedule": {"patience": 2, "cool_down": 0.0},
         "training": {"n_epochs": 50, "effective_batch": 4, "augment": "none"},
         "validation": {"watch": "val_loss"},
     },
@@ -103,6 +103,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "full": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
         "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
+        "schedule": {"name": "polynomial"},
         "training": {"n_epochs": 300, "effective_batch": 8, "augment": "full"},
         "validation": {"every": 10},
     },

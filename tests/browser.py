@@ -90,6 +90,23 @@ class Page:
             text = {"text": key} if kind == "keyDown" and len(key) == 1 else {}
             self._call("Input.dispatchKeyEvent", type=kind, key=key, **text)
 
+    def mouse(self, kind: str, selector: str, at: tuple[float, float], **options: Any) -> None:
+        """Send an event of the mouse at a place of an element, in shares of its width and height."""
+        box = self.run(
+            f"(() => {{ const b = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [b.x, b.y, b.width, b.height]; })()"
+        )
+        x, y = (box[k] + at[k] * box[k + 2] for k in (0, 1))
+        self._call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **options)
+
+    def drag(self, selector: str, *places: tuple[float, float], button: str = "left") -> None:
+        """Press a button at the first place of an element, move to the others, and let it go."""
+        for kind, at in (("Pressed", places[0]), *(("Moved", one) for one in places)):
+            self.mouse(
+                kind, selector, at, button=button, buttons=2 - (button == "left"), clickCount=1
+            )
+        self.mouse("Released", selector, places[-1], button=button, clickCount=1)
+
     def click(self, selector: str) -> None:
         """Click an element, as a script would."""
         self.run(f"document.querySelector({json.dumps(selector)}).click()")

@@ -69,9 +69,7 @@ def compare(rank: int, port: int, output: Path) -> None:
                 expected = [gradient(module).clone() for module in modules]
                 own = micro_batches[:n_first] if ranks.is_first else micro_batches[n_first:]
                 calls.clear()
-
                 result = accumulator_of(network, criterion, ranks=ranks).step(own)
-
                 n_parameters = sum(p.numel() for p in network.parameters())
                 found = [gradient(module) for module in modules]
                 rows.append(

@@ -50,7 +50,6 @@ def page(
     least: float = 2.0,
     end: str = "",
 ) -> str:
-    """Return the page of one benchmark that is not real."""
     (folder / "fake.py").write_text(FAKE.format(least=least, end=end))
     monkeypatch.setattr(benchmarks, "FOLDER", folder)
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))

@@ -83,9 +83,7 @@ WIDE = (32, 64, 128, 256, 320, 320)
         ("swin-unetr", WIDE, (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
     ],
 )
-def test_a_patch_that_does_not_fit_is_refused_with_sizes_that_do(
-    name: str, widths: tuple[int, ...], patch: Triple, message: str
-) -> None:
+def test_patches_must_fit(name: str, widths: tuple[int, ...], patch: Triple, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build.build_model(config_of(name, widths), patch)
 
@@ -172,9 +170,7 @@ def build_undeclared(width: int = 4):
         ),
     ],
 )
-def test_a_network_that_cannot_be_built_or_has_other_channels_is_named(
-    name: str, arguments: dict[str, object], message: str
-) -> None:
+def test_unusable_networks_are_named(name: str, arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build.build_model(own(name, **arguments), (32, 32, 32))(torch.zeros(1, 4, 8, 8, 8))
 

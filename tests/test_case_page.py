@@ -37,7 +37,7 @@ def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_p
 
     page, flagged = ((tmp_path / name).read_text() for name in ("a.html", "b.html"))
     assert "No warning was raised" in page
-    assert "Volumes" not in re.sub("<script.*", "", page, flags=re.DOTALL)
+    assert "Volume (ml)" not in re.sub("<script.*", "", page, flags=re.DOTALL)
     # the measure is folded, and brackets elsewhere are text
     assert "<summary>look at &lt;t2f&gt;</summary>mm: 8; usual at most 3</details>" in flagged
     assert "no [file] here" in flagged
@@ -71,7 +71,7 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
     box = case._box_of(view)
     volumes = case.embedded_volumes(replace(view, images=images), box)
 
-    assert [one.name for one in volumes[4:]] == ["prediction", "reference", "uncertainty"]
+    assert [one.name for one in volumes[4:]] == ["labels", "uncertainty"]
     for volume, image in zip(volumes, images, strict=False):
         assert step is None or volume.step == step
         assert volume.step == 1 or volume.step < 1e-4 * np.abs(image).max()
@@ -80,9 +80,9 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
         np.testing.assert_allclose(found.get_fdata(), expected, rtol=1e-6, atol=volume.step / 2)
         corner = view.affine @ [*box.start, 1]
         np.testing.assert_allclose(found.affine @ [0, 0, 0, 1], corner)
-    assert view.reference is not None
-    labels = decoded(volumes[5]).get_fdata()
-    np.testing.assert_array_equal(labels, view.reference.label_map[box.slices])
+    codes = decoded(volumes[4]).get_fdata().astype(int)
+    for k, side in enumerate(view.sides.values()):
+        np.testing.assert_array_equal(codes >> 4 * k & 15, side.label_map[box.slices])
 
 
 def test_large_scans_are_rounded_until_the_page_is_small_enough(

@@ -50,7 +50,6 @@ PATCHES = phantom_patches(4, (16, 16, 16))
 
 @pytest.fixture(scope="module")
 def trained() -> nn.Module:
-    """A small network after a few steps of training."""
     network = build_network(load_config(assignments=SMALL), (16, 16, 16))
     warm_up(network, PATCHES, CPU, untracked)
     return network
@@ -153,7 +152,6 @@ def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path, tmp_path: Path
 
 
 def write_run(path: Path, *settings: str, widths: tuple[int, ...] = (4, 8)) -> None:
-    """Write `last.pt` of a run with those settings and a network of those widths."""
     config, patch = load_config(assignments=[*SMALL, *settings]), (8, 8, 8)
     network = build_model(config.model.model_copy(update={"widths": widths}), patch)
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="")

@@ -19,7 +19,6 @@ from tests.test_scores import score_row
 
 
 def make_scores(n_cases: int = 4) -> pd.DataFrame:
-    """Return scores of cases with a Dice of 0.1, 0.2, ..."""
     return pd.DataFrame(
         score_row(f"case{k}", (k + 1) / 10, region) for k in range(n_cases) for region in REGIONS
     )
@@ -43,7 +42,6 @@ def test_no_scores_and_unknown_ones_are_an_error() -> None:
 
 
 def cohort_of(ages, days, alive, ml) -> Figure:
-    """Draw cases with those values, None where unknown."""
     cases = [
         make_case(str(k), age_years=age, tumour_ml=volume)
         for k, (age, volume) in enumerate(zip(ages, ml, strict=True))

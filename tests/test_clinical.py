@@ -25,7 +25,6 @@ def write(path: Path, text: str) -> Path:
 
 
 def read(root: Path, **tables: str) -> clinical.ClinicalTable:
-    """Write tables, named without their ending, into folders of their own and read them."""
     for number, (name, text) in enumerate(tables.items()):
         write(root / f"part {number}" / f"{name}.csv", text)
     return clinical.read_clinical_tables(root)

@@ -125,7 +125,6 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def flow(work: Path) -> dict[int, Done]:
-    """What each step of the flow did, and the folder afterwards."""
     return {number: type_line(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
 
 
@@ -374,9 +373,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_interruptions_are_said(
-    run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brats_seg.data.fold.open_index", interrupt)
     code, _, said = run("index", tiny_scans)
     assert (code, said) == (128 + signal.SIGINT, "interrupted\n")
@@ -389,7 +386,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
-
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
     check_json("tune", tuned.out)
@@ -524,7 +520,6 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
     )
     case = tiny_scans / "BraTS2021_00000"
     done = run("predict", case, "-o", "out", "--model", model, *flags.split())
-
     assert done.code == 0, done.err
     (record,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     assert record["settings"] == {

@@ -16,7 +16,6 @@ PAGE = (ROOT / "docs" / "running.md").read_text()
 
 
 def steps() -> list[tuple[str, str]]:
-    """Return the instructions of the Dockerfile with their arguments."""
     lines = DOCKERFILE.replace("\\\n", " ").splitlines()
     split = [line.split(maxsplit=1) for line in lines if line and not line.startswith("#")]
     return [(name, text) for name, text in split]

@@ -31,7 +31,6 @@ FAST: list[Case] = [
 
 
 def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Return an image, and weight and bias of five filters."""
     image, kernel, *_ = case
     generator = torch.Generator().manual_seed(0)
     sizes = image, (5, image[1], *kernel), (5,)
@@ -41,7 +40,6 @@ def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 
 def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
-    """Return the names of the operations with which torch convolves."""
     with profile(activities=[ProfilerActivity.CPU]) as measured:
         functional.conv3d(image, weight, None, case[2], case[3])
     return {event.key for event in measured.key_averages()}

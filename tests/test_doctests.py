@@ -14,7 +14,6 @@ ROOT = Path(brats_seg.__file__).parent
 
 
 def modules_with_examples() -> list[str]:
-    """Return the modules that have an example which is run."""
     example = re.compile(r"^(?!.*\+SKIP).*>>> ", re.MULTILINE)
     paths = [path for path in sorted(ROOT.rglob("*.py")) if example.search(path.read_text())]
     names = [".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in paths]

@@ -194,7 +194,6 @@ LabelMap = npt.NDArray[np.uint8]
 
 
 def oedema(x: slice) -> LabelMap:
-    """Return a label map with a bar along X."""
     label_map = np.zeros(SHAPE, dtype=np.uint8)
     label_map[x, 1:3, 1:3] = 2
     return label_map
@@ -349,9 +348,7 @@ def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, mess
         assert message in failure.message
 
 
-def test_a_poor_prediction_is_scored_and_a_mirrored_reference_refused(
-    phantoms: Path, tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Generator) -> None:
     values = np.array([0, 1, 2, 4], np.uint8)
     copy_label_maps(phantoms, tmp_path / "poor", lambda seg: rng.choice(values, seg.shape))
     found = evaluated(phantoms, tmp_path / "poor")
@@ -365,9 +362,7 @@ def test_a_poor_prediction_is_scored_and_a_mirrored_reference_refused(
     assert "expected labels on the tumour of this scan" in failure.message
 
 
-def test_a_reference_whose_place_is_unclear_is_remarked_on_and_scored(
-    phantoms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unclear_reference(phantoms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(label_check, "LEAST_CONTRAST", 0.0)
     monkeypatch.setattr(label_check, "CLEAR_CONTRAST", 1.5)
     found = evaluated(phantoms, copy_label_maps(phantoms, tmp_path / "predictions"))
@@ -402,17 +397,6 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
     ):
         root = touch(tmp_path / str(number), name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
         assert label_maps_in(root) == {case_id: root / name}
-
-
-def test_a_label_map_with_a_foreign_name_is_that_of_its_case_folder(tmp_path: Path) -> None:
-    case = "BraTS20_Training_355"
-    scans = [f"{case}/{case}_{word}.nii" for word in ("t1", "t1ce", "t2", "flair")]
-    touch(tmp_path, *scans, f"{case}/W39_1998.09.19_Segm.nii", "a/a_seg.nii", "a/brain_mask.nii")
-    # what was made from a case is no label map of it
-    assert label_maps_in(tmp_path) == {
-        case: tmp_path / case / "W39_1998.09.19_Segm.nii",
-        "a": tmp_path / "a/a_seg.nii",
-    }
 
 
 def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:

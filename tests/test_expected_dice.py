@@ -119,11 +119,9 @@ def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path
             write_nifti(tmp_path / f"scans/{name}/{name}_{suffix}.nii.gz", image)
     write_run(tmp_path / "fitted", notes=NOTES)
     write_run(tmp_path / "plain")
-
     options = ("--set", "preview=false", "--window", "whole")
     code, shown, errors = run("predict", "scans", "-o", "out", "--model", "fitted", *options)
     plain = run("predict", "scans/usual", "-o", "plain-out", "--model", "plain", *options)
-
     assert (code, plain[0]) == (0, 0), errors
     lines = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
     records = {record["case_id"]: record for record in map(json.loads, lines)}

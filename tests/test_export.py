@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.config import Config, PatchConfig, ValidationConfig
+from brats_seg.config import Config
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
@@ -28,7 +27,7 @@ from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from tests.builders import limited_files
-from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.inference_builders import CONFIG, CPU, write_run
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 PERFECT = [[4, 4, 0], [0, 0, 0], [0, 0, 0], [12, 12, 16]]
@@ -220,12 +219,11 @@ def write_validated(
     held_out: Sequence[str] = ("a", "b"),
     seed: int = 0,
     config: Config = CONFIG,
-    n_patches: int | None = None,
     **entries: object,
 ) -> Path:
     """Write a run that was validated on its held-out cases: the first is perfect, the rest half right."""
     counts = dict(zip(held_out, [PERFECT, *[HALF] * (len(held_out) - 1)], strict=True))
-    sums = RunningSums(n_patches=n_patches or len(held_out), counts=counts)
+    sums = RunningSums(n_patches=len(held_out), counts=counts)
     progress = Progress(sums=sums, history=[{"epoch": 7}])
     environment = {"torch": "2.0", "device": "cpu", "python": "3.12"}
     given = {"seed": seed, "config": config, "progress": progress, "environment": environment}
@@ -240,7 +238,6 @@ def card_of(folder: Path) -> str:
 
 @pytest.fixture
 def folds(tmp_path: Path) -> list[Path]:
-    """Two folds of four cases."""
     return [
         write_validated(tmp_path / "fold0", training=("c", "d"), held_out=("a", "b"), seed=0),
         write_validated(tmp_path / "fold1", training=("a", "b"), held_out=("c", "d"), seed=1),
@@ -248,7 +245,6 @@ def folds(tmp_path: Path) -> list[Path]:
 
 
 def exported_card(runs: Sequence[Path], output: Path, **options: Any) -> str:
-    """Export runs with the ids of their cases, and return the card."""
     export_model(runs, output, **{"case_ids": True, **options})
     return card_of(output)
 
@@ -275,9 +271,7 @@ CARDS = {
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_the_card_of_a_run_has_its_facts_and_is_not_broken_by_them(
-    tmp_path: Path, name: str
-) -> None:
+def test_the_card_has_the_facts_of_a_run(tmp_path: Path, name: str) -> None:
     facts, *texts = CARDS[name]
     run = write_validated(tmp_path / "run", **facts)
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
@@ -320,18 +314,8 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     assert member["card"]["fitted"] == fitted.model_dump(mode="json")
 
 
-@pytest.mark.parametrize(
-    ("n_patches", "per_case", "entries"),
-    [(4, 2, {}), (2, 1, {}), (None, 1, {"optimizer": {}})],
-    ids=["counted", "settings", "the latest state of an unfinished epoch"],
-)
-def test_a_validation_that_was_not_on_whole_cases_is_no_score(
-    tmp_path: Path, n_patches: int | None, per_case: int, entries: dict[str, object]
-) -> None:
-    patch = PatchConfig(size=(8, 8, 8), per_case=per_case)
-    validation = ValidationConfig(patches_between=not entries)
-    config = CONFIG.model_copy(update={"patch": patch, "validation": validation})
-    run = write_validated(tmp_path / "run", config=config, n_patches=n_patches, **entries)
+def test_the_latest_state_of_an_unfinished_epoch_has_no_score(tmp_path: Path) -> None:
+    run = write_validated(tmp_path / "run", optimizer={})
     card = exported_card([run], tmp_path / "model")
     assert "Not known: no validation" in card
 
@@ -402,17 +386,3 @@ def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path) -> None:
             export_model([model], tmp_path / "again", case_ids=True)
         assert len(load_model([model], CPU).members) == 1
         assert not (tmp_path / "again").exists()
-
-
-def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) -> None:
-    names = ("brats2017", "brats2023")
-    sets = [replace(IDENTITY, fingerprint=f"set{name}", conventions=(name,)) for name in names]
-    runs = [write_run(tmp_path / one.fingerprint, identity=one) for one in sets]
-    card = exported_card(runs, tmp_path / "model")
-    for text in (
-        "8x8x8 | setbrats2017 |",
-        "8x8x8 | setbrats2023 |",
-        "| brats2017 | 4 |",
-        "| brats2023 | 3 |",
-    ):
-        assert text in card

@@ -70,7 +70,6 @@ for name in ("plain", "fitted"):
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A scan whose crop takes several windows along each axis."""
     return write_case(tmp_path_factory.mktemp("scans"), shape=(60, 50, 36))
 
 
@@ -96,7 +95,6 @@ def files_of(case: Path) -> list[str]:
 
 
 def assert_same(predicted: Path, case: Path, model: Path, output: Path, **settings: Any) -> None:
-    """Compare the label map in a folder with that of this package."""
     predict_folder([case], [model], output, PredictionSettings(preview=False, **settings))
     (file,) = predicted.glob("*.nii.gz")
     ours, theirs = nib.load(output / f"{case.name}.nii.gz"), nib.load(file)

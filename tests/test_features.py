@@ -33,7 +33,6 @@ NO_TABLE = ClinicalTable(rows={})
 
 @pytest.fixture(autouse=True)
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use a smaller grid for the autoencoder of these tests."""
     monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
 
 
@@ -54,7 +53,6 @@ def numbers(row) -> list[float]:
 
 
 def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=IDENTITY) -> Path:
-    """Write a run that was trained on the given cases."""
     write_run(path, seed=seed, identity=identity, **({"config": config} if config else {}))
     write_split(Split(train=train, validation=("held out",)), path / SPLIT_NAME)
     return path
@@ -84,10 +82,12 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
     """With two runs of other weights, a case is measured as with the right one alone."""
     seen = write_trained(tmp_path / "seen", IDS[0], IDS[2], seed=1)
     unseen = write_trained(tmp_path / "unseen", IDS[1], IDS[2], seed=2)
-    both = extract(root, segmentations=[seen, unseen], predicted=True).results
-    alone = extract(root, segmentations=[unseen], predicted=True).results
     # where there is a reference, it is measured
     mixed = extract(root, segmentations=[unseen]).results
+    for path in root.rglob("*seg*"):
+        path.unlink()
+    both = extract(root, segmentations=[seen, unseen]).results
+    alone = extract(root, segmentations=[unseen]).results
     assert [row["labels_seen"] for row in both] == ["no", "no", "yes"]
     assert numbers(both[0]) == pytest.approx(numbers(alone[0]), nan_ok=True)
     assert numbers(both[1]) != pytest.approx(numbers(alone[1]), nan_ok=True)
@@ -145,7 +145,6 @@ PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
         (["segmentations"], AUTOENCODER, "a reconstruction run.*expected a segmentation run"),
         (["autoencoder"], PATCHES, r"trained on patches of 8x8x8 voxels; .*--patch whole"),
         (["autoencoder", "segmentations"], AUTOENCODER, "different spacings"),
-        (["predicted"], None, "expected a run to predict them: --model"),
     ],
 )
 def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message):
@@ -153,7 +152,7 @@ def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message
     identity = replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))
     run = write_trained(tmp_path / "run", config=config, identity=identity)
     other = run if len(kinds) == 1 else write_trained(tmp_path / "other")
-    values = {"autoencoder": run, "segmentations": [other], "predicted": True}
+    values = {"autoencoder": run, "segmentations": [other]}
     with pytest.raises(UsageError, match=message):
         extract(root, **{kind: values[kind] for kind in kinds})
 

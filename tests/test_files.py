@@ -27,7 +27,6 @@ def refuse(*_: object, **__: object) -> None:
 
 
 def fill(path: Path, text: str) -> None:
-    """Write a file, or a folder with one file."""
     (path / "a" if path.is_dir() else path).write_text(text)
 
 
@@ -188,7 +187,7 @@ def test_a_drive_without_locks_is_used_with_a_warning(
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_results_are_written_by_one_process_at_a_time_and_not_while_they_are_read(
+def test_writers_are_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
 ) -> None:
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)

@@ -127,7 +127,7 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
         ),
     ],
 )
-def test_names_tell_the_files(
+def test_names_tell_files(
     tmp_path: Path, ignored: list[str], expected: dict[str, list[str]]
 ) -> None:
     """The case `jones` is ignored where it is only a neighbour."""
@@ -157,9 +157,7 @@ def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
         ("BraTS20_Training_001", ["BraTS20_Training_001_brainmask.nii"], 0),
     ],
 )
-def test_a_file_of_unknown_kind_is_a_label_map_where_there_should_be_one(
-    tmp_path: Path, case_id: str, foreign: list[str], n_taken: int
-) -> None:
+def test_unknown_label_maps(tmp_path: Path, case_id: str, foreign: list[str], n_taken: int) -> None:
     touch(tmp_path, *scans(f"{case_id}/{case_id}"), *(f"{case_id}/{name}" for name in foreign))
     found = find_cases(tmp_path)
     [case] = found.cases
@@ -328,9 +326,7 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
         *((labels, "") for labels in ({"tumour": 1}, {"ET": 2, "ED": 1}, {"edema": "1"}, {})),
     ],
 )
-def test_labels_name_a_convention(
-    tmp_path: Path, labels: dict[str, object], convention: str
-) -> None:
+def test_labels_say_convention(tmp_path: Path, labels: dict[str, object], convention: str) -> None:
     names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz")
     write_dataset(tmp_path, {**MSD, "labels": labels}, *names)
     assert only_case_in(tmp_path).convention == convention
@@ -430,9 +426,7 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
         (("001", "002", "more/001"), {"001": "001", "002": "002", "more": "more"}),
     ],
 )
-def test_cases_in_folders_of_one_name_are_named_after_the_folders_above(
-    tmp_path: Path, folders: tuple[str, ...], expected: dict[str, str]
-) -> None:
+def test_folder_names(tmp_path: Path, folders: tuple[str, ...], expected: dict[str, str]) -> None:
     for folder in folders:
         touch(tmp_path, *scans(f"{folder}/", SCANNER))
     assert {name: case.patient_id for name, case in cases_in(tmp_path).items()} == expected

@@ -67,7 +67,6 @@ def opened(root: Path, *changes: str, fold: int = 0) -> FoldData:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Path:
-    """Scans of two cases."""
     return write_cases(tmp_path / "scans", 1, 1)
 
 
@@ -150,9 +149,7 @@ def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.Mon
     assert {*paths, prepared_path_of(Path())} == {tmp_path / "disk" / "BraTS-prepared"}
 
 
-def test_prepared_cases_of_scans_in_a_read_only_folder_are_in_the_cache(
-    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_in_the_cache(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may write there too, and does not."""
     roots = [tmp_path / disk / "BraTS" for disk in ("one", "two")]
     for root in roots:

@@ -44,8 +44,6 @@ FITTED = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest
 
 @pytest.fixture
 def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a network of known output stand for the weights of a run."""
-
     def build(networks: Sequence[TrainedModel], *_: object) -> Model:
         return make_model(identity=networks[0].identity)
 
@@ -70,7 +68,7 @@ def test_other_splits_and_cases_are_refused(tmp_path: Path, tiny_prepared: Path)
 
 
 @pytest.mark.usefixtures("pointwise")
-def test_the_loss_is_that_of_predictions_of_the_held_out_cases(
+def test_losses_by_hand(
     tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scans of a subset, predicted as any others, give the same Dice; few of many suffice."""
@@ -112,7 +110,7 @@ def dice_of(
     return dice(count_regions(regions_of(result.label_map, result.convention), reference, case_id))
 
 
-def test_it_is_measured_once_and_dropped_when_settings_are_fitted_again(
+def test_measured_once(
     tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:1], subsets=FEW)

@@ -180,7 +180,7 @@ def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
     assert "step" not in curves
 
 
-def test_events_that_cannot_be_written_end_the_command_at_once(
+def test_unwritable_events_end_it(
     monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "tensorboard").write_text("in the way")

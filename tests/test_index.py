@@ -44,7 +44,6 @@ def by_id(index: CaseIndex) -> dict[str, Case]:
 
 @pytest.fixture
 def inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list to which the ids of opened cases are added."""
     ids: list[str] = []
 
     def inspect_and_note(case: Case) -> Case:
@@ -133,9 +132,7 @@ def test_what_is_passed_over_is_logged(brats_root: Path, caplog: pytest.LogCaptu
 
 
 @pytest.mark.real
-def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
-    real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_real_data_index(real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)
     cases = by_id(index)
@@ -162,7 +159,6 @@ def test_the_whole_of_the_real_data_is_indexed_and_its_table_read_back(
 
 
 def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
-    """Write phantoms whose label maps are in another numbering than their names say."""
     write_clear_phantoms(root, n_cases)
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
@@ -170,9 +166,7 @@ def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> Non
 
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
-def test_label_maps_in_the_numbering_of_another_release_are_problems(
-    tmp_path: Path, convention: LabelConvention, n_cases: int
-) -> None:
+def test_other_numberings(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
     """Also those that show nothing clear themselves: a release has one numbering."""
     write_phantoms(tmp_path, convention, n_cases)
     for case in (cases := index_cases(tmp_path).cases):
@@ -211,21 +205,7 @@ def inspected(root: Path) -> Case:
 
 
 def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic]) -> Path:
-    """Write another volume in the place of one of the case."""
     return builders.write_nifti(root / CASE_ID / f"{CASE_ID}_{suffix}.nii.gz", array)
-
-
-@pytest.mark.parametrize(
-    "label_map", [builders.make_label_map(), np.full(builders.SHAPE, 2, np.uint8)]
-)
-def test_label_values_are_counted(tmp_path: Path, label_map: npt.NDArray[np.uint8]) -> None:
-    builders.write_case(tmp_path, CASE_ID)
-    path = replaced(tmp_path, "seg", label_map)
-    values, counts = np.unique(label_map, return_counts=True)
-    expected = tuple(zip(values.tolist(), counts.tolist(), strict=True))
-    assert inspected(tmp_path).facts.label_voxels == expected
-    path.unlink()
-    assert inspected(tmp_path).label_values == ()
 
 
 @pytest.mark.parametrize(

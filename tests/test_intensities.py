@@ -28,7 +28,6 @@ BRAIN_THROUGHOUT = torch.from_numpy(np.random.default_rng(0).normal(size=(1, *SH
 
 @pytest.fixture
 def all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every change take all channels."""
     monkeypatch.setattr(intensities, "CHANNEL_CHANCE", 1.0)
 
 

@@ -56,7 +56,6 @@ def make_batch(n_patches: int = 2, seed: int = 1) -> MicroBatch:
 def gradients(
     network: nn.Module, precision: torch.dtype = torch.float32, image: Tensor | None = None
 ) -> list[Tensor]:
-    """Return loss, gradients and a random number after a backward pass from a fixed seed."""
     network.zero_grad()
     torch.manual_seed(3)
     image = make_batch().image if image is None else image

@@ -140,9 +140,7 @@ def test_what_a_convention_explains_is_no_contradiction(labels, convention) -> N
         (shown(values=(0, 1, 2, 4)), BRATS2017, "brats2024-ped"),
     ],
 )
-def test_one_label_map_that_may_be_numbered_otherwise_has_a_warning(
-    labels: ShownLabels, convention: LabelConvention, others: str
-) -> None:
+def test_unclear_numbering(labels: ShownLabels, convention: LabelConvention, others: str) -> None:
     (judgement,) = judge_group([labels], convention)
     (named,) = judge_group([labels], convention, is_named=True)
     assert f"numbering is {convention.name} or {others}: " in judgement.warnings[0]
@@ -182,13 +180,11 @@ def test_a_ring_has_an_outline_that_shows_oedema() -> None:
 
 
 def moved(label_map: LabelMap) -> LabelMap:
-    """Move a label map along the axis and to the side where it stays in the volume longest."""
     centre = np.argwhere(label_map > 0).mean(axis=0)
     return np.roll(label_map, 20 if centre[1] < label_map.shape[1] / 2 else -20, axis=1)
 
 
 def transposed(label_map: LabelMap) -> LabelMap:
-    """Exchange the first two axes around the middle of the volume."""
     x, y, _ = label_map.shape
     margins = [((max(x, y) - n) // 2, (max(x, y) - n + 1) // 2) for n in (x, y)]
     (left, _), (front, _) = margins

@@ -44,9 +44,7 @@ def test_regions_are_those_of_the_release(
 
 
 @given(st.data(), st.sampled_from(labels.CONVENTIONS))
-def test_regions_equal_a_voxel_by_voxel_loop_and_give_the_label_map_back(
-    data: st.DataObject, convention: labels.LabelConvention
-) -> None:
+def test_regions_equal_a_slow_loop(data: st.DataObject, convention: labels.LabelConvention) -> None:
     values = st.sampled_from(sorted(convention.values))
     label_map = data.draw(arrays(np.uint8, (3, 2, 2), elements=values))
     wt, tc, et = regions = labels.regions_of(label_map, convention)

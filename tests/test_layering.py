@@ -35,7 +35,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def part_of(path: Path) -> str:
-    """Return the package or module directly below the root that a file belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -45,7 +44,6 @@ def module_name(path: Path) -> str:
 
 
 def imported_names(source: str) -> set[str]:
-    """Return every dotted name that a source imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -56,7 +54,6 @@ def imported_names(source: str) -> set[str]:
 
 
 def imported_parts(source: str) -> set[str]:
-    """Return the parts of the package that a source imports."""
     names = (f"{name}.".split(".") for name in imported_names(source))
     # a name of the package itself, such as its version, comes from its __init__
     return {name[1] if name[1] in FLOORS else "__init__" for name in names if name[0] == PACKAGE}

@@ -210,9 +210,7 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
         ),
     ],
 )
-def test_maps_resolve_each_other(
-    values: dict[str, set[int]], expected: list[LabelConvention]
-) -> None:
+def test_maps_resolve_others(values: dict[str, set[int]], expected: list[LabelConvention]) -> None:
     assert conventions(values) == expected
 
 

@@ -136,7 +136,6 @@ class RandShiftOfTheirs(RandomizableTransform, MapTransform):
 
 
 def rotation_and_noise() -> Compose:
-    """Return transforms of MONAI, as a user names them in the settings."""
     return Compose(
         [
             RandAffined(KEYS, prob=1.0, rotate_range=0.3, mode=("bilinear", "nearest")),
@@ -150,9 +149,7 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_
 
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
 @pytest.mark.parametrize("names", [(), NAMED], ids=["ours", "of a user"])
-def test_patches_are_the_same_in_the_order_of_the_draws_whoever_makes_them(
-    tiny_prepared: Path, names: tuple[str, ...], n_workers: int
-) -> None:
+def test_workers_draw_alike(tiny_prepared: Path, names: tuple[str, ...], n_workers: int) -> None:
     keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(tiny_prepared)
     dataset, alone = (make_dataset(tiny_prepared, names=names) for _ in range(2))
     before = torch.get_rng_state()
@@ -240,9 +237,7 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
-def test_threads_and_order_change_no_bit(
-    cubes: Path, augment: str, request: pytest.FixtureRequest
-) -> None:
+def test_threads_change_no_bit(cubes: Path, augment: str, request: pytest.FixtureRequest) -> None:
     dataset = dataset_of(cubes, augment, size=(48, 48, 48))
     alone = [dataset[key] for key in keys_of(12)]
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))

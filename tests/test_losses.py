@@ -27,7 +27,6 @@ def random_pair(n: int) -> tuple[Tensor, Tensor]:
 
 
 def random_images(n: int, edge: int = 8) -> tuple[Tensor, Tensor]:
-    """Reconstructions and images whose first layer is background."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n, 4, edge, edge, edge, generator=generator, dtype=torch.float64)
     images[:, :, 0] = 0
@@ -60,9 +59,7 @@ def test_a_patch_of_even_odds_has_the_loss_computed_by_hand() -> None:
     ("criterion", "pair"),
     [(losses.DiceBce(), random_pair(3)), (losses.ReconstructionLoss(), random_images(3))],
 )
-def test_losses_of_a_batch_are_those_of_its_patches(
-    criterion: Callable[..., Tensor], pair: tuple[Tensor, Tensor]
-) -> None:
+def test_losses_are_by_patch(criterion: Callable[..., Tensor], pair: tuple[Tensor, Tensor]) -> None:
     together = criterion(*pair)
     alone = [criterion(*one) for one in zip(*(part.split(1) for part in pair), strict=True)]
     assert losses.reduction_of(criterion) == "patches"

@@ -55,7 +55,6 @@ def settings(*assignments: str) -> Config:
 
 
 def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
-    """Plan for so much memory beside that of torch itself."""
     return plan_memory(settings(*assignments), (RESERVED_MIB + mib) * MEGABYTE, **options)  # type: ignore[arg-type]
 
 
@@ -128,7 +127,6 @@ def chain(n_hidden: int) -> nn.Module:
 
 
 def counted(network: nn.Module) -> int:
-    """Count the bytes of a step on a patch of 40 voxels an edge."""
     footprint = Footprint(network, mean_of_output, settings(), CPU)
     return footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
 
@@ -274,9 +272,7 @@ NARROW = ["model.widths=4,8"]
         (None, "cpu", 64, "preset cpu, because training.device is cpu (--preset takes"),
     ],
 )
-def test_a_device_gets_a_preset_by_its_memory_and_the_largest_patch_that_fits(
-    gpu: str | None, preset: str, edge: int, reason: str
-) -> None:
+def test_a_preset_suits_the_memory(gpu: str | None, preset: str, edge: int, reason: str) -> None:
     values = {} if gpu else ON_CPU
     chosen = choose_settings(assignments=NARROW, values=values, gpu=gpu and gpu_named(gpu))
     values = values | {"patch.size": (edge,) * 3}
@@ -287,9 +283,7 @@ def test_a_device_gets_a_preset_by_its_memory_and_the_largest_patch_that_fits(
 @pytest.mark.parametrize(
     ("device", "preset", "gib"), [("auto", "kaggle-t4", "16.0"), ("cuda:1", "full", "40.0")]
 )
-def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
-    monkeypatch: pytest.MonkeyPatch, device: str, preset: str, gib: str
-) -> None:
+def test_several_gpus(monkeypatch: pytest.MonkeyPatch, device: str, preset: str, gib: str) -> None:
     sizes = {0: 16 * 2**30, 1: 40 * 2**30}
     size = {"patch": (128, 128, 128), "micro_batch": 1, "predicted_mib": 2000}
     row = PlanRow(**size, precision="bf16", checkpointing="top", fits=True)
@@ -336,7 +330,6 @@ def test_every_network_can_be_built_for_the_patch_that_is_chosen(name: str) -> N
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """The folder of a run that has a checkpoint."""
     before = load_config(preset="demo", values={**ON_CPU, "patch.size": (48, 48, 48)})
     (tmp_path / "fold0").mkdir()
     (tmp_path / "fold0" / "config.yaml").write_text(before.to_yaml())

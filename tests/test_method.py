@@ -17,7 +17,6 @@ IMAGES = make_volumes(seed=3)
 
 
 def brought_back(scan: Scan) -> np.ndarray:
-    """Return the last modality on the grid of the scan."""
     return scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
 
 

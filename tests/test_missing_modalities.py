@@ -34,7 +34,6 @@ FOR_TWO = make_model(identity=replace(IDENTITY, subsets=(("t1c", "t2f"), ("t2f",
 
 
 def write_subset(root: Path, modalities: Sequence[str]) -> Path:
-    """Write a case with the files of these modalities alone, and return its folder."""
     folder = write_case(root, CASE_ID, labelled=False)
     for modality in MODALITIES:
         if modality not in modalities:
@@ -48,7 +47,6 @@ def predict(
     model: Model = DROPOUT,
     settings: PredictionSettings = PLAIN_SETTINGS,
 ) -> CaseOutcome:
-    """Predict the one case of a folder."""
     _, (outcome,) = predict_into(inputs, output, model, settings)
     return outcome
 

@@ -110,9 +110,7 @@ def test_foreign_weights(tmp_path: Path, widths: list[int], patch: tuple[int, in
         ("whole", {"window": (10, 10, 10)}, (10, 10, 10)),
     ],
 )
-def test_the_window_is_that_of_training_unless_another_is_given(
-    tmp_path: Path, patch: object, settings: dict, size: object
-) -> None:
+def test_windows_of_models(tmp_path: Path, patch: object, settings: dict, size: object) -> None:
     """The default is one and a half training patches; the network halves once."""
     config = Config(model=CONFIG.model, patch=PatchConfig.model_validate({"size": patch}))
     run = write_run(tmp_path / "run", config=config)

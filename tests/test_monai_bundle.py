@@ -57,9 +57,7 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
     data = transforms.Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
     tc, wt, et = data["pred"].numpy()
     predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
-
     result = predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
-
     assert result.probabilities is not None
     assert min(region.std() for region in (wt, tc, et)) > 0.01
     np.testing.assert_allclose(result.probabilities, np.stack([wt, tc, et]), rtol=0, atol=1e-5)

@@ -75,7 +75,6 @@ def test_our_transforms_work_on_files_that_monai_reads(tmp_path: Path) -> None:
 
 
 def brighter() -> Lambdad:
-    """Return a transform as the settings name it."""
     return Lambdad("image", lambda image: image + 1)
 
 

@@ -47,7 +47,6 @@ def oracle(path: Path) -> npt.NDArray[np.generic]:
 
 
 def broken_header(path: Path, **fields: object) -> Path:
-    """Write a volume whose header has been changed by hand."""
     header = nib.Nifti1Header(CONTENT[:348], check=False)
     for field, value in fields.items():
         header[field] = value

@@ -43,7 +43,6 @@ def random_features(shape: tuple[int, ...] = SHAPE, seed: int = 1) -> Tensor:
 
 
 def gradients(layer: nn.Module, features: Tensor) -> tuple[Tensor, ...]:
-    """Return derivatives by features and parameters, of a loss with a weight for each voxel."""
     features = features.clone().requires_grad_()
     output = layer(features.clone())
     by_output = random_features(tuple(output.shape), seed=2).to(output.dtype)

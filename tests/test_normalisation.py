@@ -97,7 +97,6 @@ def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Gene
 
 
 def line_of(*values: int) -> Volume:
-    """Return a label map (n, 1, 1)."""
     return volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
 
 
@@ -158,7 +157,7 @@ def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int])
     array=arrays(np.uint8, (5, 4, 3), elements=st.integers(0, 4)),
     spacing_mm=st.tuples(*[st.floats(0.4, 2.5)] * 3),
 )
-def test_resampled_regions_are_nested(
+def test_nested_regions(
     array: npt.NDArray[np.uint8], spacing_mm: tuple[float, float, float]
 ) -> None:
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)

@@ -122,9 +122,7 @@ def test_the_source_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pl
     assert (Path(command[-1]) / "pyproject.toml").exists()
 
 
-def test_a_repository_is_left_to_pip_and_without_any_package_a_message_says_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_is_left_to_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"set PACKAGE to one of them, or to git\+https"):
         command_that_installs(monkeypatch, tmp_path)
     write_wheel(tmp_path / "mounts", "brats_seg")
@@ -147,7 +145,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
     (recipe,) = re.findall(r"^```bash\n%%bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     recipe = re.sub(r"^PACKAGE=.*", f"PACKAGE={wheel}", recipe, flags=re.MULTILINE)
     program = f"{cell_that_installs(tmp_path)}\nimport brats_seg; print(brats_seg.__file__)"
-
     environment = {
         "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
         "PIP_CONFIG_FILE": os.devnull,
@@ -164,7 +161,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
     incomplete = run("python", "-c", program, folder="here", links=tmp_path / "here")
     (tmp_path / needed.name).rename(needed)
     complete = run("python", "-c", program, folder="here", links=tmp_path / "here")
-
     assert collected.returncode == 0, collected.stderr
     assert "No matching distribution found for needed" in incomplete.stderr
     assert "docs/kaggle.md" in incomplete.stderr
@@ -173,7 +169,6 @@ def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: P
 
 
 def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
-    """Write a wheel with one empty package."""
     path = folder / f"{name}-1.0-py3-none-any.whl"
     path.parent.mkdir(parents=True, exist_ok=True)
     info = f"{name}-1.0.dist-info"
@@ -190,7 +185,6 @@ def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
 
 
 def cell_that_installs(folder: Path, package: str = "") -> str:
-    """Return the cell that installs, with the mounts of Kaggle in a folder."""
     (cell,) = [cell for cell in code_cells(NAMES[0]) if "PACKAGE =" in cell]
     cell = cell.replace("/kaggle/input", str(folder / "mounts"))
     return cell.replace('PACKAGE = ""', f"PACKAGE = {package!r}")
@@ -276,9 +270,7 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
         new.new_code_cell("1 + 1", outputs=outputs),
         new.new_code_cell("\n".join("abc" * 20)),
     ]
-
     text = page.render(new.new_notebook(cells=cells))
-
     assert "```text\nresults: work\n```\n\n![A figure]" in text
     assert page.pictures == {"a-figure.png": b"png", "a-figure-2.png": b"another"}
     assert PICTURE.findall(text) == [f"{NAMES[0]}/{file}" for file in page.pictures]
@@ -288,7 +280,6 @@ def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
 
 
 def load_make_pages() -> Any:
-    """Load the program that makes the pages."""
     pytest.importorskip("nbclient")
     with patch.object(sys, "path", [str(NOTEBOOKS / "pages"), *sys.path]):
         return importlib.import_module("make_pages")

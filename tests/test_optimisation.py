@@ -151,7 +151,6 @@ def gradient(network: nn.Module) -> Tensor:
 
 
 def modules_of(network: nn.Module, criterion: object) -> list[nn.Module]:
-    """Return the network, and the loss if it has parameters."""
     has_parameters = isinstance(criterion, nn.Module) and list(criterion.parameters())
     return [network, criterion] if has_parameters else [network]
 
@@ -163,7 +162,6 @@ def all_parameters(network: nn.Module, criterion: object) -> list[nn.Parameter]:
 def accumulator_of(
     network: nn.Module, criterion: Callable[..., Tensor], lr: float = 0.0, **options: object
 ) -> Accumulator:
-    """Return an accumulator of plain gradient descent, on what network and loss can learn."""
     optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=lr)
     return Accumulator(network, criterion, optimizer, **options)
 
@@ -363,7 +361,6 @@ class LearntWeights(nn.Module):
         self.s = nn.Parameter(torch.linspace(-0.5, 0.5, 3))
 
     def per_region(self, output: Tensor, target: Tensor) -> Tensor:
-        """(N, R) losses."""
         losses = bce(output, target).mean((2, 3, 4))
         return losses * torch.exp(-self.s) + self.s
 
@@ -722,7 +719,6 @@ def test_the_iteration_is_that_of_newton_and_schulz_and_the_result_about_orthogo
 
 
 def updated(optimizer: type[torch.optim.Optimizer], *shape: int, **options: object) -> Tensor:
-    """Return a parameter after four steps."""
     parameter = nn.Parameter(drawn(*shape, seed=9))
     stepper = optimizer([parameter], lr=0.1, weight_decay=0.1, **options)
     for seed in range(4):
@@ -810,6 +806,22 @@ def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> Non
         schedule.after_validation(loss)
         found.append(rate_of(schedule))
     assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
+
+
+def test_a_plateau_ends_in_a_cool_down_to_zero_from_the_rate_that_it_has() -> None:
+    schedule, found = scheduled(10, name="plateau", patience=0, cool_down=0.5), []
+    for step in range(10):
+        found.append(rate_of(schedule))
+        if step == 2:
+            for loss in (1, 2):
+                schedule.after_validation(loss)
+        schedule.optimizer.step()
+        schedule.after_step()
+
+    assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.08, 0.06, 0.04, 0.02])
+    assert rate_of(schedule) == pytest.approx(1e-7)
+    # without one it keeps its rate
+    assert rates(10, name="plateau", cool_down=0) == pytest.approx([1] * 10)
 
 
 @pytest.mark.parametrize("name", ["plateau", "cosine"])

@@ -91,9 +91,7 @@ def dropping() -> nn.Module:
     ("criterion", "n"),
     [*((DiceBce(), n) for n in range(1, 5)), *((BatchDiceBce(), n) for n in range(1, 8))],
 )
-def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
-    criterion: nn.Module, n: int, make: Callable[[], nn.Module]
-) -> None:
+def test_oom_changes_no_bit(criterion: nn.Module, n: int, make: Callable[[], nn.Module]) -> None:
     """Four micro-batches: four forward passes for one loss, seven for the other. Dropout, too."""
     results, fuse, undisturbed, disturbed = [], Fuse(n), make(), make()
     disturbed.register_forward_pre_hook(fuse)

@@ -13,6 +13,7 @@ import pytest
 from brats_seg.cases.nifti import read_volume
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.figures.cases import CaseView, open_view
+from brats_seg.figures.sections import REGION_COLOURS
 from brats_seg.inference.predict import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
@@ -116,7 +117,7 @@ def files(
 def page(browser: Page, files: dict[str, Path]) -> Iterator[Page]:
     """The page of a case as at first; it is loaded once."""
     if browser.run("location.href") == files["case"].as_uri():
-        browser.run("viewers[0].reset()")
+        browser.run("viewer.reset()")
     else:
         browser.open(files["case"])
     yield browser
@@ -140,13 +141,15 @@ def coloured(picture: np.ndarray) -> int:
 def test_a_page_is_drawn_and_asks_for_nothing_from_outside(
     browser: Page, files: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
-    for dark in (True, False):
+    # a window that is enlarged, and a phone
+    for dark, width, scale in ((True, 800, 1.25), (False, 390, 1)):
         browser.dark(dark)
-        browser.open(files[name], width=800, scale=1.25)
+        browser.open(files[name], width=width, scale=scale)
 
         assert (browser.complaints, outside(browser)) == ([], [])
-        # nothing is cut off at the side, in a window that is enlarged
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth)"
+        assert browser.run(f"{cut}.length") == 0
         back = browser.run("getComputedStyle(document.body).backgroundColor")
         assert (back == "rgb(255, 255, 255)") is not dark
         assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth)")
@@ -190,41 +193,109 @@ def test_the_viewer_draws_and_layers_and_scans_are_toggled_by_buttons_and_keys(
         elif key:
             page.run("document.querySelector('canvas').focus()")
             page.key(key)
-        return page.picture(tmp_path / "a.png", "canvas")
+        return page.picture(tmp_path / "a.png", ".panels")
 
-    with_prediction = drawn()
+    both = drawn()
+    with_prediction = drawn("[data-layer=reference]")
+    outlined = drawn(key="o")
     without = drawn("[data-layer=prediction]")
     flair = drawn(key="4")
     with_reference = drawn(key="r")
     with_uncertainty = drawn(key="u")
 
-    assert np.abs(drawn("[data-view=axial]") - with_uncertainty).mean() > 1
+    assert np.abs(drawn("[data-view=Coronal]") - with_uncertainty).mean() > 1
     assert (with_prediction.max(axis=2) > 60).mean() > 0.1
-    assert coloured(with_prediction) > 1000
-    # the crosshair and the buttons of the 3-D view are left
-    assert coloured(without) < 0.5 * coloured(with_prediction)
+    assert np.abs(both - with_prediction).mean() > 0.1
+    assert coloured(with_prediction) > 1.5 * coloured(outlined) > 1.5 * coloured(without)
     assert np.abs(flair - without).mean() > 1
     assert coloured(with_reference) > coloured(flair)
     assert np.abs(with_uncertainty - with_reference).mean() > 0.1
     pressed = page.run(
         "[...document.querySelectorAll('[aria-pressed=true]')].map(b => b.innerText)"
     )
-    assert pressed == ["FLAIR", "Reference", "Uncertainty", "Axial"]
+    names = ["FLAIR", "Coronal", "Crosshair", "Reference", "Uncertainty", "Outline"]
+    assert pressed == names
     # WebGL complains of frames of negative size, which the fixture would see
     for height in ("0", "8px", ""):
-        page.run(f"document.querySelector('.viewer-canvas').style.height = '{height}'")
-        page.run("viewers[0].nv.resizeListener()")
-    assert page.run("document.querySelector('canvas').height") > 64
+        page.run(f"document.querySelector('.panels').style.height = '{height}'")
+        page.run("viewer.panels.t2f.resizeListener()")
+    assert page.run("document.querySelector('[data-panel=t2f] canvas').height") > 64
+
+
+def test_four_scans_are_linked_and_each_label_has_a_switch(page: Page, tmp_path: Path) -> None:
+    def places() -> list[str]:
+        panels = "Object.values(viewer.panels)"
+        return list(
+            page.run(
+                f"{panels}.map((nv) => [...nv.scene.crosshairPos].map((x) => x.toFixed(4)).join(' '))"
+            )
+        )
+
+    def height_mm() -> float:
+        return float(said(page, "mm").split(",")[2])
+
+    assert len(places()) == 4
+    start_mm = height_mm()
+    # each panel is on the largest lesion, and the wheel over any moves all by a section
+    for panel in ("t1n", "t2f"):
+        page.run(f"document.querySelector('[data-panel={panel}]').scrollIntoView()")
+        page.mouse("Wheel", f"[data-panel={panel}]", (0.5, 0.5), deltaX=0, deltaY=120)
+    assert height_mm() == pytest.approx(start_mm + 2 * 155 / 36, abs=0.1)
+    page.drag("[data-panel=t2f]", (0.4, 0.4), (0.45, 0.5))
+    assert len(set(places())) == 1
+    slider = "document.querySelector('[data-section=\"2\"]')"
+    sections = []
+    for index in (9, 10):
+        page.run(f"{slider}.value = {index}; {slider}.dispatchEvent(new Event('input'))")
+        sections.append(int(said(page, "voxel").split(", ")[2]))
+    assert sections[1] == sections[0] + 1
+    page.run("viewer.goTo(viewer.values.centre_mm)")
+    everything = coloured(page.picture(tmp_path / "a.png", ".panels"))
+    page.run("document.querySelectorAll('[data-label]').forEach((box) => box.click())")
+    assert coloured(page.picture(tmp_path / "a.png", ".panels")) < everything
+
+
+def test_a_ruler_measures_and_greys_zoom_and_the_saved_picture_follow(page: Page) -> None:
+    page.run("document.querySelector('.panels').scrollIntoView()")
+    page.click("[data-tool=measurement]")
+    page.drag("[data-panel=t1c]", (0.4, 0.5), (0.5, 0.5), (0.6, 0.5))
+    # a fifth of the width of the panel, whose height is that of the brain
+    panel = "document.querySelector('[data-panel=t1c]')"
+    aspect = page.run(f"{panel}.clientWidth / {panel}.clientHeight")
+    tall_mm = page.run("viewer.values.shape[1] * viewer.images.t1c.pixDims[2]")
+    assert page.run("viewer.rulers.map((one) => one.distance)") == [
+        pytest.approx(0.2 * aspect * tall_mm, rel=0.03)
+    ]
+    greys = "[...document.querySelectorAll('[data-greys]')].map((e) => e.textContent)"
+    before = page.run(greys)
+    page.drag("[data-panel=t1c]", (0.4, 0.5), (0.5, 0.5), (0.5, 0.4), button="right")
+    after = page.run(greys)
+    assert [one == other for one, other in zip(before, after, strict=True)].count(False) == 1
+    page.run("(() => { const s = document.querySelector('[data-preset]'); s.selectedIndex = 1;"
+             "s.dispatchEvent(new Event('change')); })()")  # fmt: skip
+    assert not set(before) & set(page.run(greys))
+    page.click("[data-tool=pan]")
+    page.mouse("Wheel", "[data-panel=t1n]", (0.5, 0.5), deltaX=0, deltaY=-120)
+    assert page.run("Object.values(viewer.panels).every((nv) => nv.scene.pan2Dxyzmm[3] > 1)")
+    page.run("HTMLAnchorElement.prototype.click = function () { window.saved = this; }")
+    page.click("[data-save]")
+    assert page.run("saved.download") == "BraTS2021_00000.png"
+    size = page.run(
+        "new Promise((done) => { const i = new Image(); i.onload = () => done([i.width, i.height]); i.src = saved.href; })"
+    )
+    frame = "document.querySelector('.panels')"
+    assert size[0] == page.run(f"{frame}.clientWidth")
+    assert size[1] > page.run(f"{frame}.clientHeight")
 
 
 def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path: Path) -> None:
     assert view.prediction is not None
-    page.click("[data-view=axial]")
-    with_prediction = page.picture(tmp_path / "a.png", "canvas")
+    page.click("[data-scan=t1c]")
+    with_prediction = page.picture(tmp_path / "a.png", ".panels")
     page.click("[data-layer=prediction]")
-    without = page.picture(tmp_path / "a.png", "canvas")
+    without = page.picture(tmp_path / "a.png", ".panels")
     # X of the axes of BraTS runs to the patient's left
-    section = page.run("viewers[0].values.centre_mm[2]")
+    section = page.run("viewer.values.centre_mm[2]")
     z = round(np.linalg.solve(view.affine, [0, 0, section, 1])[2])
     labels = view.prediction.label_map[:, :, z] > 0
     brain = (view.images[0, :, :, z] != 0).nonzero()[0].mean()
@@ -241,13 +312,13 @@ def test_a_value_in_the_page_is_that_of_the_file(
     paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
     scan = read_volume(paths["t1c"], case_id="a")
     mm = (scan.geometry.affine @ [*voxel, 1])[:3].tolist()
-    page.run(f"viewers[0].goTo({json.dumps(mm)})")
+    page.run(f"viewer.goTo({json.dumps(mm)})")
 
     assert said(page, "voxel") == ", ".join(map(str, voxel))
     for name, path in paths.items():
         assert float(said(page, name)) == read_volume(path, case_id="a").array[voxel]
     shown = page.run(
-        "(() => { const v = viewers[0].nv.volumes[0], x = v.mm2vox("
+        "(() => { const [v] = viewer.panels.t1c.volumes, x = v.mm2vox("
         f"{json.dumps(mm)}); return v.getValue(x[0], x[1], x[2], 0); }})()"
     )
     assert shown == scan.array[voxel]
@@ -279,7 +350,8 @@ def test_without_webgl_the_pictures_are_there_and_the_reason_is_said(
         widths = page.run("Array.from(document.querySelectorAll('img'), i => i.clientWidth)")
 
         assert "The viewer cannot start here: this browser has no WebGL 2" in absent
-        assert page.run("document.querySelector('.viewer').hidden")
+        assert page.run("getComputedStyle(document.querySelector('.panels')).display") == "none"
+        assert "Whole tumour" in page.run("document.querySelector('.volumes').innerText")
         assert len(widths) == 2
         assert min(widths) > 200
         assert page.complaints == []
@@ -323,3 +395,29 @@ def test_cases_are_sorted_by_any_column_and_found_by_name_and_warnings(
     browser.click("#warned")
     assert shown(browser) == ["fair"]
     assert browser.run("document.getElementById('shown').textContent") == "1 of 3 cases"
+    page = browser
+    warned = "document.querySelector('#cases [data-warned] td:last-child').innerText"
+    assert page.run(warned).strip() == "odd"
+    # the colours of the regions are those of every other picture, also in the dark
+    page.dark(True)
+    fills = "[...document.querySelectorAll('.chart path')].map((e) => getComputedStyle(e).fill)"
+    for colour in REGION_COLOURS:
+        red, green, blue = bytes.fromhex(colour[1:])
+        assert f"rgb({red}, {green}, {blue})" in page.run(fills)
+    page.dark(False)
+
+
+def test_the_curves_of_a_run_answer_to_the_pointer(browser: Page, files: dict[str, Path]) -> None:
+    browser.open(files["run"], width=900, height=900)
+    told = "document.querySelector('.history output')"
+    browser.run("document.querySelector('.history').scrollIntoView()")
+    best = browser.run("document.querySelector('.history').textContent")
+
+    assert "best: epoch" in best
+    assert browser.run(f"{told}.hidden")
+    for height, words in ((0.1, ("loss", "training")), (0.9, ("learning rate", "rate"))):
+        browser.mouse("Moved", ".history svg", (0.3, height))
+        assert all(word in browser.run(f"{told}.textContent") for word in ("epoch", *words))
+    drawn = browser.run("[...document.querySelectorAll('#cases a')].map((a) => a.hash)")
+    assert drawn
+    assert all(browser.run(f"document.querySelector('{name}').tagName") == "H3" for name in drawn)

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.phantom import make_phantom
-from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import Scan, input_of_crop
-from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.model import Model
 from brats_seg.inference.predict import (
     PARTS,
     Prediction,
@@ -45,11 +43,10 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.models.build import build_model
-from brats_seg.progress import _SCREEN, tracked, untracked
-from brats_seg.runtime.device import Device, choose_device
+from brats_seg.progress import _SCREEN, tracked
+from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import Decoding, load_trained, shipped_network
 from brats_seg.runtime.windows import Window, predict_logits
-from brats_seg.training.trainer import Trainer, case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import (
     CPU,
@@ -61,7 +58,6 @@ from tests.inference_builders import (
     write_run,
     write_scan,
 )
-from tests.test_trainer import settings as training_settings
 
 FP32 = PredictionSettings(precision="fp32", device="cpu")
 
@@ -171,24 +167,6 @@ def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Pat
     assert not bits[~brain].any()
 
 
-def test_prediction_equals_validation(data: FoldData, tmp_path: Path, tiny_scans: Path) -> None:
-    config = training_settings("training.n_epochs=1", "optimizer.lr=0.05")
-    trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
-    trainer.run(track=untracked)
-    settings = PredictionSettings(overlap=config.validation.overlap)
-    model = load_model([tmp_path / "run"], choose_device("cpu", "fp32"), settings)
-    sample = whole_case(data.folder, "BraTS2021_00003")
-    with torch.inference_mode():
-        logits = case_predictor(trainer.plan)(model.members[0].network, sample.image)
-    scan, result = predict(tiny_scans / "BraTS2021_00003", model)
-    wt, tc, et = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
-    expected = (logits > 0).numpy() & (sample.image != 0).any(0).numpy()
-    assert expected[2].any()
-    assert np.array_equal(et, expected[2])
-    assert np.array_equal(tc, expected[1] | expected[2])
-    assert np.array_equal(wt, expected.any(axis=0))
-
-
 def test_probabilities_that_are_not_finite_are_no_empty_label_map(tmp_path: Path) -> None:
     network = Pointwise()
     network.steepness.data[...] = np.nan
@@ -217,7 +195,6 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
         of_network.predict_scan(read_scan(folder)),
     ]
     predict_folder([tmp_path / "scans"], [run], tmp_path / "out", settings)
-
     label_map = np.asarray(nib.load(tmp_path / "out" / f"{folder.name}.nii.gz").dataobj)
     for result in results:
         assert (result.summary.case_id, result.convention) == (folder.name, BRATS2017)
@@ -355,12 +332,10 @@ NESTED = Decoding()
 
 
 def fields(wt: list[float], tc: list[float], et: list[float]) -> np.ndarray:
-    """Return probabilities (3, n, 1, 1) of voxels in a row."""
     return np.array([wt, tc, et], dtype=np.float32)[:, :, None, None]
 
 
 def row(regions: np.ndarray) -> list[str]:
-    """Return for each voxel in a row the innermost region that holds it."""
     return ["-" if not n else REGIONS[n - 1] for n in regions.sum(axis=0).ravel()]
 
 

@@ -54,7 +54,6 @@ def stamps(folder: Path) -> list[tuple[int, int]]:
 
 
 def rewritten(folder: Path, before: list[tuple[int, int]]) -> list[str]:
-    """Return the cases whose images were written since then."""
     pairs = zip(IDS, before, stamps(folder), strict=True)
     return [case_id for case_id, old, new in pairs if old != new]
 
@@ -267,9 +266,7 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     assert required_bytes([case], tmp_path, None) == 0
 
 
-def test_cases_in_use_are_not_replaced(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     cases = index_cases(root).cases

@@ -26,7 +26,6 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
 
 
 def work_of(screen: _Screen) -> Any:
-    """Return the work that is shown, which must be there."""
     assert screen.work is not None
     return screen.work
 
@@ -60,7 +59,6 @@ def draw_to(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool)
 
 
 def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Return a terminal on which a bar is drawn."""
     file = Terminal()
     draw_to(monkeypatch, file, force_terminal=True)
     return file

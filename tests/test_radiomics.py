@@ -57,7 +57,6 @@ def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
 
 
 def make_tumour(label_map, image=None, spacing_mm=MM) -> Tumour:
-    """Return a tumour, in a brain of ones that fills everything by default."""
     image = np.ones((4, *label_map.shape)) if image is None else image
     return Tumour(
         image=image.astype(np.float32),

@@ -61,13 +61,11 @@ ELSEWHERE = ("torchrun", "srun", "dask", "openssl", "export")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Return the fenced blocks of a language, or with none, of a page."""
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     return [text for name, text in fenced if name == language]
 
 
 def lines(page: Path) -> list[str]:
-    """Return the lines of a page that are shown as typed into a shell."""
     return [line for block in blocks(page, "") for line in block.splitlines() if line]
 
 
@@ -179,7 +177,6 @@ def layouts() -> list[list[list[str]]]:
 
 
 def spelled_out(pattern: str) -> list[str]:
-    """Return the names that a pattern with words in braces stands for."""
     parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
     return ["".join(chosen) for chosen in product(*parts)]
 
@@ -289,7 +286,6 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def type_line(line: str, folder: Path, **others: str) -> str:
-    """Run a line of a page as if typed, and return what it prints."""
     return shell(line, folder, variables(folder) | others)
 
 
@@ -362,10 +358,8 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
         "brats-seg train --epochs 1",
         "python -c 'import brats_seg; print(brats_seg.__file__)'",
     ]
-
     environment = variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()}
     shown = shell("\n".join([*typed, *demo]), tmp_path, environment)
-
     assert "finished after 1 epoch" in shown
     (diagnosis,) = tmp_path.rglob("doctor.json")
     findings = json.loads(diagnosis.read_text())["findings"]

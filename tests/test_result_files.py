@@ -72,7 +72,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     command += ("--layout", "bids", "--convention", "brats2017", "--probabilities", "--uncertainty")
     code, shown, errors = run(*command)
     again = run(*command)[1]
-
     assert code == 0, errors
     assert "2 predicted, 0 finished before, 0 failed" in shown
     assert "0 predicted, 2 finished before, 0 failed" in again
@@ -124,7 +123,6 @@ def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
 
 
 def n_coloured(picture: np.ndarray) -> int:
-    """Count pixels that are not grey."""
     return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
 
 

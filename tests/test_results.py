@@ -146,7 +146,6 @@ def test_the_remarks_describe_the_data():
         "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
         'pip install "brats_seg[survival]"',
         "age unknown in 1 of 3 cases with an outcome",
-        "3 features empty or equal in all cases, left out: resection_gtr",
         "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were trained",
         "the latent vector of 1 of 4 cases is of networks without a record",
         "the label map of 1 of 4 cases is of networks that were trained",

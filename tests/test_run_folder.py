@@ -97,7 +97,7 @@ def test_death_in_any_forward_pass_changes_no_bit(
     check_same_runs(tmp_path, undisturbed[batch_dice])
 
 
-def test_the_state_is_its_checkpoint(
+def test_states_are_checkpoints(
     data: FoldData, tmp_path: Path, undisturbed: dict[str, Path]
 ) -> None:
     """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
@@ -243,14 +243,6 @@ def start_settings(*changes: str) -> Config:
     return tiny_settings(*START_SETTINGS, *changes)
 
 
-@pytest.fixture(scope="module")
-def parent(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one epoch."""
-    path = tmp_path_factory.mktemp("parent") / "run"
-    train(data, path, start_settings("training.n_epochs=1"))
-    return path
-
-
 def test_layers_are_taken_whole_by_name_and_shape() -> None:
     """A bias that fits beside a convolution that does not is not taken."""
     network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1), nn.Conv3d(3, 3, 1))
@@ -266,28 +258,28 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
 
 
 def test_a_run_starts_with_the_best_weights_of_its_parent(
-    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The averaged weights too; config.yaml and the checkpoints name the parent."""
-    config = start_settings(f"start.path={parent}")
+    config = start_settings(f"start.path={tiny_run}")
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
-    assert same(weights(tmp_path / "run" / "last.pt"), weights(parent / "best.pt"))
+    assert same(weights(tmp_path / "run" / "last.pt"), weights(tiny_run / "best.pt"))
     entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
     assert same(entries["ema"], entries["model"])
     saved = read_state(tmp_path / "run" / "last.pt")
     assert saved.started_from is not None
-    assert saved.started_from.path == str(parent)
+    assert saved.started_from.path == str(tiny_run)
     assert saved.started_from.learnt_from == data.split.train
-    assert str(parent) in (tmp_path / "run" / "config.yaml").read_text()
+    assert str(tiny_run) in (tmp_path / "run" / "config.yaml").read_text()
     assert re.search(r"model.name 'unet', model.widths 4,8\): 14 of 14 layers loaded", caplog.text)
     assert "held out here" not in caplog.text
 
 
 def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
-    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = start_settings(f"start.path={parent}", "training.n_epochs=1")
+    config = start_settings(f"start.path={tiny_run}", "training.n_epochs=1")
     train(data, tmp_path / "child", config)
     ids = data.split.train
     (tmp_path / "child" / "split.csv").write_text("case_id,role\nanother,train\nmore,validation\n")
@@ -303,10 +295,10 @@ def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
 
 
 def test_an_exported_model_and_files_of_weights_are_started_from(
-    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    export_model([parent], tmp_path / "exported")
-    plain = weights(parent / "best.pt")
+    export_model([tiny_run], tmp_path / "exported")
+    plain = weights(tiny_run / "best.pt")
     torch.save(plain, tmp_path / "plain.pt")
     torch.save({"state_dict": plain, "epoch": 3}, tmp_path / "lightning.ckpt")
     for name in ("exported", "exported/member0.safetensors", "plain.pt", "lightning.ckpt"):
@@ -318,19 +310,19 @@ def test_an_exported_model_and_files_of_weights_are_started_from(
 
 def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_layers(
     data: FoldData,
-    parent: Path,
+    tiny_run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    export_model([parent], tmp_path / "shipped")
+    export_model([tiny_run], tmp_path / "shipped")
     shipped = "brats_seg.runtime.weights.SHIPPED"
     monkeypatch.setattr(shipped, tmp_path / "shipped")
     config = start_settings("start.path=auto")
     train(data, tmp_path / "run", config, StopAtCheck(0))
     entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
-    assert same(entries["model"], weights(parent / "best.pt"))
+    assert same(entries["model"], weights(tiny_run / "best.pt"))
     assert entries["started_from"]["path"].startswith("brats_seg ")
     lines = [line for line in caplog.text.splitlines() if "network that brats_seg carries" in line]
     assert len(lines) == 1
@@ -342,10 +334,10 @@ def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_laye
 
 
 def test_other_networks_and_those_that_are_given_keep_their_weights(
-    data: FoldData, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: FoldData, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auto, wide = StartConfig(path="auto"), start_settings("model.widths=[8, 16]")
-    export_model([parent], tmp_path / "shipped")
+    export_model([tiny_run], tmp_path / "shipped")
     monkeypatch.setattr("brats_seg.runtime.weights.SHIPPED", tmp_path / "shipped")
     for config, start in ((wide, auto), (start_settings(), StartConfig(path="none"))):
         network, before = build_network(config, (8, 8, 8)), build_network(config, (8, 8, 8))
@@ -382,15 +374,15 @@ def test_files_that_are_no_weights_are_refused(
         start_from(nn.Conv3d(4, 3, 1), StartConfig(path=str(tmp_path / "other.pt")), data)
 
 
-def test_a_network_of_other_widths_is_refused_with_shapes_and_the_settings_that_fit(
-    data: FoldData, parent: Path, tmp_path: Path
+def test_other_widths_are_refused_with_shapes(
+    data: FoldData, tiny_run: Path, tmp_path: Path
 ) -> None:
     """Before anything is written, and before --fresh renames the earlier run."""
     train(data, tmp_path / "run", start_settings("training.n_epochs=1"))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError, match=r"widths 4,8\).*8x4x3x3x3 here, 4x4x3x3x3 there"):
         train(
-            data, tmp_path / "new", start_settings(f"start.path={parent}", "model.widths=[8, 16]")
+            data, tmp_path / "new", start_settings(f"start.path={tiny_run}", "model.widths=[8, 16]")
         )
     with pytest.raises(UsageError, match="cannot start from itself"):
         train(data, tmp_path / "run", start_settings(f"start.path={tmp_path / 'run' / 'best.pt'}"))

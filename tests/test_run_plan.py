@@ -25,7 +25,6 @@ def settings(*changes: str) -> Config:
 
 
 def window_voxels(plan: RunPlan) -> int:
-    """Count the voxels that a network gets in a validation."""
     seen = []
     for case_id in plan.data.split.validation:
         image = whole_case(plan.data.folder, case_id).image.float()
@@ -55,9 +54,7 @@ def test_validations_cost_at_most_a_share(data: FoldData, overlap: float, per_ca
     assert all(n % 32 == 0 for n in foreign.patch)
 
 
-def test_a_run_is_validated_then_and_at_its_end(
-    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_validated_epochs(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = settings("patch.per_case=12", "validation.overlap=0", "training.n_epochs=5")
     assert plan_run(config, data).validate_every == 2
     with caplog.at_level("INFO", logger="brats_seg"):
@@ -81,7 +78,6 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
 
 @pytest.fixture
 def four(tiny_prepared: Path) -> FoldData:
-    """Three cases to train on, one held out."""
     return open_split(tiny_prepared, Split(train=CASES[:3], validation=CASES[3:4]))
 
 
@@ -172,7 +168,6 @@ def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: 
 
 
 def brighten() -> Callable[[Item], Item]:
-    """Return a transform of one's own that leaves no channel empty."""
     return lambda data: {**data, "image": data["image"] + 1}
 
 

@@ -42,7 +42,6 @@ HEAD = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,pr
 def score_row(
     case_id: str, dice: float, region: str = "wt", *, hd95: float = 0.0, ml=(1.0, 1.0)
 ) -> dict[str, object]:
-    """Return a row of a table of scores."""
     values = (dice, dice / (2 - dice), hd95, 1.0, 1.0, *ml)
     return {"case_id": case_id, "region": region} | dict(zip(REGION_COLUMNS, values, strict=True))
 

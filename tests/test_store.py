@@ -52,7 +52,6 @@ MANIFEST = Manifest(
 
 @pytest.fixture
 def folder(tiny_prepared: Path, tmp_path: Path) -> Path:
-    """A copy of prepared cases, in which files may be changed."""
     return Path(shutil.copytree(tiny_prepared, tmp_path / "prepared"))
 
 
@@ -178,7 +177,7 @@ def flip_bit(path: Path, rng: np.random.Generator) -> None:
 OTHER_VERSION = json.dumps(json.loads(MANIFEST.to_json()) | {"version": store.FORMAT_VERSION + 1})
 
 
-def test_reading_gives_what_was_written_and_nothing_of_a_damaged_file_or_another_version(
+def test_what_was_written_is_read_and_nothing_else(
     tmp_path: Path, rng: np.random.Generator
 ) -> None:
     path = tmp_path / MANIFEST_NAME

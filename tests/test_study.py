@@ -33,7 +33,6 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     names = ["age_years", "resection_gtr", "resection_str", "wt_ml"]
     assert study.features.columns.tolist() == names
     assert study.features.to_numpy().tolist() == [[50, 1, 0, 4], [60, 0, 1, 5], [70, 0, 0, 6]]
-    assert study.dropped == ("equal", "empty", "equal_or_empty")
     # the baseline keeps an age without information
     assert ageless.features.columns.tolist() == ["age_years", "wt_ml"]
 
@@ -64,7 +63,6 @@ def numbered(days=range(100, 1201, 100), patient_ids=None, **outcomes):
 
 
 def trained(fitted, family):
-    """Return the numbers of the cases of each fit of a family."""
     return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 

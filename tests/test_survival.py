@@ -63,9 +63,7 @@ def survival_table(case_ids: pd.Series, days: np.ndarray) -> pd.DataFrame:
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_effect_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the folds of the project, of a case that was alive and one of unknown outcome."""
     survival = write_cohort(tmp_path)
     survival.loc[[3, 4], "Survival_days"] = ["ALIVE (9999 days later)", "NA"]
@@ -75,7 +73,6 @@ def test_an_effect_is_found_and_written_down_with_and_without_lifelines(
     folds.to_csv(tmp_path / "folds.csv", index=False)
     command = (*SURVIVAL, "--fold-table", "folds.csv")
     code, printed, shown = run(*command, "--json")
-
     assert code == 0, shown
     assert check_json("survival", printed)[0]["verdict"]["n_died"] == 28
     for text in (
@@ -141,9 +138,7 @@ def test_phantoms_whose_volume_drives_survival_or_does_not(run: Run, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_real_cases_get_features_and_an_honest_verdict(
-    run: Run, real_data: Path, tmp_path: Path
-) -> None:
+def test_real_cases_get_an_honest_verdict(run: Run, real_data: Path, tmp_path: Path) -> None:
     """Nine patients of 2018 are found in the tables of 2019; five deaths are not significant."""
     tables = real_data / "tables"
     survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"

@@ -78,13 +78,6 @@ def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) 
     assert known["resection"].tolist() == ["STR", "STR", ""]
 
 
-@pytest.mark.parametrize(
-    "header", ["Brats17ID,Age,Survival", "BraTS18ID,Age,Survival", "case_id,age,survival_days"]
-)
-def test_columns_of_every_year_are_understood(tmp_path: Path, header: str) -> None:
-    assert outcomes(tmp_path, "X,60,289", header=header, ids=["X"])["days"].tolist() == [289]
-
-
 def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_path: Path) -> None:
     row, ids = f"{IDS[0]},60,289,GTR", ["Brats18_X_1"]
     with pytest.raises(UsageError, match=rf"none of the cases .*Brats18_X_1: .*{IDS[0]}.*--clin"):

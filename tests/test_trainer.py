@@ -25,6 +25,7 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.losses import overlap_columns
+from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
@@ -61,13 +62,11 @@ def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture
 def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
-    """A copy of that run, to change."""
     return Path(shutil.copytree(finished[0], tmp_path / "run"))
 
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
     run_path, outcome = finished
-
     assert {path.name for path in run_path.iterdir()} == {
         ".training.lock",
         "best.pt",
@@ -142,9 +141,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
 
 
-def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
-    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
-) -> None:
+def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
@@ -179,9 +176,7 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
-def test_a_fold_is_trained_from_a_folder_of_scans(
-    tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fold_of_scans(tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A call that reaches its time limit is continued by the same call."""
     paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
     config = settings("training.n_epochs=1")
@@ -272,7 +267,6 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that is held is not waited for."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
 
 
@@ -363,9 +357,7 @@ class Hungry(nn.Module):
         return image[:, :3]
 
 
-def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
-    data: FoldData, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_runs_out_in_validation(data: FoldData, caplog: pytest.LogCaptureFixture) -> None:
     predict, network = case_predictor(plan_run(settings(), data)), Hungry()
     image = torch.rand(4, 20, 18, 16)
     for _ in range(2):
@@ -394,18 +386,16 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
-def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
+def test_networks_with_dictionaries(
     data: FoldData, tmp_path: Path, given: dict[str, object]
 ) -> None:
-    config = settings("loss.batch_dice=true", "validation.patches_between=true")
+    config = settings("loss.batch_dice=true")
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
 
 
-def test_a_loss_that_is_never_finite_ends_the_run(
-    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def infinite(output: Tensor, target: Tensor) -> Tensor:
         return output.sum() * float("inf")
 
@@ -415,26 +405,34 @@ def test_a_loss_that_is_never_finite_ends_the_run(
     assert "its gradient was not finite" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "missing"),
-    [
-        # the last epoch is always validated
-        (["training.n_epochs=3"], [True, False, False]),
-        (["validation.patches_between=true"], [False, False]),
-    ],
-)
-def test_validation_every_other_epoch_leaves_columns_empty_unless_patches_are_scored_in_between(
-    data: FoldData, tmp_path: Path, changes: list[str], missing: list[bool]
+def test_between_validations_of_whole_cases_a_plateau_watches_the_same_patches(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(data, tmp_path / "run", settings("validation.every=2", *changes))
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert history["val_dice"].isna().tolist() == missing
+    watched: list[float] = []
+    monkeypatch.setattr(Schedule, "after_validation", lambda _, loss: watched.append(loss))
+    rate = "optimizer.lr=1e-30"  # the network stays as it is
+    every = ("training.n_epochs=3", "validation.every=2", rate)
+    train(data, tmp_path / "plateau", settings(*every, "schedule.name=plateau"))
+    train(data, tmp_path / "whole", settings(*every, "validation.every=1", "schedule.name=plateau"))
+    train(data, tmp_path / "cosine", settings(*every, "schedule.name=cosine"))
+
+    patches, whole, cosine = (
+        pd.read_csv(tmp_path / name / "history.csv") for name in ("plateau", "whole", "cosine")
+    )
+    # the last epoch is always validated
+    assert patches["val_dice"].isna().tolist() == [True, False, False]
+    assert watched == pytest.approx(
+        [*patches["patch_loss"], *whole["val_loss"], *cosine["val_loss"].dropna()]
+    )
+    assert len({f"{loss:.6f}" for loss in patches["patch_loss"]}) == 1
+    assert abs(watched[0] - watched[3]) > 1e-4
+    assert "patch_loss" not in {*whole, *cosine}
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, augment: str) -> None:
     """A refactoring must not move them; processors differ in the last digits only."""
-    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=plateau")
+    changes = (f"training.augment={augment}", "optimizer.name=adamw", "schedule.name=constant")
     table = pd.read_csv(Path(__file__).parent / "golden" / "fold0_losses.csv")
     recorded = table[table["augment"] == augment]
     outcome = train(data, tmp_path / "run", settings(*changes, "optimizer.lr=1e-3"))
@@ -465,7 +463,6 @@ def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
     trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
     with caplog.at_level(logging.INFO):
         trainer.run(track=tracked)
-
     said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
     assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
     assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]

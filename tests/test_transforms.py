@@ -236,9 +236,7 @@ def test_patches_lie_anywhere_inside_the_case() -> None:
     ("voxel", "start"),
     [((10, 15, 5), (6, 11, 1)), ((0, 0, 0), (0, 0, 0)), ((19, 29, 9), (12, 22, 2))],
 )
-def test_foreground_patches_are_centred_on_the_voxel_inside_the_case(
-    voxel: tuple[int, int, int], start: tuple[int, int, int]
-) -> None:
+def test_foreground_is_centred(voxel: tuple[int, int, int], start: tuple[int, int, int]) -> None:
     found = boxes(1, fraction=1, foreground=(np.array([voxel], dtype=np.int32), *NONE[:2]))
     assert found == [Box.at(start, SIZE)]
 

@@ -84,9 +84,7 @@ SPECK = "smallest component of WT, mm3"
     ],
     ids=["rim", "few cases", "speck", "tiny speck", "tiny speck by lesions"],
 )
-def test_the_value_that_scores_best_is_chosen_if_that_is_no_chance(
-    tmp_path: Path, change, protocol, n_cases, expected, setting, gain
-) -> None:
+def test_best_and_sure(tmp_path: Path, change, protocol, n_cases, expected, setting, gain) -> None:
     tuning = fit_cases(write_cases(tmp_path, change, n_cases), protocol)
     fits = {fit.setting: fit for fit in tuning.fits}
     assert tuning.fitted.decoding == expected
@@ -133,7 +131,6 @@ def test_an_unknown_metric_is_refused() -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
-    """Two runs with random weights, each with half of the cases held out."""
     return [write_fold(tmp_path / f"fold{n}", tiny_prepared, CASES[n::2], seed=n) for n in range(2)]
 
 

@@ -38,9 +38,7 @@ def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:
     ],
     ids=str,
 )
-def test_axes_are_halved_down_to_four_voxels(
-    patch: Triple, n_levels: int, expected: list[Triple]
-) -> None:
+def test_axes_are_halved_down_to_four(patch: Triple, n_levels: int, expected: list[Triple]) -> None:
     strides = level_strides(patch, n_levels)
     assert list(strides) == expected
     for axis, size in enumerate(patch):

@@ -88,7 +88,6 @@ def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: s
 
 
 def changed(tmp_path: Path, **entries: object) -> Path:
-    """Write a checkpoint with other entries."""
     path = tmp_path / "best.pt"
     save_run(path, WEIGHTS, CARD)
     torch.save({**torch.load(path, weights_only=True), **entries}, path)

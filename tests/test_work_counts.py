@@ -84,7 +84,6 @@ class Kernels(TorchDispatchMode):
         return result
 
     def counts(self) -> dict[str, float]:
-        """Return the counts that are not 0."""
         gradients = self.names["convolution_backward"]
         convolutions = sum(n for name, n in self.names.items() if name.startswith("conv"))
         counts = {
@@ -197,7 +196,6 @@ def _hook() -> None:
 
 @contextmanager
 def opened_below(folder: Path) -> Iterator[Counter[str]]:
-    """Count how often files below a folder are opened."""
     listener = f"{folder}/", Counter[str]()
     _listeners.append(listener)
     try:
@@ -217,9 +215,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cases, two patches each, and a validation of the two held-out cases in windows."""
     config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
     counts = Counter[str]()
@@ -230,7 +226,6 @@ def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
         opened_below(data.folder) as opened,
     ):
         train(data, tmp_path / "run", config)
-
     check(
         {
             "patches": counts["PatchDataset.__getitem__"],

@@ -12,7 +12,7 @@ from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.evaluation.compare import ComparedFolders, Comparison
+    from brats_seg.evaluation.compare import ComparedFolders
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.scores import RegionSummary
 
@@ -93,12 +93,26 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
 def _print_comparisons(
     compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
 ) -> None:
+    from brats_seg.evaluation.scores import title_of
+
     evaluations = compared.first, compared.second
     emit(compared, table=table, evaluations=evaluations)
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
-    _print_comparison(compared.comparison)
+    comparison = compared.comparison
+    cases = counted(comparison.n_cases, "case")
+    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
+    rows = []
+    for test in comparison.tests:
+        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
+        counts = (test.n_first_better, test.n_second_better)
+        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
+    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
+    for standing in comparison.ranking:
+        p_value = standing.p_value
+        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
+        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
     if any(evaluation.missing for evaluation in evaluations):
         print("Missing predictions have the worst scores; --only-predicted leaves them out.")
     print(f"wrote {table}. Research use only.")
@@ -174,23 +188,6 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
         print()
     empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
     print(f"references without the region: {empty} (of {n_cases})")
-
-
-def _print_comparison(comparison: "Comparison") -> None:
-    from brats_seg.evaluation.scores import title_of
-
-    cases = counted(comparison.n_cases, "case")
-    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
-    rows = []
-    for test in comparison.tests:
-        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
-        counts = (test.n_first_better, test.n_second_better)
-        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
-    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
-    for standing in comparison.ranking:
-        p_value = standing.p_value
-        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
-        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
 
 
 def figure(

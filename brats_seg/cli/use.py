@@ -224,7 +224,6 @@ def features(
     output: Path = Path("features.csv"),
     model: list[Path] | None = None,
     autoencoder: Path | None = None,
-    predict_all: bool = False,
     clinical: list[Path] | None = None,
     convention: str | None = None,
     prepared: Path | None = None,
@@ -233,8 +232,8 @@ def features(
 ) -> int:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
-    With several runs, a case is predicted by those that were not trained on its patient. Exit code
-    1: some cases failed; they are listed in failures.csv beside the table.
+    Where there is no label map, runs predict one; with several, those that were not trained on the
+    patient. Exit code 1: some cases failed; they are listed in failures.csv beside the table.
 
     Examples:
         brats-seg features data -o features.csv
@@ -251,7 +250,6 @@ def features(
         output,
         autoencoder=autoencoder,
         segmentations=model or (),
-        predicted=predict_all,
         tables=clinical or (),
         labels=convention,
         prepared_path=prepared,
@@ -269,8 +267,7 @@ def features(
     print(f"{counted(len(rows), 'case')} with {len(columns)} features; {label_maps}")
     for remark in seen_remarks(pd.DataFrame(rows)):
         print(f"note: {remark}")
-    failures_path = output.with_name("failures.csv")
-    print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
+    print(f"wrote {output} and {output.with_name('failures.csv')}. Research use only.")
     return code
 
 
@@ -294,12 +291,7 @@ def survival(
         from brats_seg.survival.results import study_survival
 
     study = study_survival(
-        features,
-        clinical,
-        output,
-        folds=fold_table,
-        n_repeats=repeats,
-        track=tracked,
+        features, clinical, output, folds=fold_table, n_repeats=repeats, track=tracked
     )
     emit(study, folder=output, conclusion=str(study.verdict))
     _print_study(study)

@@ -270,16 +270,29 @@ def read_history(run_path: Path) -> pd.DataFrame:
     return table
 
 
-def history_figure(table: pd.DataFrame) -> Figure:
-    """Draw every curve of a history over its epochs, in both phases."""
+def history_figure(
+    table: pd.DataFrame, *, best_epoch: int | None = None, with_rate: bool = False
+) -> Figure:
+    """Draw every curve of a history over its epochs, in both phases; the best epoch and the rate by choice."""
     curves = curves_of(table.columns)
+    n_panels = len(curves) + with_rate
     # margins are fixed: computing them takes as long as the rest of the drawing
-    figure = Figure(figsize=(8, 3 * len(curves)))
-    bottom = 0.24 / len(curves)
+    figure = Figure(figsize=(8, 3 * n_panels))
+    bottom = 0.24 / n_panels
     figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=bottom, hspace=0.08)
-    (column,) = figure.subplots(len(curves), 1, sharex=True, squeeze=False).T
-    for axes, curve in zip(column, curves, strict=True):
+    (column,) = figure.subplots(n_panels, 1, sharex=True, squeeze=False).T
+    for axes, curve in zip(column, curves, strict=False):
         _draw_curve(axes, table, curve)
+    if with_rate:
+        column[-1].plot(table["epoch"], table["lr"], color="tab:green", marker=".", label="rate")
+        column[-1].set_ylabel("learning rate")
+        column[-1].grid(visible=True, alpha=0.3)
+    if best_epoch is not None:
+        for axes in column:
+            axes.axvline(best_epoch, color="tab:red", linestyle=":")
+        side = "left" if best_epoch < table["epoch"].mean() else "right"
+        words = {"s": f" best: epoch {best_epoch} ", "ha": side, "color": "tab:red"}
+        column[0].text(best_epoch, 0.5, **words, transform=column[0].get_xaxis_transform())
     column[-1].set_xlabel("epoch")
     column[-1].xaxis.get_major_locator().set_params(integer=True)
     if len(table) == 1:

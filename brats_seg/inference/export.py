@@ -385,13 +385,11 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     if "optimizer" in content:
         # the latest state need not have been validated
         return facts
-    progress, config = content["progress"], content["card"].config
+    progress = content["progress"]
     if progress["history"] and "epoch" in progress["history"][-1]:
         facts["epoch"] = int(progress["history"][-1]["epoch"])
-    counts, n_patches = progress["sums"]["counts"], progress["sums"]["n_patches"]
-    # on patches, each case has `per_case` of them
-    is_one_each = config.patch.per_case > 1 and 0 < n_patches == len(counts)
-    if is_one_each or not config.validation.patches_between:
-        cases = [{"case_id": name, "counts": rows} for name, rows in sorted(counts.items())]
-        facts["validation"] = cases
+    counts = progress["sums"]["counts"]
+    facts["validation"] = [
+        {"case_id": name, "counts": rows} for name, rows in sorted(counts.items())
+    ]
     return facts

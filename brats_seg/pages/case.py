@@ -31,8 +31,10 @@ MOST_BYTES = 12_500_000
 """Largest size of the volumes of a case, which leaves room for the rest of the page."""
 
 _REGION_NAMES = {"wt": "Whole tumour", "tc": "Tumour core", "et": "Enhancing tumour"}
-_TISSUES = ("Oedema (WT without TC)", "Necrosis and other core (TC without ET)")
+_TISSUES = ("WT without TC", "TC without ET")
 _ENTROPY_STEP = 1 / 250
+_FADING_BITS = 0.25
+"""Entropy below which its colours fade, as in pictures."""
 _COARSEST = 256
 """Factor by which the steps of scans become coarser at most, however large the volumes are."""
 _INT16 = np.iinfo(np.int16)
@@ -42,7 +44,7 @@ class EmbeddedVolume(NamedTuple):
     """One volume in a page, from which the page makes a NIfTI file."""
 
     name: str
-    """A modality, `prediction`, `reference` or `uncertainty`."""
+    """A modality, `labels` or `uncertainty`."""
     header: str
     """Header of the file, in base64."""
     data: str
@@ -50,7 +52,7 @@ class EmbeddedVolume(NamedTuple):
     step: float
     """Difference between neighbouring values; 1 for whole numbers."""
     low: float
-    """Value that is drawn black, or transparent."""
+    """Value that is drawn black; of the uncertainty that below which it fades."""
     high: float
     """Value that is drawn white."""
 
@@ -81,15 +83,18 @@ def write_case_page(
         legend=_legend(view),
         pictures=tuple(_pictures(view)),
         viewer={
+            "title": view.case_id,
             "volumes": [volume._asdict() for volume in volumes],
             "shape": box.shape,
-            "to_voxel": np.linalg.inv(_affine_in(view, box)).tolist(),
             "to_file": np.linalg.inv(view.geometry.affine).tolist(),
             "centre_mm": _centre_mm(view),
-            "tissues": {name: _tissues(side) for name, side in view.sides.items()},
+            "sides": [
+                (name, dict(side.convention.meanings), cases.tissue_colours(side.convention))
+                for name, side in view.sides.items()
+            ],
         },
         scans=[(name, MODALITY_NAMES[name]) for name in view.modalities],
-        layers=[volume.name for volume in volumes if volume.name not in MODALITIES],
+        layers=[*view.sides] + ["uncertainty"] * (view.uncertainty is not None),
         region_names=_REGION_NAMES,
         niivue=packed_niivue(),
     )
@@ -118,12 +123,13 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
     """Embed the part in a box of the scans of a case, its label maps and its uncertainty."""
     affine = _affine_in(view, box)
     layers = []
-    for name, side in view.sides.items():
-        label_map = side.label_map[box.slices]
-        layers.append(_embedded(name, label_map, affine, 1.0, (0.0, float(label_map.max()))))
+    # the first label map has the low four bits of a voxel, and the second the others
+    maps = [side.label_map[box.slices] << 4 * k for k, side in enumerate(view.sides.values())]
+    if maps:
+        layers.append(_embedded("labels", np.bitwise_or.reduce(maps), affine, 1.0, (0.0, 255.0)))
     if view.uncertainty is not None:
         stored = np.rint(view.uncertainty[box.slices].clip(0, 1) / _ENTROPY_STEP).astype(np.uint8)
-        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.0, 1.0)))
+        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (_FADING_BITS, 1.0)))
     coarser = 1
     while True:
         scans = []
@@ -201,21 +207,6 @@ def _centre_mm(view: cases.CaseView) -> list[float]:
     centre = centre_of(regions[0] if regions else nothing, view.images[0])
     position: list[float] = (view.affine @ [*centre, 1])[:3].tolist()
     return position
-
-
-def _tissues(side: cases.Labelled) -> dict[str, Any]:
-    """Return the names and the colours of the label values, as NiiVue takes them."""
-    colours = cases.tissue_colours(side.convention)
-    # every value up to the last one needs a colour; 0 and values without a meaning are transparent
-    table = [
-        (*bytes.fromhex(colours[i][1:]), 255) if i in colours else (0, 0, 0, 0)
-        for i in range(max(colours) + 1)
-    ]
-    red, green, blue, opacity = zip(*table, strict=True)
-    return {
-        "names": {str(value): meaning for value, meaning in side.convention.meanings},
-        "colours": {"R": red, "G": green, "B": blue, "A": opacity, "I": list(range(len(table)))},
-    }
 
 
 def _legend(view: cases.CaseView) -> list[tuple[str, str]]:

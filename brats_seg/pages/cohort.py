@@ -89,7 +89,7 @@ def write_cohort_page(
         facts=tuple(_facts(records)),
         regions=REGIONS,
         summaries=list(filter(None, summaries)),
-        charts=[(words, html.picture_uri(figure)) for words, figure in _charts(records, dice)],
+        charts=[(words, html.inline_svg(figure)) for words, figure in _charts(records, dice)],
     )
 
 

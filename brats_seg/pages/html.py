@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import NamedTuple
 
 import deflate
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -32,6 +33,8 @@ _COMPRESSION_LEVEL = 9
 PAGE_SUFFIX = ".html"
 """Ending of the name of a page."""
 _DPI = 110
+_SVG_FACTS = ("Creator", "Date", "Format", "Type")
+"""What matplotlib would say about a chart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +116,17 @@ def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
     with Image.open(drawn) as image:
         image.convert("RGB").save(picture, format="WEBP", lossless=True, quality=50, method=2)
     return data_uri(picture.getvalue(), "image/webp")
+
+
+def inline_svg(figure: Figure) -> str:
+    """Return a chart as an element of a page, with its black and white, for `{{ chart | safe }}`."""
+    drawn = StringIO()
+    # letters stay text, and the same chart has the same ids
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": _PACKAGE}):
+        figure.savefig(drawn, format="svg", metadata=dict.fromkeys(_SVG_FACTS))
+    svg = drawn.getvalue()
+    svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
+    return svg.replace("#ffffff", "var(--page)")
 
 
 def data_uri(content: bytes, media_type: str) -> str:

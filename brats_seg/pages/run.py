@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_config
@@ -20,7 +21,7 @@ from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
-from brats_seg.pages.html import DEFAULT_OPTIONS, Fact, PageOptions, picture_uri, write_page
+from brats_seg.pages import html
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, run_locked
@@ -59,7 +60,7 @@ def is_run(path: Path) -> bool:
 def write_run_page(
     run: Path,
     page: Path,
-    options: PageOptions = DEFAULT_OPTIONS,
+    options: html.PageOptions = html.DEFAULT_OPTIONS,
     *,
     track: Track = untracked,
 ) -> None:
@@ -79,19 +80,21 @@ def write_run_page(
         with run_locked(run):
             held_out = open_held_out(run, options.prepared)
             scores, pictures = held_out_scores(held_out, device, track)
-    write_page(
+    curves = charts.history_figure(history, best_epoch=best_epoch, with_rate=True)
+    html.write_page(
         page,
         "run.html",
         title=f"Run {run.resolve().name}",
         remarks=tuple(_remarks(run, history, config, best)),
         facts=tuple(_facts(history, config, split, best)),
-        history=picture_uri(charts.history_figure(history)),
+        history=html.inline_svg(curves),
+        panels=[*_panels(curves)],
         epochs=shown["epoch"].tolist(),
         best_epoch=best_epoch,
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=picture_uri(charts.dice_figure([one.dice for one in scores]))
+        chart=html.inline_svg(charts.dice_figure([one.dice for one in scores]))
         if len(scores) > 1
         else None,
         pictures=pictures,
@@ -138,6 +141,23 @@ def placed_prediction(
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
 
 
+def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
+    """Yield the place, the limits and the lines of each panel, which the page needs to answer the pointer."""
+    for axes in figure.axes:
+        lines = {
+            str(line.get_label()): np.asarray(line.get_xydata()).tolist()
+            for line in axes.lines
+            if not str(line.get_label()).startswith("_")
+        }
+        box = axes.get_position()
+        yield {
+            "title": axes.get_ylabel(),
+            "box": (box.x0, 1 - box.y1, box.width, box.height),
+            "limits": axes.get_xlim(),
+            "lines": lines,
+        }
+
+
 def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
     regions = stored.regions(held_out.trained.fitted.decoding)
     counts = count_regions(regions, stored.reference, case_id)
@@ -153,7 +173,7 @@ def _pictures(
     # through the tumour, and not through what was predicted elsewhere
     centre = centre_of(reference, images[SHOWN[0]])
     first, second = (
-        picture_uri(planes_figure(images, regions, grid, centre=centre))
+        html.picture_uri(planes_figure(images, regions, grid, centre=centre))
         for regions in (reference, prediction)
     )
     return first, second
@@ -174,22 +194,22 @@ def _remarks(
 
 def _facts(
     history: pd.DataFrame, config: Config, split: Split, best: SavedState | None
-) -> Iterator[Fact]:
-    yield Fact("Network", config.model.name)
-    yield Fact("Epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}")
-    yield Fact("Cases", f"{len(split.train)} to train on, {len(split.validation)} held out")
-    yield Fact("Optimizer steps", str(int(history["step"].iloc[-1])))
-    yield Fact("Time of the epochs", duration_text(float(history["seconds"].sum())))
-    yield Fact("Peak memory", f"{history['peak_memory_mb'].max():.0f} MB")
+) -> Iterator[html.Fact]:
+    yield html.Fact("Network", config.model.name)
+    yield html.Fact("Epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}")
+    yield html.Fact("Cases", f"{len(split.train)} to train on, {len(split.validation)} held out")
+    yield html.Fact("Optimizer steps", str(int(history["step"].iloc[-1])))
+    yield html.Fact("Time of the epochs", duration_text(float(history["seconds"].sum())))
+    yield html.Fact("Peak memory", f"{history['peak_memory_mb'].max():.0f} MB")
     if best is None:
         return
     watched = _WATCHED[config.validation.watch]
     score = "" if best.progress.best is None else f", {watched} {best.progress.best:.3f}"
-    yield Fact("Best weights", f"epoch {best.progress.epoch}{score}")
-    yield Fact("Training set", best.card.identity.fingerprint, is_code=True)
-    yield Fact("Label conventions", ", ".join(best.card.identity.conventions))
+    yield html.Fact("Best weights", f"epoch {best.progress.epoch}{score}")
+    yield html.Fact("Training set", best.card.identity.fingerprint, is_code=True)
+    yield html.Fact("Label conventions", ", ".join(best.card.identity.conventions))
     if best.started_from is not None:
-        yield Fact("Started from", best.started_from.path, is_code=True)
+        yield html.Fact("Started from", best.started_from.path, is_code=True)
 
 
 def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:

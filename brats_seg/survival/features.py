@@ -66,7 +66,6 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     *,
     autoencoder: Path | None = None,
     segmentations: Sequence[Path] = (),
-    predicted: bool = False,
     tables: Sequence[Path] = (),
     labels: str | None = None,
     prepared_path: Path | None = None,
@@ -84,7 +83,6 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         output: The table, a CSV file.
         autoencoder: Run of an autoencoder, for latent vectors.
         segmentations: Runs that predict label maps where there is no reference.
-        predicted: Whether label maps of all cases are predicted.
         tables: Tables of ages, resections or ids, besides those below `data`.
         labels: Label convention of all cases, if detection is wrong.
         prepared_path: Folder of prepared cases, which holds the index; `prepared_path_of` the data
@@ -95,8 +93,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 
     Raises:
         UsageError: A path holds no model, or one for another task; the models do not fit each
-            other; label maps are to be predicted without a run for it; or another process is
-            writing the table.
+            other; or another process is writing the table.
         LayoutError: The folder holds no cases.
         EnvironmentalError: The table cannot be written, or the device is not available.
 
@@ -105,9 +102,6 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         >>> len(measured.results), len(measured.failures)
         (6, 0)
     """
-    if predicted and not segmentations:
-        msg = "predicted label maps were asked for; expected a run to predict them: --model"
-        raise UsageError(msg)
     config = load_config(values={} if labels is None else {"cases.labels": labels})
     clinical = read_clinical_tables(data, tables)
     cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
@@ -115,7 +109,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     cases = with_clinical(index.cases, clinical)
     on_device = choose_device(device, precision)
     networks = load_networks(autoencoder, segmentations, on_device, clinical, cases)
-    extract = partial(extract_row, networks=networks, predicted=predicted)
+    extract = partial(extract_row, networks=networks)
     with alone_at(output):
         # in this process, which holds the networks on the device
         measured = map_cases(extract, cases, "features", track=track)
@@ -158,9 +152,9 @@ def load_networks(
     )
 
 
-def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
+def extract_row(case: Case, *, networks: Networks) -> Row:
     """Measure one case."""
-    loaded = load_case(case, with_label=not predicted)
+    loaded = load_case(case)
     scan = prepare_scan(loaded, networks.spacing_mm)
     ids = patient_ids(networks.clinical, case.case_id, case.patient_id)
     labels_seen: Seen | None = None

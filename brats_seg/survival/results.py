@@ -21,7 +21,7 @@ from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
-from brats_seg.errors import counted, some_of
+from brats_seg.errors import counted
 from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
@@ -339,8 +339,5 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     n_unknown = int(outcomes[AGE][outcomes["known"]].isna().sum())
     if n_unknown:
         yield f"age unknown in {n_unknown} of {n_known} cases with an outcome"
-    if study.dropped:
-        n_dropped = counted(len(study.dropped), "feature")
-        yield f"{n_dropped} empty or equal in all cases, left out: {some_of(study.dropped)}"
     for remark in seen_remarks(study.table):
         yield f"NOT OUT-OF-FOLD: {remark}"

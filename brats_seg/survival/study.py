@@ -230,9 +230,7 @@ class Study:
     outcomes: pd.DataFrame
     """Outcome of each case, of `read_outcomes`."""
     features: pd.DataFrame
-    """Features that are used, the age first."""
-    dropped: tuple[str, ...]
-    """Columns without information: empty, or equal wherever they are known."""
+    """Features that are used, the age first: columns that are empty or equal wherever known are left out."""
 
     @classmethod
     def of(cls, table: pd.DataFrame, outcomes: pd.DataFrame) -> Self:
@@ -245,12 +243,7 @@ class Study:
         features = pd.concat([outcomes[[AGE]].assign(**kinds), table[names]], axis=1)
         # the baseline has no other feature than the age
         varies = (features.nunique() > 1) | (features.columns == AGE)
-        return cls(
-            table=table,
-            outcomes=outcomes,
-            features=features.loc[:, varies],
-            dropped=tuple(features.columns[~varies]),
-        )
+        return cls(table=table, outcomes=outcomes, features=features.loc[:, varies])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,7 +116,8 @@ def _columns(row: figures.Row) -> tuple[str, ...]:
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
     columns = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
     rest = [column for column in columns if column not in first]
-    return ("epoch", "step", *first, *rest, "lr", "seconds", "peak_memory_mb")
+    patches = ("patch_loss",) if "patch_loss" in row else ()
+    return ("epoch", "step", *first, *rest, *patches, "lr", "seconds", "peak_memory_mb")
 
 
 def _value_text(row: figures.Row, column: str, curve: figures.Curve) -> str:

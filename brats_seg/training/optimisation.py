@@ -10,7 +10,7 @@ https://kellerjordan.github.io/posts/muon/).
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from brats_seg.config import OptimizerConfig, ScheduleConfig
 from brats_seg.errors import EnvironmentalError
@@ -363,6 +362,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
 
 PLATEAU_FACTOR = 0.1
 """Factor by which `plateau` lowers the learning rate."""
+_LEAST_GAIN = 1e-4
+"""Share by which a loss must be below the lowest one to count as an improvement."""
 LOWEST_RATE = 1e-7
 _CURVES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
@@ -372,46 +373,69 @@ _CURVES: dict[str, Callable[[float], float]] = {
 }
 
 
+@dataclass(kw_only=True, slots=True)
+class _Position:
+    """What changes in a schedule over a run."""
+
+    step: int
+    """Optimizer steps that updated the weights."""
+    lowest_loss: float
+    n_worse: int
+    """Losses in a row that were not below the lowest."""
+    lowered: float
+    """Factor of the rate after all plateaus."""
+
+
 class Schedule:
-    """Sets the learning rate over a run, by its optimizer steps or by its validation loss."""
+    """Sets the learning rate over a run, by its optimizer steps and its validation loss."""
 
     def __init__(self, optimizer: Optimizer, config: ScheduleConfig) -> None:
         """Set the rate of the first step."""
         self.n_steps: int | None = None
-        """Steps of the run; as long as it is None the rate does not fall."""
-        self._config = config
-        self._floor = min(LOWEST_RATE / float(optimizer.param_groups[0]["lr"]), 1.0)
-        self._scheduler: LambdaLR | ReduceLROnPlateau
-        if config.name == "plateau":
-            self._scheduler = ReduceLROnPlateau(
-                optimizer, patience=config.patience, factor=PLATEAU_FACTOR, min_lr=LOWEST_RATE
-            )
-        else:
-            self._scheduler = LambdaLR(optimizer, lambda step: self._factor(step))
+        """Steps of the run; as long as it is None only a plateau lowers the rate."""
+        self._config, self._optimizer = config, optimizer
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._at = _Position(step=0, lowest_loss=math.inf, n_worse=0, lowered=1.0)
+        self._set_rates()
 
     def after_step(self) -> None:
         """Count an optimizer step that updated the weights."""
-        if isinstance(self._scheduler, LambdaLR):
-            self._scheduler.step()
+        self._at.step += 1
+        self._set_rates()
 
     def after_validation(self, loss: float) -> None:
-        """Let `plateau` lower the rate after more than `patience` validations without improvement."""
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(loss)
+        """Let `plateau` lower the rate after more than `patience` losses without improvement."""
+        if self._config.name != "plateau":
+            return
+        at = self._at
+        at.n_worse += 1
+        if loss < at.lowest_loss * (1 - _LEAST_GAIN):
+            at.lowest_loss, at.n_worse = loss, 0
+        if at.n_worse > self._config.patience:
+            at.lowered, at.n_worse = at.lowered * PLATEAU_FACTOR, 0
+            self._set_rates()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, float]:
         """Return the state in plain values, without the number of steps."""
-        return self._scheduler.state_dict()
+        return asdict(self._at)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        self._scheduler.load_state_dict(state)
+        self._at = _Position(**state)
+        self._set_rates()
 
-    def _factor(self, step: int) -> float:
-        n_warmup = self._config.warmup_steps
-        if step < n_warmup:
-            return (step + 1) / (n_warmup + 1)
+    def _set_rates(self) -> None:
+        factor = self._factor()
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = max(rate * factor, min(LOWEST_RATE, rate))
+
+    def _factor(self) -> float:
+        config, at, n_warmup = self._config, self._at, self._config.warmup_steps
+        if at.step < n_warmup:
+            return (at.step + 1) / (n_warmup + 1)
         if self.n_steps is None:
-            return 1.0
-        progress = (step - n_warmup) / max(self.n_steps - n_warmup, 1)
-        return max(_CURVES[self._config.name](min(progress, 1.0)), self._floor)
+            return at.lowered
+        left = 1 - min((at.step - n_warmup) / max(self.n_steps - n_warmup, 1), 1.0)
+        if config.name == "plateau":
+            return at.lowered * (left / config.cool_down if left < config.cool_down else 1)
+        return _CURVES[config.name](1 - left)

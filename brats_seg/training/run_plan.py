@@ -32,6 +32,8 @@ from brats_seg.training.losses import Criterion, Task, task_of
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
 validation after the last epoch, which every run has, comes on top."""
+LEAST_WATCHED = 8
+"""Least number of held-out patches whose loss the schedule watches."""
 TRAINING_PASSES = 3
 """Cost of a voxel in training, where a voxel of a window in validation costs 1: the backward pass
 computes two convolutions for one of the forward pass."""
@@ -99,6 +101,21 @@ class RunPlan:
         known before that.
         """
         return n_epochs is None or epoch + 1 == n_epochs or (epoch + 1) % self.validate_every == 0
+
+    @property
+    def watched_patches(self) -> tuple[PatchKey, ...]:
+        """Keys of the held-out patches whose loss the schedule watches; the same after each epoch.
+
+        There are none where whole cases are validated each time, or where no loss is watched.
+        """
+        if self.config.schedule.name != "plateau" or self.validate_every == 1:
+            return ()
+        case_ids = self.data.split.validation
+        is_whole = self.config.patch.size == "whole"
+        draws = range(1 if is_whole else ceil(LEAST_WATCHED / len(case_ids)))
+        return tuple(
+            PatchKey(epoch=0, case_id=one, draw=draw) for one in case_ids for draw in draws
+        )
 
     def window(self, shape: Size) -> Size:
         """Return the window in which a case of that shape is validated: that of prediction."""

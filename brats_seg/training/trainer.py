@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, Size, StartConfig
 from brats_seg.data.fold import FoldData, open_fold, open_split
-from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
+from brats_seg.data.loader import Sample, stable_seed, whole_case
 from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
@@ -214,8 +214,7 @@ class Trainer:
                     self._clock.begin_epoch()
                     memory.reset_peak_memory(self.plan.device.torch_device)
                     self._train(track)
-                    validation = self._validate(track)
-                    self._end_epoch(validation)
+                    self._end_epoch(*self._validate(track))
         except RunStoppedError as stopped:
             reason, signal = str(stopped), stop.signal
         return Outcome(
@@ -268,34 +267,35 @@ class Trainer:
             for message in filter(None, self.ranks.gather(clock.missing_hours(hours))):
                 raise UsageError(message)
 
-    def _validate(self, track: Track) -> RunningSums | None:
-        """Return the sums over whole cases, over patches between those, or None."""
+    def _validate(self, track: Track) -> tuple[RunningSums | None, float | None]:
+        """Return the sums over whole cases where they are due, and the loss of the watched patches, if any."""
         plan, progress = self.plan, self.state.progress
-        case_ids = self.ranks.share(plan.data.split.validation)
-        samples: Iterable[Sample]
+        whole = patch_loss = None
         if plan.is_validated(progress.epoch, progress.n_epochs):
-            samples = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
-            n_samples, predict = len(case_ids), case_predictor(plan)
-        elif plan.config.validation.patches_between:
-            keys = [
-                PatchKey(epoch=progress.epoch, case_id=case_id, draw=draw)
-                for case_id in case_ids
-                for draw in range(plan.config.patch.per_case)
-            ]
-            samples, n_samples = run_plan.held_out_patches(plan, keys), len(keys)
-            predict = partial(_patch_logits, plan)
-        else:
-            return None
-        samples = self._until_stopped(track(samples, what="validation", total=n_samples))
-        share = validate(self.state.evaluated, plan, samples, predict)
+            case_ids = self.ranks.share(plan.data.split.validation)
+            cases = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
+            whole = self._sums(
+                track(cases, what="validation", total=len(case_ids)), case_predictor(plan)
+            )
+        if plan.watched_patches:
+            keys = self.ranks.share(plan.watched_patches)
+            patches = run_plan.held_out_patches(plan, keys)
+            patch_loss = self._sums(patches, partial(_patch_logits, plan)).loss
+        return whole, patch_loss
+
+    def _sums(self, samples: Iterable[Sample], predict: Predict) -> RunningSums:
+        """Return the sums over the samples of all ranks."""
+        share = validate(self.state.evaluated, self.plan, self._until_stopped(samples), predict)
         sums = RunningSums()
         for part_of_rank in self.ranks.gather(share):
             sums.add_all(part_of_rank)
         return sums
 
-    def _end_epoch(self, validation: RunningSums | None) -> None:
+    def _end_epoch(self, validation: RunningSums | None, patch_loss: float | None) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
         row = self._row(validation)
+        if patch_loss is not None:
+            row["patch_loss"] = patch_loss
         clock.end_epoch()
         hours = self.plan.config.training.hours
         if hours is not None and progress.n_epochs is None:
@@ -304,8 +304,9 @@ class Trainer:
         state.end_epoch(row)
         clock.begin_epoch()
         watch = self.plan.config.validation.watch
+        if (watched_loss := row.get("patch_loss", row.get("val_loss"))) is not None:
+            state.schedule.after_validation(watched_loss)
         if validation is not None:
-            state.schedule.after_validation(row["val_loss"])
             self._keep_if_best(row[watch], validation)
         mode = f", {state.fallback.mode}" if state.fallback.index else ""
         outlook = history.outlook_text(progress.best, watch, clock.left_s)

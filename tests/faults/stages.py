@@ -44,7 +44,7 @@ class Command(NamedTuple):
 
 
 TRAIN = f"train --data scans {_FIXED} {_NETWORK}"
-_FEATURES = f"features scans -o features/features.csv --model runs/fold0 --predict-all {_FIXED}"
+_FEATURES = f"features scans -o features/features.csv --model runs/fold0 {_FIXED}"
 COMMANDS: Mapping[str, Command] = {
     "index": Command("index scans -o cases.csv", "scans"),
     "prepare": Command(f"prepare scans --prepared prepared {_FOLDS}", "scans"),

@@ -47,9 +47,7 @@ MOMENTS = {
         ("evaluate", "full", TWICE),
     ],
 )
-def test_a_bad_disk_is_named_and_loses_nothing(
-    name: str, disk: str, shares: tuple[float, ...], campaign: Campaign
-) -> None:
+def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:
     command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     for share in shares:

@@ -71,7 +71,6 @@ def ways_of(content: Any, above: Way = ()) -> Iterator[Way]:
 
 
 def changed(content: Any, way: Way, value: Any) -> Any:
-    """Return a copy with another value of one entry."""
     new = deepcopy(content)
     reduce(lambda entry, key: entry[key], way[:-1], new)[way[-1]] = value
     return new
@@ -261,9 +260,7 @@ OF_BOTH = {
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_hostile_model_is_refused_by_name(
-    name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign
-) -> None:
+def test_hostile_models(name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign) -> None:
     for number, (what, change) in enumerate((HOSTILE[name] | OF_BOTH).items()):
         folder = WRITERS[name](tmp_path / f"model{number}")
         change(folder)

@@ -42,7 +42,6 @@ Break: TypeAlias = Callable[[Path], object]
 
 
 def _change(content: Any, name: str, value: Any) -> None:
-    """Change the entry of a dotted name."""
     *above, last = name.split(".")
     reduce(lambda entry, part: entry.setdefault(part, {}), above, content)[last] = value
 
@@ -69,8 +68,6 @@ def _written(name: str, content: bytes) -> Break:
 
 
 def _replaced(make: Break, name: str = ".") -> Break:
-    """Return what replaces a file, or one in the folder of the model."""
-
     def change(path: Path) -> None:
         (path / name).unlink()
         make(path / name)
@@ -129,8 +126,6 @@ class Owned:
 
 
 def _saved(name: str, value: Any) -> Break:
-    """Return what changes an entry of a checkpoint."""
-
     def change(path: Path) -> None:
         content = torch.load(path, weights_only=True)
         _change(content, name, value)
@@ -311,7 +306,7 @@ def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, An
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_file_names_the_code_that_is_run(
+def test_no_file_names_code(
     way: str, given_run: Path, tiny_prepared: Path, campaign: Campaign
 ) -> None:
     for name, arguments in GADGETS.items():
@@ -338,7 +333,6 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     with suppress(ConfigError):
         build_model(ModelConfig(name=name, arguments=GADGETS[name]), (8, 8, 8))
     assert Path(OWNED).exists()
-
     name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
     _ask_for(given_run, "model", name, arguments)
     weights = torch.nn.Conv3d(4, 3, 1).state_dict()

@@ -24,7 +24,6 @@ N_KILLS = {
 
 
 def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
-    """Return kills that are spread over a command."""
     for number in range(n_kills):
         share = (number + 0.5) / n_kills
         # six of ten at a change, three in the middle of the next write, one by the clock

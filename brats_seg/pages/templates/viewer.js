@@ -1,4 +1,4 @@
-// Draws the volumes of `case.py` with NiiVue, in the elements of `viewer.html`.
+// Draws the volumes of `case.py` with NiiVue in the elements of `viewer.html`: an instance for each scan, linked.
 
 async function unpacked(text) {
   const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -26,221 +26,329 @@ function decoded(bytes, [nx, ny, nz]) {
 
 function bytesOf(text) { return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); }
 
-// the voxels of each tissue that have a neighbour of another: a reference is seen over a prediction
-function outlined(labels, [nx, ny, nz]) {
-  const outline = new Uint8Array(labels.length);
-  for (let z = 0, i = 0; z < nz; z++) for (let y = 0; y < ny; y++) for (let x = 0; x < nx; x++, i++) {
-    const own = labels[i];
-    if (own && (x === 0 || x === nx - 1 || y === 0 || y === ny - 1 ||
-        labels[i - 1] !== own || labels[i + 1] !== own ||
-        labels[i - nx] !== own || labels[i + nx] !== own)) outline[i] = own;
-  }
-  return outline;
+// Sections: the scan, the uncertainty, and the labels, which are NiiVue's drawing. The first label map, in the
+// low four bits, is filled or outlined; the second has a dashed outline. A uniform has a line of its own.
+const SECTION_SHADER = `#version 300 es
+precision highp float;
+precision highp int;
+uniform highp sampler3D volume;
+uniform highp sampler3D overlay;
+uniform highp sampler3D drawing;
+uniform highp sampler2D colormap;
+uniform float overlays;
+uniform float overlayOutlineWidth;
+uniform float drawOpacity;
+uniform float drawRimOpacity;
+in vec3 texPos;
+out vec4 color;
+int codeAt(vec3 place) { return int(texture(drawing, place).r * 255.0 + 0.5); }
+void paint(int code, float opacity) {
+  vec4 colour = texelFetch(colormap, ivec2(code, textureSize(colormap, 0).y - 1), 0);
+  color.rgb = mix(color.rgb, colour.rgb, colour.a * opacity);
 }
-
-function product(matrix, [x, y, z]) {
-  return matrix.slice(0, 3).map((row) => row[0] * x + row[1] * y + row[2] * z + row[3]);
-}
+void main() {
+  vec3 right = dFdx(texPos) * overlayOutlineWidth, up = dFdy(texPos) * overlayOutlineWidth;
+  int code = codeAt(texPos);
+  int edges = (code ^ codeAt(texPos + right)) | (code ^ codeAt(texPos - right))
+    | (code ^ codeAt(texPos + up)) | (code ^ codeAt(texPos - up));
+  color = vec4(texture(volume, texPos).rgb, 1.0);
+  vec4 over = texture(overlay, texPos);
+  if (overlays > 0.0) color.rgb = mix(color.rgb, over.rgb, over.a);
+  if (drawRimOpacity < 0.0) paint(code & 15, drawOpacity);
+  else if ((edges & 15) != 0) paint(code & 15, drawRimOpacity);
+  float dash = 6.0 * overlayOutlineWidth;
+  if ((edges & 240) != 0 && mod(gl_FragCoord.x + gl_FragCoord.y, dash) < 0.6 * dash) paint(code & 240, 1.0);
+}`;
 
 // pixels of the smallest canvas that has room for four frames and the gaps between them
 const SMALLEST_CANVAS = 64;
+// as NiiVue names them
+const VIEWS = ["Axial", "Coronal", "Sagittal", "Multiplanar", "Render"];
 
 class CaseViewer {
-  // root: element of `viewer.html`; values: JSON of the volumes, their grid, the tissues and the first position
+  // root: element of `viewer.html`; values: JSON of the volumes, their grid, the label maps and the first position
   constructor(root, values) {
     this.root = root;
     this.values = values;
-    this.voxels = {};
     this.images = {};
+    this.panels = {};
+    this.rulers = [];
   }
 
   async start(niivue) {
-    const canvas = this.root.querySelector("canvas");
-    // the keys of NiiVue are not those that the page names
-    for (const kind of ["keydown", "keyup"]) {
-      canvas.addEventListener(kind, (event) => event.stopImmediatePropagation());
-    }
-    this.root.hidden = false;
-    this.nv = new niivue.Niivue({
-      backColor: [0, 0, 0, 1], crosshairColor: [0.2, 0.9, 0.4, 0.7], show3Dcrosshair: true,
-      crosshairWidth: 0.6, crosshairWidthUnit: "percent", crosshairGap: 5,
-      multiplanarPadPixels: 16,
-      fontColor: [1, 1, 1, 1], showAllOrientationMarkers: true,
-      isRadiologicalConvention: true, sagittalNoseLeft: true, dragAndDropEnabled: false, scrollRequiresFocus: true,
-      isOrientCube: false, logLevel: "silent", loadingText: "", textHeight: -1, fontMinPx: 13,
-      isNearestInterpolation: true, isForceMouseClickToVoxelCenters: true,
-    });
-    this.nv.setMultiplanarLayout(niivue.MULTIPLANAR_TYPE.GRID);
-    this.nv.opts.multiplanarShowRender = niivue.SHOW_RENDER.ALWAYS;
-    this.nv.onLocationChange = (place) => this.tell(place.mm);
-    // NiiVue also draws before the page has a layout and while it is hidden, in frames of negative size
-    const draw = this.nv.drawScene.bind(this.nv);
-    this.nv.drawScene = () => Math.min(canvas.width, canvas.height) > SMALLEST_CANVAS && draw();
-    await this.nv.attachToCanvas(canvas);
-    await this.load(niivue);
+    this.root.dataset.on = "";
+    for (const volume of this.values.volumes) await this.load(niivue, volume);
+    for (const panel of this.all("panel")) await this.open(niivue, panel);
+    const panels = Object.values(this.panels);
+    for (const nv of panels) nv.broadcastTo(panels);
+    this.modes = niivue.DRAG_MODE;
     this.connect();
     this.reset();
   }
 
-  async load(niivue) {
-    const { shape, volumes, tissues } = this.values;
-    for (const volume of volumes) {
-      const bytes = await unpacked(volume.data);
-      const isLabels = volume.name in tissues, isScan = !isLabels && volume.name !== "uncertainty";
-      const isOutline = volume.name === "reference" && "prediction" in tissues;
-      const voxels = isScan ? decoded(bytes, shape) : bytes;
-      this.voxels[volume.name] = { voxels, step: volume.step };
-      const drawn = isOutline ? outlined(voxels, shape) : voxels;
-      // a NIfTI file, which is what NiiVue reads
-      const file = await new Blob([bytesOf(volume.header), drawn]).arrayBuffer();
-      const colours = isLabels ? "" : isScan ? "gray" : "plasma";
-      const image = await niivue.NVImage.new(
-        file, volume.name + ".nii", colours, 1, null, volume.low, volume.high);
-      if (isLabels) image.setColormapLabel(tissues[volume.name].colours);
-      this.images[volume.name] = { image, isOutline, low: volume.low, high: volume.high };
-      volume.data = "";
-    }
+  async load(niivue, volume) {
+    const { name, low, high } = volume, bytes = await unpacked(volume.data);
+    const isScan = !["labels", "uncertainty"].includes(name);
+    // a NIfTI file, which is what NiiVue reads
+    const voxels = isScan ? decoded(bytes, this.values.shape) : bytes;
+    const file = await new Blob([bytesOf(volume.header), voxels]).arrayBuffer();
+    const image = await niivue.NVImage.new(file, name + ".nii", isScan ? "gray" : "plasma", 1, null, low, high);
+    // what is below the lowest value fades
+    if (!isScan) image.colormapType = 2;
+    this.images[name] = image;
+    volume.data = "";
   }
+
+  async open(niivue, panel) {
+    const canvas = panel.querySelector("canvas"), { low, high } = this.limits(panel.dataset.panel);
+    const nv = new niivue.Niivue({
+      backColor: [0, 0, 0, 1], crosshairColor: [0.2, 0.9, 0.4, 0.7], show3Dcrosshair: true,
+      crosshairWidth: 0.3, crosshairWidthUnit: "percent", crosshairGap: 5,
+      multiplanarPadPixels: 12, multiplanarLayout: niivue.MULTIPLANAR_TYPE.GRID,
+      multiplanarShowRender: niivue.SHOW_RENDER.ALWAYS,
+      fontColor: [1, 1, 1, 1], showAllOrientationMarkers: true, measureTextColor: [1, 1, 1, 1],
+      rulerWidth: 2, rulerColor: [1, 0.85, 0.2, 1], measureLineColor: [1, 0.85, 0.2, 1],
+      isRadiologicalConvention: true, sagittalNoseLeft: true, dragAndDropEnabled: false,
+      isOrientCube: false, logLevel: "silent", loadingText: "", textHeight: -1, fontMinPx: 13,
+      isForceMouseClickToVoxelCenters: true, windowingGainFactor: (high - low) / 500,
+    });
+    // the keys of NiiVue are not those that the page names
+    for (const kind of ["keydown", "keyup"]) {
+      canvas.addEventListener(kind, (event) => event.stopImmediatePropagation());
+    }
+    // NiiVue links the instance that has the focus
+    canvas.addEventListener("wheel", () => canvas.focus({ preventScroll: true }), { capture: true, passive: true });
+    canvas.addEventListener("dblclick", () => this.showScan(this.scan ? "" : panel.dataset.panel));
+    nv.onLocationChange = (place) => this.tell(place.mm);
+    nv.onMeasurementCompleted = () => this.draw();
+    // NiiVue also draws before the page has a layout and while it is hidden, in frames of negative size
+    const draw = nv.drawScene.bind(nv);
+    nv.drawScene = () => {
+      if (!nv.volumes.length || Math.min(canvas.width, canvas.height) <= SMALLEST_CANVAS) return;
+      draw();
+      const { cal_min: from, cal_max: to } = nv.volumes[0];
+      const digits = (x) => (high - low > 20 ? Math.round(x) : x.toPrecision(3));
+      panel.querySelector("[data-greys]").textContent = `W ${digits(to - from)} L ${digits((from + to) / 2)}`;
+    };
+    await nv.attachToCanvas(canvas);
+    nv.setCustomSliceShader(SECTION_SHADER);
+    nv.addVolume(this.images[panel.dataset.panel]);
+    if (this.images.labels) nv.loadDrawing(this.images.labels);
+    // a line is seen over every scan
+    nv.document.completedMeasurements = this.rulers;
+    nv.overlayOutlineWidth = 1.2 * devicePixelRatio;
+    this.panels[panel.dataset.panel] = nv;
+  }
+
+  all(name) { return this.root.querySelectorAll(`[data-${name}]`); }
+
+  limits(name) { return this.values.volumes.find((volume) => volume.name === name); }
 
   connect() {
-    const all = (name) => this.root.querySelectorAll(`[data-${name}]`);
-    all("scan").forEach((b) => b.addEventListener("click", () => this.showScan(b.dataset.scan)));
-    all("layer").forEach((b) => b.addEventListener("click", () => this.toggle(b.dataset.layer)));
-    all("view").forEach((b) => b.addEventListener("click", () => this.showView(b.dataset.view)));
-    all("reset").forEach((b) => b.addEventListener("click", () => this.reset()));
-    all("opacity").forEach((input) =>
-      input.addEventListener("input", () => this.setOpacity(input.value / 100)));
-    this.root.addEventListener("keydown", (event) => this.onKey(event), true);
+    const on = (name, kind, action) => this.all(name).forEach((element) =>
+      element.addEventListener(kind, () => action(element)));
+    on("scan", "click", (b) => this.showScan(b.dataset.scan));
+    on("layer", "click", (b) => this.toggle(b.dataset.layer));
+    on("view", "click", (b) => this.showView(b.dataset.view));
+    on("tool", "click", (b) => this.take(b.dataset.tool));
+    on("outline", "click", () => this.paint({ isOutline: !this.isOutline }));
+    on("opacity", "input", (input) => this.paint({ opacity: input.value / 100 }));
+    on("label", "change", () => this.paint());
+    on("section", "input", (input) => this.goToSection(Number(input.dataset.section), Number(input.value)));
+    on("greys-of", "input", () => this.window());
+    on("preset", "change", (select) => this.window(...select.value.split(" ")));
+    on("save", "click", () => this.save());
+    on("reset", "click", () => this.reset());
+    document.addEventListener("keydown", (event) => this.onKey(event), true);
   }
 
-  // the scan is the first volume, on whose grid NiiVue draws, and the layers lie over it
-  draw() {
-    const layers = ["prediction", "uncertainty", "reference"]
-      .filter((name) => this.isShown[name] && this.images[name]);
-    for (const name of layers) {
-      this.images[name].image.opacity = this.images[name].isOutline ? 1 : this.opacity;
-    }
-    this.nv.volumes = [this.scan, ...layers].map((name) => this.images[name].image);
-    this.nv.setVolume(this.images[this.scan].image, 0);
-    this.nv.drawScene();
-    this.press("scan", (name) => name === this.scan);
-    this.press("layer", (name) => this.isShown[name]);
-  }
+  draw() { Object.values(this.panels).forEach((nv) => nv.drawScene()); }
 
   press(kind, isOn) {
-    this.root.querySelectorAll(`[data-${kind}]`).forEach((button) =>
+    this.all(kind).forEach((button) =>
       button.setAttribute("aria-pressed", String(isOn(button.dataset[kind]))));
   }
 
-  showScan(name) { this.scan = name; this.draw(); }
-
-  toggle(name) {
-    if (!this.images[name]) return;
-    this.isShown[name] = !this.isShown[name];
-    this.draw();
-  }
-
-  setOpacity(share) {
-    this.opacity = Math.min(1, Math.max(0, share));
-    this.root.querySelectorAll("[data-opacity]").forEach((input) => {
-      input.value = Math.round(this.opacity * 100);
-    });
-    this.draw();
+  // one scan, or "" for all
+  showScan(name) {
+    this.scan = name;
+    this.root.toggleAttribute("data-single", Boolean(name) || Object.keys(this.panels).length === 1);
+    this.all("panel").forEach((panel) => { panel.hidden = Boolean(name) && panel.dataset.panel !== name; });
+    this.press("scan", (scan) => scan === name);
+    if (name) this.panels[name].canvas.focus({ preventScroll: true });
   }
 
   showView(name) {
     this.view = name;
-    this.nv.setSliceType(this.nv["sliceType" + { all: "Multiplanar", axial: "Axial",
-      coronal: "Coronal", sagittal: "Sagittal", space: "Render" }[name]]);
+    Object.values(this.panels).forEach((nv) => nv.setSliceType(nv["sliceType" + name]));
     this.press("view", (view) => view === name);
+  }
+
+  // what dragging does; with the right button it sets window and level, and while zooming it moves the scan
+  take(tool) {
+    for (const nv of Object.values(this.panels)) {
+      nv.opts.dragModePrimary = this.modes[tool];
+      nv.setDragMode(tool === "pan" ? tool : "windowing");
+    }
+    this.press("tool", (name) => name === tool);
+  }
+
+  toggle(name) {
+    this.isShown[name] = !this.isShown[name];
+    this.press("layer", (layer) => this.isShown[layer]);
+    if (name !== "uncertainty") { this.paint(); return; }
+    for (const nv of Object.values(this.panels)) {
+      if (this.isShown[name]) nv.addVolume(this.images[name]); else nv.removeVolume(this.images[name]);
+    }
+  }
+
+  // colours of the labels by their codes, and how they are drawn
+  paint(changes = {}) {
+    Object.assign(this, changes);
+    const isOn = (colour) => colour && this.root.querySelector(`[data-label="${colour}"]`)?.checked;
+    const lut = new Uint8ClampedArray(1024);
+    for (let code = 1; code < 256; code++) {
+      const colours = this.values.sides.map(([name, , colours], k) =>
+        this.isShown[name] && colours[(code >> (4 * k)) & 15]);
+      const colour = colours.find(isOn);
+      if (colour) lut.set([...[1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)), 255], 4 * code);
+    }
+    for (const nv of Object.values(this.panels)) {
+      Object.assign(nv, { drawLut: { lut, labels: [] }, drawOpacity: this.opacity,
+        drawRimOpacity: this.isOutline ? 1 : -1 });
+      nv.refreshColormaps();
+    }
+    this.all("opacity").forEach((input) => { input.value = Math.round(100 * this.opacity); });
+    this.press("outline", () => this.isOutline);
+    this.draw();
+  }
+
+  // window and level in percent of the usual greys of each scan; without values those of the sliders
+  window(...greys) {
+    const inputs = [...this.all("greys-of")];
+    greys.forEach((value, i) => { inputs[i].value = value; });
+    const [width, level] = inputs.map((input) => input.value / 100);
+    for (const [name, nv] of Object.entries(this.panels)) {
+      const { low, high } = this.limits(name);
+      const [image] = nv.volumes, from = low + (high - low) * (level - width / 2);
+      const to = from + (high - low) * width;
+      if (image.cal_min === from && image.cal_max === to) continue;
+      Object.assign(image, { cal_min: from, cal_max: to });
+      nv.updateGLVolume();
+    }
   }
 
   // everything as at first
   reset() {
-    for (const { image, low, high } of Object.values(this.images)) {
-      image.cal_min = low;
-      image.cal_max = high;
-    }
-    this.nv.scene.pan2Dxyzmm = [0, 0, 0, 1];
-    this.isShown = { prediction: true, reference: !this.images.prediction, uncertainty: false };
-    this.scan = "t1c";
-    this.setOpacity(0.5);
-    this.showView("all");
+    this.rulers.length = 0;
+    if (this.isShown?.uncertainty) this.toggle("uncertainty");
+    this.isShown = { prediction: true, reference: true, uncertainty: false };
+    this.press("layer", (layer) => this.isShown[layer]);
+    this.all("label").forEach((box) => { box.checked = true; });
+    this.all("preset").forEach((select) => { select.selectedIndex = 0; });
+    Object.values(this.panels).forEach((nv) => { nv.scene.pan2Dxyzmm = [0, 0, 0, 1]; });
+    this.window(100, 50);
+    this.paint({ opacity: 0.5, isOutline: false });
+    this.take("crosshair");
+    this.showScan("");
+    this.showView("Axial");
     this.goTo(this.values.centre_mm);
   }
 
   goTo(mm) {
-    this.nv.scene.crosshairPos = this.nv.mm2frac(mm);
-    this.nv.drawScene();
+    for (const nv of Object.values(this.panels)) nv.scene.crosshairPos = nv.mm2frac(mm);
+    this.draw();
     this.tell(mm);
   }
 
-  move(x, y, z) {
-    this.nv.moveCrosshairInVox(x, y, z);
-    this.tell(this.nv.frac2mm(this.nv.scene.crosshairPos));
+  goToSection(axis, index) {
+    const [nv] = Object.values(this.panels), voxel = nv.frac2vox(nv.scene.crosshairPos);
+    voxel[axis] = index;
+    this.goTo(nv.frac2mm(nv.vox2frac(voxel)));
   }
 
-  // value of a volume at a place in mm; null outside of what is embedded
-  valueAt(name, mm) {
-    const [nx, ny, nz] = this.values.shape;
-    const [x, y, z] = product(this.values.to_voxel, mm).map(Math.round);
-    if (x < 0 || y < 0 || z < 0 || x >= nx || y >= ny || z >= nz) return null;
-    const { voxels, step } = this.voxels[name];
-    return voxels[x + nx * (y + ny * z)] * step;
+  move(x, y, z) {
+    const [nv] = Object.values(this.panels);
+    nv.moveCrosshairInVox(x, y, z);
+    this.goTo(nv.frac2mm(nv.scene.crosshairPos));
   }
 
   tell(mm) {
-    const place = Array.from(mm).slice(0, 3);
-    const say = (name, words) => {
-      const cell = this.root.querySelector(`[data-value="${name}"]`);
-      if (cell) cell.textContent = words;
-    };
+    const place = Array.from(mm).slice(0, 3), [nv] = Object.values(this.panels);
+    const say = (name, words) => this.root.querySelectorAll(`[data-value="${name}"]`).forEach((cell) => {
+      cell.textContent = words;
+    });
+    const voxel = this.values.to_file.slice(0, 3).map((row) =>
+      Math.round(row[3] + place.reduce((sum, x, i) => sum + x * row[i], 0)));
     say("mm", place.map((x) => x.toFixed(1)).join(", "));
-    say("voxel", product(this.values.to_file, place).map(Math.round).join(", "));
-    for (const name of Object.keys(this.voxels)) {
-      const value = this.valueAt(name, place), tissues = this.values.tissues[name];
-      if (value === null) say(name, "outside");
-      else if (tissues) say(name, value ? `${value}: ${tissues.names[value] || "?"}` : "none");
-      else say(name, String(Number(value.toPrecision(name === "uncertainty" ? 2 : 6))));
+    say("voxel", voxel.join(", "));
+    nv.frac2vox(nv.mm2frac(place)).forEach((index, axis) =>
+      this.root.querySelectorAll(`[data-section="${axis}"]`).forEach((input) => {
+        input.max = nv.back.dimsRAS[axis + 1] - 1;
+        input.value = index;
+      }));
+    for (const [name, image] of Object.entries(this.images)) {
+      const value = image.getValue(...image.mm2vox(place));
+      if (name !== "labels") say(name, String(Number(value.toPrecision(name === "uncertainty" ? 2 : 6))));
+      else this.values.sides.forEach(([side, tissues], k) => {
+        const label = (value >> (4 * k)) & 15;
+        say(side, label ? `${label}: ${tissues[label] || "?"}` : "none");
+      });
     }
   }
 
+  // what is seen, with its names, as one picture
+  save() {
+    const frame = this.root.querySelector(".panels").getBoundingClientRect(), scale = devicePixelRatio;
+    const picture = document.createElement("canvas"), pen = picture.getContext("2d"), line = 18 * scale;
+    picture.width = frame.width * scale;
+    picture.height = frame.height * scale + 2 * line;
+    pen.fillRect(0, 0, picture.width, picture.height);
+    pen.fillStyle = "white";
+    pen.font = `${13 * scale}px sans-serif`;
+    for (const panel of this.all("panel")) {
+      if (panel.hidden) continue;
+      const box = panel.getBoundingClientRect();
+      const x = (box.left - frame.left) * scale, y = (box.top - frame.top) * scale;
+      // its content is there only until the next frame
+      this.panels[panel.dataset.panel].drawScene();
+      pen.drawImage(panel.querySelector("canvas"), x, y);
+      pen.fillText(panel.innerText.replace(/\s+/g, " "), x + line / 2, y + line);
+    }
+    const words = `${this.values.title}, ${this.root.querySelector("[data-value=mm]").textContent} mm; research use only`;
+    pen.fillText(words, line / 2, picture.height - line / 2);
+    const link = document.createElement("a");
+    Object.assign(link, { download: `${this.values.title}.png`, href: picture.toDataURL() }).click();
+  }
+
+  // the key of a button stands in its `data-key`
   onKey(event) {
-    if (event.ctrlKey || event.altKey || event.metaKey) return;
-    const scans = Array.from(this.root.querySelectorAll("[data-scan]"), (b) => b.dataset.scan);
-    const views = ["all", "axial", "coronal", "sagittal", "space"];
-    const onCanvas = event.target === this.root.querySelector("canvas");
-    const actions = {
-      p: () => this.toggle("prediction"),
-      r: () => this.toggle("reference"),
-      u: () => this.toggle("uncertainty"),
-      v: () => this.showView(views[(views.indexOf(this.view || "all") + 1) % views.length]),
-      0: () => this.reset(),
-      "+": () => this.setOpacity(this.opacity + 0.1),
-      "-": () => this.setOpacity(this.opacity - 0.1),
-    };
-    scans.forEach((name, i) => { actions[i + 1] = () => this.showScan(name); });
+    if (event.ctrlKey || event.altKey || event.metaKey || event.target.tagName === "SELECT") return;
     // the patient's left is on the right
-    if (onCanvas) Object.assign(actions, {
-      ArrowLeft: () => this.move(1, 0, 0), ArrowRight: () => this.move(-1, 0, 0),
-      ArrowUp: () => this.move(0, 1, 0), ArrowDown: () => this.move(0, -1, 0),
-      PageUp: () => this.move(0, 0, 1), PageDown: () => this.move(0, 0, -1),
-    });
-    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
-    if (!action) return;
+    const steps = { ArrowLeft: [1, 0, 0], ArrowRight: [-1, 0, 0], ArrowUp: [0, 1, 0], ArrowDown: [0, -1, 0],
+      PageUp: [0, 0, 1], PageDown: [0, 0, -1] };
+    const step = event.target.tagName === "CANVAS" && steps[event.key];
+    const button = /^[a-z0-9]$/i.test(event.key) &&
+      this.root.querySelector(`[data-key="${event.key.toLowerCase()}"]`);
+    if (step) this.move(...step);
+    else if (button) button.click();
+    else if (event.key === "v") this.showView(VIEWS[(VIEWS.indexOf(this.view) + 1) % VIEWS.length]);
+    else if (event.key === "+" || event.key === "-") {
+      this.paint({ opacity: Math.min(1, Math.max(0, this.opacity + Number(`${event.key}0.1`))) });
+    } else return;
     event.preventDefault();
     event.stopPropagation();
-    action();
   }
 }
 
-// Starts the viewers of a page; without WebGL 2 the pictures stay, and a sentence says why.
-async function startViewers() {
-  const roots = Array.from(document.querySelectorAll(".viewer"));
-  const explain = (why) => document.querySelectorAll(".viewer-absent").forEach((element) => {
-    element.textContent = `The viewer cannot start here: ${why}. The pictures show the same case.`;
-    element.hidden = false;
-  });
+// Starts the viewer of a page; without WebGL 2 the pictures stay, and a sentence says why.
+async function startViewer() {
+  const root = document.querySelector(".viewer"), absent = document.querySelector(".viewer-absent");
+  const explain = (why) => {
+    absent.textContent = `The viewer cannot start here: ${why}. The pictures show the same case.`;
+    absent.hidden = false;
+    delete root.dataset.on;
+  };
   if (!document.createElement("canvas").getContext("webgl2")) {
     explain("this browser has no WebGL 2");
     return;
@@ -251,17 +359,11 @@ async function startViewers() {
     const text = document.getElementById("niivue").textContent;
     script.textContent = new TextDecoder().decode(await unpacked(text.trim()));
     document.head.append(script);
-    window.viewers = [];
-    for (const root of roots) {
-      const values = JSON.parse(document.getElementById(root.dataset.values).textContent);
-      const viewer = new CaseViewer(root, values);
-      window.viewers.push(viewer);
-      await viewer.start(window.niivue);
-    }
+    window.viewer = new CaseViewer(root, JSON.parse(document.getElementById("volumes").textContent));
+    await window.viewer.start(window.niivue);
     document.querySelectorAll("details.pictures").forEach((element) => { element.open = false; });
     document.documentElement.dataset.viewer = "ready";
   } catch (error) {
-    roots.forEach((root) => { root.hidden = true; });
     explain(error.message);
     document.documentElement.dataset.viewer = "failed";
   }
@@ -272,9 +374,9 @@ window.addEventListener("beforeprint", () =>
   document.querySelectorAll("details.pictures").forEach((element) => { element.open = true; }));
 document.addEventListener("click", (event) => {
   const place = event.target.closest("[data-mm]");
-  if (place && window.viewers) {
-    window.viewers.forEach((viewer) => viewer.goTo(JSON.parse(place.dataset.mm)));
-    window.viewers[0].root.scrollIntoView({ block: "nearest" });
+  if (place && window.viewer) {
+    window.viewer.goTo(JSON.parse(place.dataset.mm));
+    window.viewer.root.scrollIntoView({ block: "nearest" });
   }
 });
-window.viewersStarted = startViewers();
+window.viewerStarted = startViewer();
