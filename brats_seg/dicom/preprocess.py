@@ -136,7 +136,8 @@ class Source(Section):
         for modality, native in self.natives.items():
             own = nifti.read_geometry(native.file, case_id=case_id, volume=native.volume)
             matrix = np.linalg.inv(np.array(native.to_native) @ grid.affine) @ own.affine
-            labels = affine_transform(label_map, matrix, output_shape=own.shape, order=0)
+            where = {"output_shape": own.shape, "mode": "grid-constant"}
+            labels = affine_transform(label_map, matrix, order=0, **where)
             yield modality, labels, own
 
 
@@ -151,7 +152,9 @@ def prepare_cases(
         EnvironmentalError: A program is not installed, or the folder cannot be written to.
     """
     check_tools(options)
-    prepare = partial(_prepared_case, folder=folder, options=options, atlas=_atlas(options.atlas))
+    prepare = partial(
+        _prepared_case, folder=folder, options=options, atlas=load_atlas(options.atlas)
+    )
     outcomes = map(partial(attempt, prepare), cases)
     done = track(outcomes, what="preparing scans", total=len(cases))
     return tuple(
@@ -254,8 +257,8 @@ def register(
     first = "the modalities were on one grid" if is_one_grid else f"registered to {reference}"
     steps = (first, finding, f"placed in {image.file}")
     log.info("%s: %s", case_id, "; ".join(steps))
-    images = {name: _on_grid(one, to_native[name], grid) for name, one in volumes.items()}
-    inside = _on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
+    images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
+    inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
     stripped = {name: replace(one, array=one.array * inside) for name, one in images.items()}
     return images, stripped, to_native, steps
 
@@ -296,7 +299,7 @@ def _at_one_mm(volume: Volume, case_id: str) -> Volume:
     return volume if resampling is None else nifti.resampled(volume, resampling)
 
 
-def _atlas(name: str) -> Atlas:
+def load_atlas(name: str) -> Atlas:
     """Return an atlas: a T1-like picture of the tissues of MNI's template, or the file of a user."""
     if name not in ATLASES:
         image = _at_one_mm(nifti.read_volume(Path(name), case_id="--atlas"), "--atlas")
@@ -324,7 +327,7 @@ def _centre_mm(volume: Volume) -> npt.NDArray[np.float64]:
     return apply_affine(volume.geometry.affine, np.argwhere(volume.array).mean(axis=0))
 
 
-def _on_grid(volume: Volume, to_native: Affine, grid: Geometry) -> Volume:
+def on_grid(volume: Volume, to_native: Affine, grid: Geometry) -> Volume:
     """Return a scan on another grid, whose millimetres a matrix turns into those of the scan."""
     matrix = np.linalg.inv(volume.geometry.affine) @ to_native @ grid.affine
     values = volume.array.astype(np.float32)
