@@ -20,6 +20,7 @@ from scipy.spatial.transform import Rotation
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.nifti import Geometry, Volume, read_volume, write_volume
+from brats_seg.cases.phantom import make_phantom
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
 from brats_seg.errors import EnvironmentalError, UsageError
@@ -126,7 +127,7 @@ class Doubles:
 def doubles(monkeypatch: pytest.MonkeyPatch) -> Doubles:
     programs = Doubles()
     monkeypatch.setattr(preprocess, "run", programs)
-    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(preprocess, "find_spec", lambda name: name)
     return programs
 
 
@@ -219,10 +220,10 @@ def test_what_is_missing_is_named_before_any_work(
     monkeypatch.setenv("HOME", str(tmp_path))
     write_head(tmp_path / "native")
     install = r"pip install 'brats_seg\[preprocess\]'"
-    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentalError, match=f"picsl_greedy and deepbet: {install}"):
         prepared(tmp_path)
-    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(preprocess, "find_spec", lambda name: name)
     weights = (
         f"needs the weights of HD-BET in {tmp_path / preprocess.WEIGHTS}, which are not fetched"
     )
@@ -301,3 +302,58 @@ def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: 
     found = preprocess.unready_words(scans)
     assert len(found) == len(reasons)
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
+
+
+@pytest.mark.slow
+def test_the_programs_find_the_brain_of_a_head_and_undo_its_motion(tmp_path: Path) -> None:
+    pytest.importorskip("picsl_greedy")
+    pytest.importorskip("deepbet")
+    rng = np.random.default_rng(3)
+    phantom = make_phantom(rng, (160, 190, 155), with_et=True)
+    images = np.pad(phantom.images, ((0, 0), *[(30, 30)] * 3))
+    brain = (images != 0).any(axis=0)
+    depth = ndimage.distance_transform_edt(~brain)
+    grid = geometry(brain.shape)
+    moves = dict(zip(MODALITIES, (0.5, 0, -1, 1), strict=True))
+    for index, (name, move) in enumerate(moves.items()):
+        # fluid, bone, fat
+        shells = [
+            (0, 3, (120, 130, 900, 150)),
+            (3, 9, (40, 45, 60, 50)),
+            (9, 16, (900, 950, 700, 500)),
+        ]
+        head = images[index].astype(np.float32)
+        for low, high, signals in shells:
+            head[(depth > low) & (depth <= high)] = signals[index]
+        head *= rng.normal(1, 0.05, head.shape)
+        affine = grid.affine @ np.diag([0.9, 0.9, 5, 1])
+        to_t1c = rigid((3 * move, -2 * move, 4 * move), (4 * move, -6 * move, 3 * move))
+        shape = tuple(np.ceil(np.divide(head.shape, (0.9, 0.9, 5))).astype(int))
+        matrix = np.linalg.inv(grid.affine) @ to_t1c @ affine
+        scan = ndimage.affine_transform(head, matrix, output_shape=shape, order=1)
+        write_nifti(tmp_path / f"native/me/me_{name}.nii.gz", scan.astype(np.int16), affine)
+    cases = find_inputs([tmp_path / "native"])
+    (case,) = prepare_cases(cases, tmp_path / "ready", ScanOptions(preprocess=True))
+    assert case.usable, case.problems
+    source = read_source(case.root / case.folder)
+    assert source is not None
+    to_t1c = np.array(source.natives["t1c"].to_native)
+    for name, move in moves.items():
+        # mm of the atlas, by way of this modality and back by what is known, are those of t1c
+        known = rigid((3 * move, -2 * move, 4 * move), (4 * move, -6 * move, 3 * move))
+        middle = np.linalg.inv(to_t1c) @ grid.affine @ [*np.divide(brain.shape, 2), 1]
+        by_way = known @ np.array(source.natives[name].to_native) @ middle
+        np.testing.assert_allclose(by_way, to_t1c @ middle, atol=1)
+    prepared_t1c = read_volume(case.path_of(case.files["t1c"]), case_id="me")
+    truth = (
+        preprocess.on_grid(
+            replace(prepared_t1c, array=1.0 * brain, geometry=grid), to_t1c, prepared_t1c.geometry
+        ).array
+        > 0.5
+    )
+    overlap = (
+        2
+        * np.sum(truth & (prepared_t1c.array != 0))
+        / (truth.sum() + np.sum(prepared_t1c.array != 0))
+    )
+    assert overlap > 0.94

@@ -9,7 +9,6 @@ FOLDER/CASE/source.json, steps.png              how it was made, and a picture o
 """
 
 import hashlib
-import importlib.util
 import logging
 import shutil
 import signal
@@ -19,6 +18,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -64,8 +64,13 @@ BRAINS = ("deepbet", "hd-bet")
 """Programs that find the brain."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
 _SRI24 = ((-1, 0, 0, 0), (0, -1, 0, 239), (0, 0, 1, 0), (0, 0, 0, 1))
-# the mean of eight cases of BraTS, registered to the template: pitched by 13 degrees
-_SRI24_TO_MNI = ((1, 0, 0, 119.5), (0, 0.973, 0.23, -139.9), (0, -0.23, 0.973, -38.7), (0, 0, 0, 1))
+# the mean of nine cases of BraTS, registered to the template: pitched by 13.5 degrees
+_SRI24_TO_MNI = (
+    (1, 0, 0, 119.5),
+    (0, 0.9724, 0.2334, -139.8),
+    (0, -0.2334, 0.9724, -38.1),
+    (0, 0, 0, 1),
+)
 ATLASES = {
     "sri24": ((240, 240, 155), _SRI24, _SRI24_TO_MNI),
     "mni": ((197, 233, 189), _MNI, ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))),
@@ -166,7 +171,7 @@ def prepare_cases(
 def check_tools(options: ScanOptions) -> None:
     """Raise `EnvironmentalError` if a program is not installed, or has no weights."""
     needed = ("picsl_greedy", "HD_BET" if options.brain == "hd-bet" else "deepbet")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if find_spec(name) is None]
     if options.brain == "hd-bet" and not (Path.home() / WEIGHTS).is_file():
         missing.append(f"the weights of HD-BET in {Path.home() / WEIGHTS}, which are not fetched")
     if missing:
