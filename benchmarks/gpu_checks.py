@@ -132,7 +132,7 @@ def _is_refused(state: RunState, batch: Batch) -> bool:
 
 def ranks(setting: Setting) -> Iterator[Comparison]:
     """Let two processes on one device share a batch, by NCCL if it takes two on one GPU."""
-    backends = ("nccl", "gloo") if setting.device.type == "cuda" else ("gloo",)
+    backends = ("cpu:gloo,cuda:nccl", "gloo") if setting.device.type == "cuda" else ("gloo",)
     for backend in backends:
         with tempfile.TemporaryDirectory() as name:
             found = Path(name) / "found.json"

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
@@ -75,13 +75,13 @@ def diagnose(
     )
 
 
-def package_finding(required: Mapping[str, str] | None = None) -> Finding:
-    """Return what is missing or too old, by default of what brats_seg requires."""
-    if required is None and not installed_version(_PACKAGE):
+def package_finding() -> Finding:
+    """Return what is missing or too old of what brats_seg requires."""
+    if not installed_version(_PACKAGE):
         found = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
         return Finding(check="packages", status="warning", found=found, remedy=remedy)
-    required = versions_required() if required is None else required
+    required = versions_required()
     installed = {name: installed_version(name) for name in required}
     needed = {
         name: f"{name}>={oldest}" if oldest else name
@@ -126,8 +126,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _machine_findings(config: "Config") -> list[Finding]:
     try:
-        import torch
-
+        from brats_seg.runtime.device import gpus
         from brats_seg.runtime.machine import machine_findings
         from brats_seg.training.run_plan import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
@@ -135,7 +134,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
         return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
-    return machine_findings(shared_memory_needed(config, on_gpu=torch.cuda.is_available()))
+    return machine_findings(shared_memory_needed(config, on_gpu=bool(gpus())))
 
 
 def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:

@@ -48,7 +48,7 @@ def compare(rank: int, port: int, output: Path) -> None:
     values = (rank, rank, 2, 2, "localhost", port)
     os.environ.update(zip(names, map(str, values), strict=True))
     rows = []
-    with joined_ranks() as ranks:
+    with joined_ranks("cpu") as ranks:
         calls: list[int] = []
         all_reduce = distributed.all_reduce
 

@@ -59,9 +59,7 @@ def page(
     return text
 
 
-def test_a_comparison_becomes_a_row_with_its_goal(
-    benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_becomes_a_row_with_its_goal(benchmarks, tmp_path, monkeypatch):
     text = page(benchmarks, tmp_path, monkeypatch)
     assert "| read | 2 ms | other 1.0 | 5 ms | 2.50x | 2.00 to 4.00 | 2.00x, met |  |" in text
     assert "1 of 1 goals are met" in text

@@ -161,21 +161,6 @@ def test_the_official_tables_are_read_whole(real_data):
     assert len(folders) == 9
 
 
-@pytest.mark.parametrize(
-    ("header", "with_survival", "message"),
-    [
-        ("Age,Survival", False, r"has no column of ids; found Age, Survival\. Expected"),
-        ("case_id,Age", True, r"has no column of survival; found case_id, Age\. Expected"),
-        ("a;b", True, r"no column of ids and no column of survival; found a;b\. .*BraTS20ID,Age"),
-    ],
-)
-def test_what_a_table_lacks_is_said(tmp_path, header, with_survival, message):
-    with pytest.raises(UsageError, match=message):
-        clinical.check_columns(
-            write(tmp_path / "t.csv", f"{header}\n"), with_survival=with_survival
-        )
-
-
 def test_named_tables_count_before_those_of_the_folder(tmp_path):
     write(tmp_path / "data" / "survival_info.csv", "case_id,Age\nX,60\nY,70\n")
     named = write(tmp_path / "named.csv", "case_id,Age\nX,50\n")

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,9 +36,7 @@ V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
         *(({".": {"cpu.max": text}}, "0::/\n", None) for text in ("max 100000", "", "x", "1 0")),
     ],
 )
-def test_the_lowest_quota_of_all_groups_counts(
-    tmp_path: Path, groups: dict[str, dict[str, str]], member: str, expected: float | None
-) -> None:
+def test_the_lowest_quota_of_all_groups_counts(tmp_path, groups, member, expected):
     for path, files in groups.items():
         (tmp_path / path).mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

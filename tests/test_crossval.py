@@ -56,9 +56,7 @@ def test_each_case_is_predicted_by_the_run_without_it(cases: HeldOutCases, tmp_p
             assert records[one.case_id].model == fingerprint
 
 
-def test_scores_are_those_of_evaluate(
-    cases: HeldOutCases, tiny_scans: Path, tmp_path: Path
-) -> None:
+def test_scores_are_those_of_evaluate(cases, tiny_scans, tmp_path):
     predict(cases, tmp_path / "out")
     pairing = crossval.reference_pairs(chain(*cases.values()), tmp_path / "out")
     found = crossval.score_predictions(pairing, LEGACY, tmp_path)

@@ -21,9 +21,7 @@ def modules_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_the_examples_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brats_root: Path
-) -> None:
+def test_the_examples_run(name, tmp_path, monkeypatch, brats_root):
     """In a folder that holds `data`, six small labelled cases."""
     monkeypatch.chdir(brats_root.parent)
     # the log of a command that another test has run would be taken for what the examples print

@@ -446,9 +446,7 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_p
         ("six", "far", LayoutError, r"six has x1, x2, x3, x4, x5 and 1 more, .*far has x1_final"),
     ],
 )
-def test_what_cannot_be_paired_is_refused(
-    tmp_path: Path, one: str, other: str, error: type[Exception], words: str
-) -> None:
+def test_what_cannot_be_paired_is_refused(tmp_path, one, other, error, words):
     touch(tmp_path, "a.nii.gz", "notes.txt", "none/a_t1.nii.gz", "far/x1_final.nii.gz")
     touch(tmp_path, "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
     touch(tmp_path / "six", *(f"x{number}.nii.gz" for number in range(1, 7)))

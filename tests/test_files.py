@@ -67,9 +67,7 @@ def test_files_and_folders_appear_as_a_whole(tmp_path: Path, write: Callable[[Pa
         (errno.EINVAL, OSError, "Invalid argument"),
     ],
 )
-def test_an_error_of_the_drive_says_what_to_do(
-    tmp_path: Path, write: Callable[[Path], Any], number: int | None, error: type, message: str
-) -> None:
+def test_an_error_of_the_drive_says_what_to_do(tmp_path, write, number, error, message):
     arguments = ("9 requested and 3 written",) if number is None else (number, os.strerror(number))
     with pytest.raises(error, match=message) as raised, write(tmp_path / "a"):
         raise OSError(*arguments)
@@ -175,9 +173,7 @@ def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, write: Callable[[Pat
     assert path.is_fifo()
 
 
-def test_a_drive_without_locks_is_used_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_drive_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
     def have_none(descriptor: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -187,9 +183,7 @@ def test_a_drive_without_locks_is_used_with_a_warning(
 
 
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_writers_are_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
-) -> None:
+def test_writers_are_alone(tmp_path, monkeypatch, is_folder):
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     path = tmp_path / "results"
     second = pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it")

@@ -127,9 +127,7 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
         ),
     ],
 )
-def test_names_tell_files(
-    tmp_path: Path, ignored: list[str], expected: dict[str, list[str]]
-) -> None:
+def test_names_tell_files(tmp_path, ignored, expected):
     """The case `jones` is ignored where it is only a neighbour."""
     touch(tmp_path, *ignored, *(name for names in expected.values() for name in names))
     cases = cases_in(tmp_path)

@@ -81,9 +81,7 @@ def two(tmp_path: Path) -> Path:
         ((1, 1), ("store.spacing_mm=[1.5,2,1]",), (1.5, 2.0, 1.0)),
     ],
 )
-def test_training_sees_what_prediction_computes(
-    tmp_path: Path, spacings: tuple[int, ...], changes: tuple[str, ...], expected: tuple[float, ...]
-) -> None:
+def test_training_sees_what_prediction_computes(tmp_path, spacings, changes, expected):
     """Each case is, bit for bit, the scan that the network would be given, in every fold."""
     root = write_cases(tmp_path / "scans", *spacings)
     folds = [opened(root, *changes, fold=fold) for fold in (0, 1, 0)]

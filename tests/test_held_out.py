@@ -68,9 +68,7 @@ def test_other_splits_and_cases_are_refused(tmp_path: Path, tiny_prepared: Path)
 
 
 @pytest.mark.usefixtures("pointwise")
-def test_losses_by_hand(
-    tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_by_hand(tmp_path, tiny_prepared, monkeypatch):
     """The scans of a subset, predicted as any others, give the same Dice; few of many suffice."""
     monkeypatch.setattr(module, "MOST_CASES", 2)
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:3], subsets=MODALITY_SUBSETS)
@@ -110,9 +108,7 @@ def dice_of(
     return dice(count_regions(regions_of(result.label_map, result.convention), reference, case_id))
 
 
-def test_measured_once(
-    tmp_path: Path, tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_once(tmp_path, tiny_prepared, monkeypatch):
     run = write_fold(tmp_path / "run", tiny_prepared, CASES[:1], subsets=FEW)
     before = open_held_out(run, tiny_prepared)
     first = measure_subsets(before, CPU, untracked)

@@ -16,7 +16,6 @@ from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.figures.charts import LiveHistory, history_figure, read_history
 from brats_seg.training import history
-from tests.builders import Run
 
 OVERLAP = {
     "loss": 1.0,
@@ -180,9 +179,7 @@ def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
     assert "step" not in curves
 
 
-def test_unwritable_events_end_it(
-    monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path
-) -> None:
+def test_unwritable_events_end_it(monkeypatch, run, tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     if find_spec("tensorboardX"):
         with pytest.raises(
@@ -195,9 +192,7 @@ def test_unwritable_events_end_it(
     assert "pip install 'brats_seg[tensorboard]'" in errors
 
 
-def test_events_that_fail_later_do_not_end_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_events_that_fail_later_do_not_end_the_training(tmp_path, monkeypatch, caplog):
     writer = Mock()
     writer.SummaryWriter.return_value.add_scalar.side_effect = OSError("no space")
     monkeypatch.setitem(sys.modules, "tensorboardX", writer)

@@ -1,6 +1,5 @@
 import math
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -167,9 +166,7 @@ def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: intensities.Ch
         (intensities.change_contrast, 1.2, ScaleIntensityFixedMean(0.2, preserve_range=True)),
     ],
 )
-def test_a_change_is_monais_where_all_is_brain(
-    ours: intensities.Change, factor: float, theirs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_is_monais_where_all_is_brain(ours, factor, theirs, monkeypatch):
     monkeypatch.setattr(intensities, "_around_one", lambda *_: factor)
     found = changed(ours, image=BRAIN_THROUGHOUT)
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)

@@ -31,13 +31,7 @@ def test_modalities_and_regions_keep_their_order() -> None:
     ],
     ids=lambda value: value.name if isinstance(value, labels.LabelConvention) else "",
 )
-def test_regions_are_those_of_the_release(
-    convention: labels.LabelConvention,
-    label_map: list[int],
-    wt: list[int],
-    tc: list[int],
-    et: list[int],
-) -> None:
+def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
     regions = labels.regions_of(np.array(label_map, dtype=np.uint8).reshape(4, 1, 1), convention)
     assert regions.dtype == np.bool_
     assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]

@@ -5,6 +5,7 @@ checked a second time by importing it in a fresh interpreter.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_the_light_parts_do_not_import_torch() -> None:
     shown = subprocess.check_output([sys.executable, "-W", "error", "-c", code], text=True)
     assert shown.split() == []
     assert [module_name(path) for path in low if heavy_imports(path.read_text())] == []
+
+
+def test_only_runtime_asks_torch_for_its_devices() -> None:
+    """So that one double stands for a GPU."""
+    devices = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\b|get_device_module")
+
+    def asks(source: str) -> bool:
+        nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+        return any(map(devices.search, map(ast.unparse, nodes)))
+
+    assert {part_of(path) for path in FILES if asks(path.read_text())} == {"runtime"}
+    assert [asks(source) for source in ("n = torch.cuda.device_count()", '"torch.cuda"')] == [1, 0]
 
 
 FORBIDDEN = (

@@ -152,12 +152,7 @@ ALL_OF_2024 = [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()]
         ("unknown", SHAPE, (), ("unknown", "brats2023?")),
     ],
 )
-def test_release_shape_and_values_tell_the_convention(
-    release: str,
-    shape: tuple[int, int, int] | None,
-    values: tuple[int, ...],
-    expected: tuple[str, str],
-) -> None:
+def test_release_shape_and_values_tell_the_convention(release, shape, values, expected):
     """A question mark: neither name nor values decide."""
     convention, is_ambiguous = layouts.resolve(release, values, shape=shape)
     assert (layouts.release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
@@ -251,9 +246,7 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         (("IM000001", "LICENSE"), b"plain text", False),
     ],
 )
-def test_dicom_files_are_known_by_what_they_hold(
-    tmp_path: Path, names: tuple[str, ...], content: bytes, is_dicom: bool
-) -> None:
+def test_dicom_files_are_known_by_what_they_hold(tmp_path, names, content, is_dicom):
     for name in names:
         touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(content)
     assert layouts.holds_dicom(tmp_path) is is_dicom

@@ -1,7 +1,5 @@
 """Test the judgement of machines, most of which are simulated."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -90,9 +88,7 @@ def test_a_gpu_that_others_use_is_a_warning(t4: pytest.MonkeyPatch) -> None:
         ("12.8", None, "CUDA 12.8 needs driver 525 or later", "nvidia-smi"),
     ],
 )
-def test_a_driver_without_a_gpu_for_torch_is_a_problem(
-    t4: pytest.MonkeyPatch, cuda: str | None, visible: str | None, found: str, remedy: str
-) -> None:
+def test_a_driver_without_a_gpu_for_torch_is_a_problem(t4, cuda, visible, found, remedy):
     t4.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         t4.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -124,9 +120,7 @@ def test_more_threads_than_cpus_are_a_warning(t4: pytest.MonkeyPatch) -> None:
     assert finding.found.startswith("4 CPUs (a control group allows 1.5)")
 
 
-def test_the_short_check_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_short_check_warns(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(machine, "free_bytes", lambda folder: 2**20)
     finding = disk_finding("disk", tmp_path / "new", GIB, "12 cases: ")
     check_machine(tmp_path / "run", needed_shared=GIB, needed_disk=GIB)

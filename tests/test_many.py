@@ -66,9 +66,7 @@ def die(_: object) -> None:
         ),
     ],
 )
-def test_a_case_that_fails_does_not_stop_the_others(
-    n_workers: int, function, results, failures, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_case_that_fails_does_not_stop_the_others(n_workers, function, results, failures, caplog):
     shown = []
 
     def track(items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:

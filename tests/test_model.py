@@ -89,7 +89,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("widths", "patch"), [([6, 8], (8, 8, 8)), ([4096] * 10, (512, 512, 512))])
-def test_foreign_weights(tmp_path: Path, widths: list[int], patch: tuple[int, int, int]) -> None:
+def test_weights_must_fit(tmp_path: Path, widths: list[int], patch: tuple[int, int, int]) -> None:
     """Also of one that does not fit into memory, which is not built."""
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)

@@ -5,7 +5,6 @@ import itertools
 import os
 import socket
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,9 +106,7 @@ def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codes", [(1, 1), (1, 0), (0, 2), (0, 0)])
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
 @pytest.mark.parametrize("affine", [BRATS_AFFINE, OBLIQUE], ids=["lps", "oblique"])
-def test_a_label_map_lies_where_the_scan_lies(
-    tmp_path: Path, affine: npt.NDArray[np.float64], codes: tuple[int, int], suffix: str
-) -> None:
+def test_a_label_map_lies_where_the_scan_lies(tmp_path, affine, codes, suffix):
     path = tmp_path / f"label{suffix}"
     scan = nib.Nifti1Image(make_volumes()[0], None)
     scan.header.set_qform(affine, code=codes[0])
@@ -257,9 +254,7 @@ def make_socket(path: Path) -> None:
         (Path.mkdir, "it is a folder"),
     ],
 )
-def test_what_is_no_file_is_refused_without_opening_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], found: str
-) -> None:
+def test_what_is_no_file_is_refused_without_opening_it(tmp_path, monkeypatch, make, found):
     # the path of a socket has about a hundred characters at most
     monkeypatch.chdir(tmp_path)
     path = Path("scan.nii.gz")
@@ -284,9 +279,7 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> N
         ((4, 5, 6, 2), 2, "found 4-D data .*; expected four axes, with a volume 2 along the last"),
     ],
 )
-def test_axes_other_than_asked_for_are_refused(
-    tmp_path: Path, shape: tuple[int, ...], volume: int | None, message: str
-) -> None:
+def test_axes_other_than_asked_for_are_refused(tmp_path, shape, volume, message):
     path = write_nifti(tmp_path / "scan.nii.gz", np.zeros(shape, dtype=np.int16))
     for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=message):

@@ -173,9 +173,7 @@ class _Code:
         ),
     ],
 )
-def test_a_model_with_missing_or_damaged_files_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage, message: str
-) -> None:
+def test_a_model_with_missing_or_damaged_files_is_refused(tmp_path, capsys, damage, message):
     model = write_nnunet(tmp_path / "model", n_folds=2)
     damage(model / "fold_1")
     with pytest.raises(UsageError, match=message):

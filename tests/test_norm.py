@@ -204,9 +204,7 @@ def test_a_single_voxel_is_refused() -> None:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)]
 )
-def test_a_gpu_gives_what_the_stock_layers_give(
-    dtype: torch.dtype, tolerance: float, memory_format: torch.memory_format
-) -> None:
+def test_a_gpu_gives_what_the_stock_layers_give(dtype, tolerance, memory_format):
     layer = make_layer().cuda()
     features = random_features((2, 5, 33, 20, 18)).cuda().to(dtype, memory_format=memory_format)
     with torch.no_grad():
@@ -225,9 +223,7 @@ def missing(*inputs: object) -> Tensor:
 
 
 @pytest.mark.parametrize("kernel", [wrong, missing])
-def test_a_device_that_cannot_compute_it_gets_the_stock_layers(
-    kernel: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_cannot_compute_it_gets_the_stock_layers(kernel, monkeypatch, caplog):
     network = nn.Sequential(nn.Conv3d(1, 3, 1), ActivatedNorm(3, slope=0.1))
     image = torch.randn(1, 1, 4, 4, 4)
     expected = network(image)

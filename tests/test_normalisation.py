@@ -157,9 +157,7 @@ def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int])
     array=arrays(np.uint8, (5, 4, 3), elements=st.integers(0, 4)),
     spacing_mm=st.tuples(*[st.floats(0.4, 2.5)] * 3),
 )
-def test_nested_regions(
-    array: npt.NDArray[np.uint8], spacing_mm: tuple[float, float, float]
-) -> None:
+def test_nested_regions(array, spacing_mm):
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)
     assume(resampling is not None)
     finer = normalisation.resampled_labels(volume(array), BRATS2024, resampling)

@@ -296,9 +296,7 @@ MADE = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "made"), [(NAMES[0], MADE), (NAMES[1], ())])
-def test_it_runs_from_one_end_to_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, made: tuple[str, ...]
-) -> None:
+def test_it_runs_from_one_end_to_the_other(tmp_path, monkeypatch, name, made):
     pytest.importorskip("ipykernel")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     for variable in ("BRATS_DATA", "BRATS_WORK"):

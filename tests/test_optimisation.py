@@ -619,9 +619,7 @@ def declaring(what: str) -> nn.Module:
         ([declaring("mean")], [none_of(2)], r"reduces = 'mean'; expected 'patches' or 'sums'"),
     ],
 )
-def test_what_is_no_batch_or_no_loss_is_named(
-    criteria: Sequence[Callable[..., Tensor]], micro_batches: list[MicroBatch], message: str
-) -> None:
+def test_what_is_no_batch_or_no_loss_is_named(criteria, micro_batches, message):
     for criterion in criteria:
         with pytest.raises(ConfigError, match=message):
             accumulator_of(small_network(), criterion).step(micro_batches)
@@ -781,9 +779,7 @@ def rates(n_steps: int, lr: float = 1.0, **config: object) -> list[float]:
         ({"name": "cosine", "warmup_steps": 3}, 7, [0.25, 0.5, 0.75, 1.0, None, 0.5, None]),
     ],
 )
-def test_the_rate_follows_its_curve(
-    config: dict[str, object], n_steps: int, expected: list[float | None]
-) -> None:
+def test_the_rate_follows_its_curve(config, n_steps, expected):
     for rate, value in zip(rates(n_steps, **config), expected, strict=True):
         assert value is None or rate == pytest.approx(value)
     # and does not fall below the lowest

@@ -131,9 +131,7 @@ def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) 
 
 
 @pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy", "case.json"])
-def test_damaged_cases_are_prepared_again_when_asked_for(
-    root: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_cases_are_prepared_again_when_asked_for(root, folder, name, caplog):
     """A damaged manifest is as good as none: the case is prepared again without being asked."""
     prepare(root, folder)
     damaged = folder / IDS[1] / name

@@ -74,13 +74,7 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     ],
     ids=["terminal", "log file", "log file with colours", "notebook"],
 )
-def test_work_is_shown_as_the_place_allows(
-    monkeypatch: pytest.MonkeyPatch,
-    screen: _Screen,
-    file: io.StringIO,
-    options: dict[str, bool],
-    has_bar: bool,
-) -> None:
+def test_work_is_shown_as_the_place_allows(monkeypatch, screen, file, options, has_bar):
     draw_to(monkeypatch, file, **options)
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar

@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from brats_seg.errors import EnvironmentalError
+from brats_seg.training import ranks
 from brats_seg.training.ranks import Ranks, joined_ranks
 from tests.test_optimisation import CRITERIA, LEARNT
 
@@ -39,6 +43,32 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
         assert ranks == Ranks()
         assert ranks.gather("own") == ["own"]
         assert ranks.any(True)
+
+
+@pytest.mark.parametrize(
+    ("device", "n_gpus", "backend"),
+    [("auto", 2, "cpu:gloo,cuda:nccl"), ("cpu", 2, "gloo"), ("auto", 0, "gloo"), ("auto", 1, None)],
+)
+def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
+    monkeypatch: pytest.MonkeyPatch, device: str, n_gpus: int, backend: str | None
+) -> None:
+    """NCCL takes no tensors of the CPU; the first process may prepare cases for hours."""
+    calls: dict[str, object] = {}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: n_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(index=index))
+    double = MagicMock(get_rank=lambda: 1)
+    monkeypatch.setattr(ranks, "distributed", double)
+    if backend is None:
+        with pytest.raises(EnvironmentalError, match="cuda:1 is not available"), joined_ranks():
+            pass
+        return
+    with joined_ranks(device) as joined:
+        assert joined == Ranks(rank=1, n_ranks=2)
+    double.init_process_group.assert_called_once_with(backend, timeout=timedelta(days=1))
+    assert calls == ({"index": 1} if "nccl" in backend else {})
 
 
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,9 +84,7 @@ def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dic
         for n in range(1, count + 1)
     ],
 )
-def test_death_in_any_forward_pass_changes_no_bit(
-    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int
-) -> None:
+def test_death_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, batch_dice, n):
     dying = trainer_of(data, tmp_path, batch_dice)
     dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):
@@ -97,9 +94,7 @@ def test_death_in_any_forward_pass_changes_no_bit(
     check_same_runs(tmp_path, undisturbed[batch_dice])
 
 
-def test_states_are_checkpoints(
-    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path]
-) -> None:
+def test_states_are_checkpoints(data, tmp_path, undisturbed):
     """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
     path, config = undisturbed["true"], tiny_settings(*SETTINGS, "loss.batch_dice=true")
     state, other = (new_state(plan_run(config, data), ranks=Ranks()) for _ in range(2))
@@ -257,9 +252,7 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
     assert unfit == ["1 (3x2x1x1x1 here, 3x9x1x1x1 there)", "2 (not among them)"]
 
 
-def test_a_run_starts_with_the_best_weights_of_its_parent(
-    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_path, caplog):
     """The averaged weights too; config.yaml and the checkpoints name the parent."""
     config = start_settings(f"start.path={tiny_run}")
     with caplog.at_level(logging.INFO):
@@ -294,9 +287,7 @@ def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
     assert "learnt at voxels of 1x1x1 mm; these are of 2x2x2 mm" in caplog.text
 
 
-def test_an_exported_model_and_files_of_weights_are_started_from(
-    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_exported_model_and_files_of_weights_are_started_from(data, tiny_run, tmp_path, caplog):
     export_model([tiny_run], tmp_path / "exported")
     plain = weights(tiny_run / "best.pt")
     torch.save(plain, tmp_path / "plain.pt")
@@ -366,17 +357,13 @@ NAN = {"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}
         (lambda path: torch.save(NAN, path), "the weight weight is not finite"),
     ],
 )
-def test_files_that_are_no_weights_are_refused(
-    data: FoldData, tmp_path: Path, write: Callable[[Path], object], message: str
-) -> None:
+def test_files_that_are_no_weights_are_refused(data, tmp_path, write, message):
     write(tmp_path / "other.pt")
     with pytest.raises(UsageError, match=message):
         start_from(nn.Conv3d(4, 3, 1), StartConfig(path=str(tmp_path / "other.pt")), data)
 
 
-def test_other_widths_are_refused_with_shapes(
-    data: FoldData, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_other_widths_are_refused_with_shapes(data, tiny_run, tmp_path):
     """Before anything is written, and before --fresh renames the earlier run."""
     train(data, tmp_path / "run", start_settings("training.n_epochs=1"))
     before = sorted(tmp_path.rglob("*"))

@@ -126,9 +126,7 @@ def test_a_damaged_case_and_an_array_of_another_case_are_named(folder: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
-def test_numpy_reads_it_too(
-    tmp_path: Path, rng: np.random.Generator, shape: tuple[int, ...]
-) -> None:
+def test_numpy_reads_it_too(tmp_path, rng, shape):
     array = rng.normal(size=shape).astype(np.float16)
     store.write_array(tmp_path / "image.npy", array[:, ::-1])
     for read in (store.open_array(tmp_path / "image.npy"), np.load(tmp_path / "image.npy")):
@@ -177,9 +175,7 @@ def flip_bit(path: Path, rng: np.random.Generator) -> None:
 OTHER_VERSION = json.dumps(json.loads(MANIFEST.to_json()) | {"version": store.FORMAT_VERSION + 1})
 
 
-def test_what_was_written_is_read_and_nothing_else(
-    tmp_path: Path, rng: np.random.Generator
-) -> None:
+def test_what_was_written_is_read_and_nothing_else(tmp_path, rng):
     path = tmp_path / MANIFEST_NAME
     assert read_manifest(tmp_path) is None
     path.write_text(MANIFEST.to_json())

@@ -17,7 +17,6 @@ from brats_seg.errors import ResumeError, UsageError
 from brats_seg.training import timing
 from brats_seg.training.state import Progress
 from brats_seg.training.timing import Clock, StopRequest
-from tests.builders import Run
 from tests.training_builders import StopAtCheck, check_same_runs, tiny_settings, train
 
 
@@ -192,9 +191,7 @@ def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
         train(data, tmp_path / "plain", settings("training.n_epochs=1", "training.hours=1"))
 
 
-def test_hours_limit_a_real_run(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
-) -> None:
+def test_hours_limit_a_real_run(data, tmp_path, monkeypatch, run):
     """Too few hours are refused in the first epoch; what all sessions have taken ends the run."""
     monkeypatch.setattr(timing, "SAID_AFTER_S", 0)
     with pytest.raises(UsageError, match="not one epoch fits"):

@@ -386,9 +386,7 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
-def test_networks_with_dictionaries(
-    data: FoldData, tmp_path: Path, given: dict[str, object]
-) -> None:
+def test_networks_with_dictionaries(data, tmp_path, given):
     config = settings("loss.batch_dice=true")
     outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
     assert outcome.finished

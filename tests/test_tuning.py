@@ -84,7 +84,7 @@ SPECK = "smallest component of WT, mm3"
     ],
     ids=["rim", "few cases", "speck", "tiny speck", "tiny speck by lesions"],
 )
-def test_best_and_sure(tmp_path: Path, change, protocol, n_cases, expected, setting, gain) -> None:
+def test_sure_best_wins(tmp_path: Path, change, protocol, n_cases, expected, setting, gain) -> None:
     tuning = fit_cases(write_cases(tmp_path, change, n_cases), protocol)
     fits = {fit.setting: fit for fit in tuning.fits}
     assert tuning.fitted.decoding == expected

@@ -119,16 +119,6 @@ class ModelFacts(Section):
     scores: CrossValidationScores | None = None
     """None without a cross-validation."""
 
-    @property
-    def names_cases(self) -> bool:
-        """Whether any list has the ids of cases."""
-        return any(getattr(one, name) for one in self.networks for name in _LISTS_OF_CASES)
-
-    @property
-    def knows_cases(self) -> bool:
-        """Whether the cases of any network are known, at least by their number."""
-        return any(network.n_training is not None for network in self.networks)
-
 
 def export_model(
     runs: Sequence[Path],
@@ -190,7 +180,8 @@ def export_model(
             _write(exported, facts, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)
-    _log_card(facts, case_ids=case_ids)
+    if not facts.license:
+        log.info("The model card states no licence; --license names one.")
     return exported
 
 
@@ -228,16 +219,6 @@ def _write(
         with whole_file(folder / name) as new_file:
             new_file.write_text(text, encoding="utf-8")
     write_json(folder / weights.MODEL_NAME, description)
-
-
-def _log_card(facts: ModelFacts, *, case_ids: bool) -> None:
-    """Log what to know about the model card before the model is handed out."""
-    if facts.knows_cases and not case_ids:
-        log.info(
-            "The model card counts the cases without their ids; --name-cases lists them in card.json."
-        )
-    if not facts.license:
-        log.info("The model card states no licence; --license names one.")
 
 
 def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> dict[str, Any]:

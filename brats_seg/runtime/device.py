@@ -1,5 +1,9 @@
-"""Choose the device to compute on, and its precision."""
+"""Choose the device to compute on, and its precision.
 
+Only the modules of `runtime` call `torch.cuda`, so that tests can replace a GPU in one place.
+"""
+
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -9,7 +13,7 @@ import torch
 
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import ConfigError, EnvironmentalError, UsageError, counted
-from brats_seg.runtime.memory import parse_memory
+from brats_seg.runtime.memory import gpu_module, parse_memory
 
 SMALL_PATCH = 40**3
 """Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
@@ -128,6 +132,40 @@ def choose_device(name: str, precision: str) -> Device:
     return Device(torch_device=device, autocast_dtype=_DTYPES[precision])
 
 
+def gpus() -> tuple[torch.device, ...]:
+    """Return the CUDA devices that torch sees."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(torch.device("cuda", index) for index in range(count))
+
+
+def use_gpu(index: int) -> bool:
+    """Compute on the GPU of that index from now on; return whether there is any GPU."""
+    if not gpus():
+        return False
+    torch.cuda.set_device(_device_named(f"cuda:{index}"))
+    return True
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or of the processor."""
+    gpu = gpu_module(device)
+    return platform.processor() if gpu is None else str(gpu.get_device_name(device))
+
+
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """Return the generators of random numbers of the CPU and of a GPU."""
+    gpu, generators = gpu_module(device), [torch.default_generator]
+    if gpu is not None:
+        index = device.index if ":" in str(device) else gpu.current_device()
+        generators.append(gpu.default_generators[index])
+    return generators
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or float32 on a Mac's GPU, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def has_own_thread(device: torch.device, patch: Sequence[int]) -> bool:
     """Return whether one CPU thread computes a patch of that size, see `threads_for`."""
     is_chosen = any(map(chosen_by_user, NUMBERS)) or torch.get_num_threads() != available_cpus()
@@ -173,7 +211,7 @@ def _device_named(name: str) -> torch.device:
 
 
 def _check_cuda(device: torch.device) -> None:
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = len(gpus())
     if (device.index or 0) >= count:
         msg = f"device {device} is not available: torch sees {counted(count, 'CUDA device')}; use --device cpu"
         raise EnvironmentalError(msg)

@@ -19,6 +19,7 @@ from brats_seg.errors import EnvironmentalError, Finding, counted
 from brats_seg.files import check_writable, free_bytes, size_text
 from brats_seg.runtime.device import (
     choose_device,
+    gpus,
     has_kernels,
     native_dtype,
     precision_name,
@@ -49,7 +50,7 @@ def machine_findings(needed_shared: int) -> list[Finding]:
     Args:
         needed_shared: Shared memory in bytes that the worker processes of a training may need.
     """
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    n_gpus = len(gpus())
     return [
         _torch_finding(n_gpus),
         *(_gpu_finding(index) for index in range(n_gpus)),

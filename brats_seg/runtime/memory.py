@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psutil
 import torch
@@ -34,16 +34,21 @@ _UNLIMITED = 2**60
 """Bytes above which a limit is none; version 1 of cgroups writes a number near 2^63."""
 
 
+def gpu_module(device: torch.device) -> Any | None:
+    """Return the module of torch for a GPU, such as `torch.cuda`; None where none measures memory."""
+    return None if device.type in ("cpu", "meta", "mps") else torch.get_device_module(device)
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """Reset the peak memory of a GPU; that of a process cannot be reset."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if (gpu := gpu_module(device)) is not None:
+        gpu.reset_peak_memory_stats(device)
 
 
 def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory so far, in MiB: on the GPU, or of this process on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / MEGABYTE
+    if (gpu := gpu_module(device)) is not None:
+        return float(gpu.max_memory_allocated(device)) / MEGABYTE
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # kilobytes on Linux, bytes on macOS
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
@@ -52,8 +57,8 @@ def peak_memory_mb(device: torch.device) -> float:
 def give_back_memory(device: torch.device) -> None:
     """Return memory that is no longer used, but still held by an allocator, to the system."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    if (gpu := gpu_module(device)) is not None:
+        gpu.empty_cache()
     elif sys.platform == "linux":
         # glibc keeps small freed blocks; other C libraries, such as musl, have no such call
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -186,9 +191,9 @@ def free_memory(device: torch.device) -> int:
     On the CPU that is the minimum of the memory that the machine has available, the limits of its
     cgroups (of a container, or of a SLURM job), which psutil does not read, and that of `ulimit -v`.
     """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if (gpu := gpu_module(device)) is not None:
+        free: int = gpu.mem_get_info(device)[0]
+        return free + int(gpu.memory_reserved(device) - gpu.memory_allocated(device))
     return min(free for _, free in _host_limits())
 
 
@@ -197,8 +202,8 @@ def total_memory(device: torch.device) -> int:
 
     On the CPU that is the minimum of the memory of the machine and the limits of this process.
     """
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    if (gpu := gpu_module(device)) is not None:
+        return int(gpu.get_device_properties(device).total_memory)
     return min(total for total, _ in _host_limits())
 
 

@@ -318,7 +318,7 @@ def store_card(path: Path, card: ModelCard) -> None:
     write_checkpoint({**content, "card": card.model_dump()}, path)
 
 
-def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
+def read_checkpoint(path: Path, device: torch.device = _CPU) -> dict[str, Any]:
     """Read the entries of a checkpoint onto a device; `card` is a `ModelCard`."""
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
 from brats_seg.models import interface
-from brats_seg.runtime.device import Device
+from brats_seg.runtime.device import Device, widest_dtype
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.training import losses
 from brats_seg.training.independence import PassState, PatchIndependence, check_replay
@@ -303,8 +303,9 @@ class BatchGradient:
     def _loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         """Return the loss of the batch, from what all its micro-batches have carried."""
         if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
-            # the sums of many patches are added in float64: the loss is a ratio of them
-            sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+            widest = widest_dtype(self.device.torch_device)
+            # the sums of many patches are added in float64 where there is one: the loss is a ratio of them
+            sums = torch.stack([one.tensors[0].to(widest) for one in carried]).sum(0)
             return losses.check_scalar(by_sums.of_sums(sums, n_patches), self.criterion)
         rows = [(*one.tensors, one.target) for one in carried]
         _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])

@@ -269,7 +269,7 @@ def _level_weights(losses: Tensor) -> Tensor:
     Coarser logits are compared with the target on their own grid, and each level weighs half as much as
     the one above it (nnU-Net; Isensee 2021).
     """
-    weights = losses.new_tensor([0.5**level for level in range(len(losses))])
+    weights = 0.5 ** torch.arange(len(losses), dtype=losses.dtype, device=losses.device)
     return weights / weights.sum()
 
 

@@ -30,7 +30,7 @@ from brats_seg.models.interface import set_activation_checkpointing, tensors_of
 from brats_seg.models.norm import check_in_place, group_as_on_gpu
 from brats_seg.presets import check_stored, trusting
 from brats_seg.progress import Track, part, untracked
-from brats_seg.runtime.device import Device, Gpu, choose_device
+from brats_seg.runtime.device import Device, Gpu, choose_device, device_name, gpus
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
 from brats_seg.training.losses import Criterion, task_of, whole_loss
 from brats_seg.training.optimisation import MemoryMode, build_optimizer, memory_modes
@@ -293,9 +293,8 @@ def _device_of(given: Config, gpu: Gpu | None) -> tuple[Device, int, str]:
             why = "torch finds no GPU here" if is_auto else f"training.device is {used}"
             return device, total_memory(used), f"because {why}"
         # ranks of one run must choose the same: the GPU that has least decides
-        each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-        memory_bytes = min(map(total_memory, [used] if ":" in training.device else each))
-        name = torch.cuda.get_device_name(used)
+        memory_bytes = min(map(total_memory, [used] if ":" in training.device else gpus()))
+        name = device_name(used)
     return device, memory_bytes, f"for {name} with {memory_bytes / 2**30:.1f} GiB"
 
 

@@ -12,10 +12,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+
+from brats_seg.runtime.device import use_gpu
 
 Item = TypeVar("Item")
 
@@ -41,9 +44,7 @@ class Ranks:
         """Return the sum over ranks."""
         if self.n_ranks == 1:
             return tensor
-        # NCCL takes no CPU tensors
-        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-        total = tensor.to(device, copy=True)
+        total = tensor.clone()
         distributed.all_reduce(total)
         return total
 
@@ -90,21 +91,22 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks() -> Iterator[Ranks]:
+def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
     """Join the processes that `torchrun` started together; all but the first log errors only.
 
-    Without `torchrun` there is one rank.
+    Without `torchrun` there is one rank. Each takes a GPU of its own, unless the device is the CPU.
     """
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if n_ranks == 1:
         yield Ranks()
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    on_gpus = device != "cpu" and use_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     # The first step of an optimizer imports this module, which keeps a group that exists then alive
     # for ever. Its threads would still run when Python ends, and abort the process now and then.
     importlib.import_module("torch._dynamo")
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # NCCL takes no tensors of the CPU; the first process may prepare cases for hours
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    distributed.init_process_group(backend, timeout=timedelta(days=1))
     log = logging.getLogger("brats_seg")
     level = log.level
     ranks = Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)

@@ -153,7 +153,8 @@ class RunFolder:
         plan, ranks = state.plan, state.accumulator.ranks
         entries = None
         if self.is_begun:
-            entries = weights.read_checkpoint(self.last_path, plan.device.torch_device)
+            # onto the host: Adam reads its number of steps, of every parameter, in every step
+            entries = weights.read_checkpoint(self.last_path)
             self._check(entries["card"], plan)
         if ranks.is_first:
             self._write_facts(plan)

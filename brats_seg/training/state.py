@@ -23,7 +23,7 @@ from brats_seg.errors import BratsError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.models.unet import NotebookUNet, UNet
-from brats_seg.runtime.device import Device, has_own_thread
+from brats_seg.runtime.device import Device, device_name, has_own_thread
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training import optimisation
@@ -267,8 +267,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
 
 def environment_of(device: Device) -> dict[str, str]:
     """Return versions and device, which are stored in the run and its checkpoints."""
-    kind = device.torch_device
-    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else platform.processor()
+    kind, name = device.torch_device, device_name(device.torch_device)
     packages = ("brats_seg", "torch", "monai", "numpy", "nibabel")
     return {
         "python": platform.python_version(),

@@ -94,7 +94,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
     folder = RunFolder(path=run_path or Path(f"runs/fold{fold}"))
     begins = fresh or not folder.is_begun
     check_start(config.start, folder.path, begins=begins)
-    with joined_ranks() as ranks:
+    with joined_ranks(config.training.device) as ranks:
         track = track if ranks.is_first else untracked
         _check_machine(config, folder.path)
         with ranks.first_alone():

@@ -115,9 +115,7 @@ def case(tmp_path: Path) -> LoadedCase:
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("step", [14, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_entry_of_nonsense_is_refused_by_name(
-    step: int, name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign
-) -> None:
+def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, campaign):
     """Each entry in turn is replaced by each value; the quick test takes a part of them."""
     folder = WRITERS[name](tmp_path / "model")
     expected = probabilities_of(load(folder), case)

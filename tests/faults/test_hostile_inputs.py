@@ -115,9 +115,7 @@ def missing_cases(pattern: str, folder: Path) -> str:
         ({what: REPLACED[what] for what in ("a FIFO", "a link to itself")}, "index"),
     ],
 )
-def test_no_file_or_name_stops_a_batch(
-    faults: Mapping[str, Callable[[Path], object]], name: str, campaign: Campaign
-) -> None:
+def test_no_file_or_name_stops_a_batch(faults, name, campaign):
     words, pattern = SCANNING[name]
     for number, (what, make) in enumerate(faults.items()):
         folder = campaign.start("trained", number)

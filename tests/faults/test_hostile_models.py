@@ -306,9 +306,7 @@ def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, An
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_file_names_code(
-    way: str, given_run: Path, tiny_prepared: Path, campaign: Campaign
-) -> None:
+def test_no_file_names_code(way, given_run, tiny_prepared, campaign):
     for name, arguments in GADGETS.items():
         _ask_for(given_run, "model", name, arguments)
         with pytest.raises(BratsError) as error:

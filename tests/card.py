@@ -1,0 +1,160 @@
+"""A card that is not there: a device of torch whose tensors lie on the host, and say that they do not.
+
+It refuses what a GPU refuses: tensors of two devices in one operation, and arrays of its memory. It
+counts what a GPU waits for: values that the host reads, and copies between card and host. Fake tensors
+of `cuda` have no backward pass in a build for the CPU, and no values. Importing this module registers
+the device for the rest of the process: tests that use it run in one of their own (`on_card.py`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.library import Library, fallthrough_kernel
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+NAME = "card"
+COUNTS: Counter[str] = Counter()
+"""Values read by the host, copies to the host, and copies to the card."""
+_COPIES = ("aten::copy_", "aten::_to_copy")
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
+"""Operations that take indices of the host, and wait for the card where they are given a mask."""
+_IN_HALF = ("conv3d", "conv_transpose3d.input", "linear", "matmul")
+"""Operations that autocast computes in half precision."""
+
+
+class CardTensor(Tensor):
+    """A tensor on the card; `inner` holds its values on the host."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "CardTensor":
+        layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        kind = {"dtype": inner.dtype, "device": f"{NAME}:0"}
+        return Tensor._make_wrapper_subclass(cls, inner.shape, **layout, **kind)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.detach().cpu().__reduce_ex__(protocol)
+
+    def tolist(self) -> Any:
+        COUNTS["read"] += 1
+        return self.inner.tolist()
+
+    def numpy(self, **_: object) -> Any:
+        msg = "can't convert card:0 device type tensor to numpy. Use Tensor.cpu()"
+        raise TypeError(msg)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _compute(func, args, kwargs or {})
+
+
+class _Making(TorchDispatchMode):
+    """Make tensors on the card where that is asked for, of nothing or of a tensor of the host."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.device(kwargs.get("device") or "cpu").type == NAME:
+            return _compute(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compute on the host what is asked of the card."""
+    name = func._schema.name
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    on_host = [tensor for tensor in tensors if not isinstance(tensor, CardTensor)]
+    target = torch.device(kwargs.get("device") or NAME)
+    if name in _COPIES:
+        is_home = target.type == "cpu" or (not isinstance(args[0], CardTensor) and not kwargs)
+        COUNTS["to host" if is_home else "to card"] += is_home or bool(on_host)
+    elif name not in _INDEXING and len(on_host) < len(tensors) and any(t.ndim for t in on_host):
+        msg = f"Expected all tensors to be on the same device, found card:0 and cpu in {name}"
+        raise RuntimeError(msg)
+    given = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+    inner_args, given = tree_map_only(CardTensor, lambda tensor: tensor.inner, (args, given))
+    result = func(*inner_args, **given, **({"device": "cpu"} if "device" in kwargs else {}))
+    is_value = result is not None and not any(isinstance(x, Tensor) for x in tree_leaves(result))
+    has_mask = name in _INDEXING and any(tensor.dtype == torch.bool for tensor in tensors[1:])
+    COUNTS["read"] += is_value or has_mask or name == "aten::nonzero"
+    if is_value or target.type == "cpu":
+        return result
+    if name == "aten::copy_" and not isinstance(args[0], CardTensor):
+        return args[0]
+    return return_and_correct_aliasing(
+        func, args, dict(kwargs), tree_map_only(Tensor, CardTensor, result)
+    )
+
+
+class Module:
+    """What `torch.card` holds, as `torch.cuda` does."""
+
+    default_generators = (torch.Generator(),)
+    get_device_name = staticmethod(lambda device: "A card")
+    max_memory_allocated = staticmethod(lambda device: 3 * 2**20)
+    get_amp_supported_dtype = staticmethod(lambda: [torch.float16, torch.bfloat16])
+    is_initialized = is_available = staticmethod(lambda: True)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: 1)
+    empty_cache = staticmethod(lambda: None)
+    reset_peak_memory_stats = staticmethod(lambda device: None)
+
+    def manual_seed_all(self, seed: int) -> None:
+        self.default_generators[0].manual_seed(seed)
+
+
+def _in_half(name: str) -> Any:
+    """Return an operation of torch that casts its arguments as autocast does."""
+    packet, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def cast(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            cast = tree_map_only(Tensor, lambda x: x.to(torch.get_autocast_dtype(NAME)), args)
+            return operation(*cast, **kwargs)
+
+    return cast
+
+
+backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+_LIBRARIES = (Library("_", "IMPL"), Library("aten", "IMPL"))
+_LIBRARIES[0].fallback(fallthrough_kernel, "AutocastPrivateUse1")
+for _name in _IN_HALF:
+    _LIBRARIES[1].impl(_name, _in_half(_name), "AutocastPrivateUse1")
+
+
+@contextmanager
+def a_card() -> Iterator[None]:
+    """Let torch compute on the card in this block, and count from nothing."""
+    COUNTS.clear()
+    overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    # so that `new_tensor` copies from the host by an operation that the mode sees
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        # the mode applies to this thread only; tensors of inference mode have no versions, which views need
+        with (
+            _Making(),
+            torch.autograd.set_multithreading_enabled(False),
+            patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad()),
+        ):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(False)
+        torch.__future__.set_overwrite_module_params_on_conversion(overwrite)

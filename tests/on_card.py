@@ -1,0 +1,207 @@
+"""Compute on a card that is not there what a GPU would compute; `test_card.py` runs these tests.
+
+What is compared with the CPU may differ by rounding: there, one small image is convolved otherwise.
+"""
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+
+from brats_seg.config import load_config
+from brats_seg.data.fold import FoldData
+from brats_seg.inference.method import input_of_crop
+from brats_seg.inference.probabilities import PredictionFallback, apply_model
+from brats_seg.models.build import build_model
+from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
+from brats_seg.models.norm import ActivatedNorm, check_in_place
+from brats_seg.runtime.device import Device
+from brats_seg.training.certificate import phantom_patches
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.losses import DiceBce, task_of
+from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
+from brats_seg.training.ranks import Ranks
+from tests.card import COUNTS, NAME, CardTensor, a_card
+from tests.inference_builders import CONFIG, IDENTITY, make_model
+from tests.training_builders import StopAtCheck, tiny_settings, train
+
+HALF, BF16 = torch.float16, torch.bfloat16
+PATCH = (16, 16, 16)
+
+
+@pytest.fixture(autouse=True)
+def card() -> Iterator[None]:
+    with a_card():
+        yield
+
+
+class Step:
+    """Steps of a network on the same patches, one in each micro-batch."""
+
+    def __init__(
+        self,
+        where: str,
+        *settings: str,
+        dtype: torch.dtype | None = None,
+        mode: str = "none",
+        criterion: nn.Module | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        narrow = [] if "model.name" in "".join(settings) else ["model.widths=4,8"]
+        config = load_config(assignments=["patch.size=16,16,16", *narrow, *settings])
+        device = Device(torch_device=torch.device(where), autocast_dtype=dtype)
+        torch.manual_seed(0)
+        self.network = build_model(config.model, PATCH).to(device.torch_device).train()
+        check_in_place(self.network)
+        set_activation_checkpointing(self.network, ActivationCheckpointing(mode))
+        self.task = task_of(config)
+        self.accumulator = Accumulator(
+            self.network,
+            criterion or self.task.criterion,
+            build_optimizer(self.network.parameters(), config.optimizer),
+            device=device,
+            clip_norm=config.optimizer.clip_norm,
+            ranks=ranks,
+        )
+        image, target = phantom_patches(2, PATCH)
+        pair = (image, target.to(torch.uint8) if self.task.n_targets == 3 else image)
+        parts = [part.split(1) for part in pair]
+        self.batch = [MicroBatch(*both) for both in zip(*parts, strict=True)]
+
+    def __call__(self, n_times: int = 1) -> tuple[StepResult, Counter[str]]:
+        for _ in range(n_times):
+            COUNTS.clear()
+            result = self.accumulator.step(self.batch, self.task.measure)
+            result.measured.tolist()
+        return result, Counter(COUNTS)
+
+
+DICE_CE = ("loss.name=monai.losses.DiceCELoss", "loss.arguments={sigmoid: true}")
+STEPS: dict[str, tuple[tuple[str, ...], dict[str, Any], int]] = {
+    "one pass": (("optimizer.name=adamw",), {}, 3),
+    "sums": (("loss.batch_dice=true", "optimizer.name=muon"), {}, 4),
+    "outputs": ((*DICE_CE, "optimizer.name=sgd"), {}, 4),
+    "offloaded": (("loss.batch_dice=true",), {"dtype": HALF, "mode": "host"}, 5),
+    "bf16": ((), {"dtype": BF16, "mode": "all"}, 3),
+    "notebook": (("model.name=notebook",), {"mode": "top"}, 3),
+    "autoencoder": (("model.name=autoencoder", "optimizer.name=adamw"), {}, 3),
+}
+"""Settings and ways to compute, and the values that the host reads in a step."""
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_is_that_of_the_cpu_and_waits_for_few_values(name: str) -> None:
+    """One read each for loss, norm and measurements, one for a loss scale, one for a patch passed twice."""
+    settings, ways, n_reads = STEPS[name]
+    step = Step(NAME, *settings, **ways)
+    result, counts = step(2)
+    in_fp32 = {**ways, "dtype": None} | ({"mode": "all"} if "mode" in ways else {})
+    expected, _ = Step("cpu", *settings, **in_fp32)(2)
+
+    assert counts["read"] == n_reads
+    # patches and targets, and what the loss is made of
+    assert counts["to card"] <= (18 if ways.get("mode") == "host" else 11)
+    assert counts["to host"] == (10 if ways.get("mode") == "host" else 0)
+    assert result.loss == pytest.approx(expected.loss, rel=5e-3)
+    assert result.gradient_norm == pytest.approx(expected.gradient_norm, rel=2e-2)
+    assert all(
+        type(p) is CardTensor and p.grad.device.type == NAME for p in step.network.parameters()
+    )
+    norms = [module for module in step.network.modules() if isinstance(module, ActivatedNorm)]
+    assert all(module.in_place for module in norms)
+
+
+class WeighedOnHost(DiceBce):
+    def forward(self, output: Any, target: Tensor) -> Tensor:
+        return super().forward(output, target) * torch.ones(1)
+
+
+class ReadsItself(DiceBce):
+    def forward(self, output: Any, target: Tensor) -> Tensor:
+        loss = super().forward(output, target)
+        return loss if float(loss.detach().sum()) > 0 else -loss
+
+
+def test_a_tensor_on_the_host_and_a_read_in_the_loop_are_found() -> None:
+    """The negative controls."""
+    with pytest.raises(RuntimeError, match="found card:0 and cpu"):
+        Step(NAME, criterion=WeighedOnHost())()
+    assert Step(NAME, criterion=ReadsItself())(2)[1]["read"] == 3 + 2
+    with pytest.raises(TypeError, match="can't convert card:0"):
+        torch.ones(2, device=NAME).numpy()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(
+    data: FoldData, tmp_path: Path, precision: str
+) -> None:
+    changes = ["training.n_epochs=2", "validation.every=1", "optimizer.ema=0.9"]
+    changes += ["loss.batch_dice=true", "validation.overlap=0.5", "optimizer.name=adamw"]
+    on_card = tiny_settings(*changes, "training.device=card", f"training.precision={precision}")
+    train(data, tmp_path / "card", on_card, StopAtCheck(2))
+    COUNTS.clear()
+    found = train(data, tmp_path / "card", on_card).history
+    expected = train(data, tmp_path / "cpu", tiny_settings(*changes, "training.device=cpu")).history
+
+    # two for each held-out case; Adam's number of steps would be one for each parameter
+    assert COUNTS["read"] < 60
+    for row, as_on_cpu in zip(found, expected, strict=True):
+        assert row["train_loss"] == pytest.approx(as_on_cpu["train_loss"], rel=2e-3)
+        assert row["val_dice"] == pytest.approx(as_on_cpu["val_dice"], abs=5e-3)
+        assert row["peak_memory_mb"] == 3
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_host(
+    rng: np.random.Generator, on_host: bool
+) -> None:
+    networks = [build_model(CONFIG.model, IDENTITY.patch) for _ in range(2)]
+    given = input_of_crop(rng.normal(size=(4, 12, 8, 8)).astype(np.float32))
+    results = []
+    for where in ("cpu", NAME):
+        fallback = PredictionFallback("a", Device(torch_device=torch.device(where)))
+        fallback.index = int(on_host and where == NAME)
+        results.append(apply_model(make_model(*networks), given, fallback, tta=True))
+
+    np.testing.assert_allclose(*results, atol=2e-5)
+    assert COUNTS["read"] == 0
+    n_windows = 2
+    # and the weights of a network back where they were
+    n_weights = 8 * len([*networks[0].state_dict()])
+    assert COUNTS["to host"] == 2 * (n_weights + 8 * (n_windows if on_host else 1))
+
+
+@pytest.mark.parametrize("name", ["one pass", "outputs"])
+def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of two processes that hold the same, one is here; NCCL takes what is on the card alone."""
+    devices = set()
+
+    def double(tensor: Tensor) -> None:
+        devices.add(tensor.device.type)
+        tensor.mul_(2)
+
+    def gather(values: list[Any], value: Any) -> None:
+        before = COUNTS["to host"]
+        values[:] = [value, pickle.loads(pickle.dumps(value))]
+        # a tensor of a GPU would arrive on that of the other process
+        assert COUNTS["to host"] == before
+
+    monkeypatch.setattr(distributed, "all_reduce", double)
+    monkeypatch.setattr(distributed, "all_gather_object", gather)
+    result, _ = Step(NAME, *STEPS[name][0], ranks=Ranks(rank=0, n_ranks=2))()
+    alone = Step(NAME, *STEPS[name][0])
+    alone.batch *= 2
+    expected, _ = alone()
+
+    assert devices == {"card", "cpu"}
+    assert result.n_patches == 4
+    assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert result.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
