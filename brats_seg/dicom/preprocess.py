@@ -39,6 +39,7 @@ from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import write_json
+from brats_seg.inference.results import STEPS_NAME
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -52,8 +53,6 @@ Atlas: TypeAlias = tuple[Volume, Geometry]
 
 SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
-STEPS_NAME = "steps.png"
-"""Name of the picture of the steps of a case."""
 INSTALL_PREPROCESS = "pip install 'brats_seg[preprocess]'"
 """Command that installs the programs of preprocessing."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
@@ -247,7 +246,6 @@ def register(
         found, expected = f"no {' and no '.join(_REFERENCES)}", "a T1 image, which shows the brain"
         raise CaseError(case_id, "(all)", found, expected, "Add one of them.")
     image, grid = atlas
-    is_one_grid = _have_one_grid([*volumes.values()])
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
         work = Path(temporary)
         fixed = _at_one_mm(volumes[reference], case_id)
@@ -255,12 +253,11 @@ def register(
         brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
         start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
         to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, work))
-        for name in () if is_one_grid else volumes.keys() - {reference}:
+        for name in volumes.keys() - {reference}:
             to_native[name] = (
                 _rigid(case_id, fixed, volumes[name], np.eye(4), work) @ to_native[name]
             )
-    first = "the modalities were on one grid" if is_one_grid else f"registered to {reference}"
-    steps = (first, finding, f"placed in {image.file}")
+    steps = (f"registered to {reference}", finding, f"placed in {image.file}")
     log.info("%s: %s", case_id, "; ".join(steps))
     images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
     inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
