@@ -30,7 +30,10 @@ from brats_seg.figures.charts import (
 )
 from brats_seg.figures.charts import LiveHistory as LiveHistory
 from brats_seg.figures.sections import write_figure as write_figure
-from brats_seg.inference.batch import predict_folder as predict_folder
+from brats_seg.inference.batch import (
+    predict_folder as predict_folder,
+    watched_scans as watched_scans,
+)
 from brats_seg.inference.export import export_model as export_model
 from brats_seg.inference.model import load_model as load_model
 from brats_seg.inference.predict import Predictor as Predictor

@@ -222,6 +222,15 @@ def check_current_folder() -> None:
         raise EnvironmentalError(msg) from error
 
 
+def state_of(path: Path) -> str:
+    """Return size and time of change of a file, which differ once it is replaced; empty if unreadable."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def check_regular(path: Path) -> None:
     """Raise `OSError` if a path does not lead to a file that can be read to an end.
 

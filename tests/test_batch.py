@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -294,6 +294,65 @@ def test_a_folder_is_locked_and_what_a_killed_process_left_is_removed(
 
     assert left == {".mine", ".predicting.lock"}
     assert {path.name for path in tmp_path.rglob(".*")} == left
+
+
+def test_scans_are_taken_as_they_come_and_a_bad_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case arrives in two parts, another is damaged and mended, a third changes after its result."""
+    source, root, out = tmp_path / "source", tmp_path / "in", tmp_path / "out"
+    for case_id in CASES[:3]:
+        write_case(source, case_id, seed=int(case_id[-1]), labelled=False)
+    damaged = f"{CASES[1]}/{CASES[1]}_t1.nii.gz"
+    (root / CASES[0]).mkdir(parents=True)
+    events, steps = [], []
+
+    def arrive() -> Iterator[None]:
+        first = sorted((source / CASES[0]).iterdir())
+        for path in first[:2]:
+            shutil.copy(path, root / CASES[0])
+        yield
+        # the look between finds two of four files, and that they have just changed
+        for path in first[2:]:
+            shutil.copy(path, root / CASES[0])
+        shutil.copytree(source / CASES[1], root / CASES[1])
+        (root / damaged).write_bytes(b"cut off")
+        yield from (None,) * 4
+        shutil.copy(source / damaged, root / damaged)
+        shutil.copytree(source / CASES[2], root / CASES[2])
+        yield from (None,) * 4
+        write_nifti(root / CASES[2] / f"{CASES[2]}_t2.nii.gz", make_volumes(seed=9)[2])
+        yield from (None,) * 4
+        raise KeyboardInterrupt
+
+    def look(batches: Iterator[tuple[Case, ...]]) -> Iterator[tuple[Case, ...]]:
+        for cases in batches:
+            steps.append([case.case_id for case in cases])
+            yield cases
+
+    def on_case(outcome: CaseOutcome) -> None:
+        events.append((outcome.record.case_id, isinstance(outcome.record, Record)))
+
+    arrivals = arrive()
+    next(arrivals)
+    run = write_run(tmp_path / "run")
+    batches = look(batch.watched_scans(root, out, quiet_s=1))
+    monkeypatch.setattr(batch.time, "sleep", lambda _: next(arrivals))
+    with pytest.raises(KeyboardInterrupt):
+        predict_folder(batches, [run], out, PLAIN_SETTINGS, on_case=on_case)
+
+    good, bad = True, False
+    assert events == [
+        *((CASES[0], good), (CASES[1], bad)),
+        *((CASES[1], good), (CASES[2], good)),
+        (CASES[2], good),
+    ]
+    assert steps == [[CASES[0], CASES[1]], [CASES[1], CASES[2]], [CASES[2]]]
+    # the row of the failure went with the failure
+    assert pd.read_csv(out / "failures.csv").empty
+    assert pd.read_csv(out / "volumes.csv")["case_id"].tolist() == list(CASES[:3])
+    again = predict_folder([root], [run], out, PLAIN_SETTINGS)
+    assert (again.n_predicted, again.n_skipped) == (0, 3)
 
 
 def test_each_bad_name_is_one_row_of_the_failures(tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ FLOW = (
     ),
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
+    Step(
+        "fuse data out -o fused", "wrote 6 label maps to fused", ("fused/BraTS2021_00000.nii.gz",)
+    ),
     Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
@@ -220,8 +223,7 @@ def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) 
         ("predict --model runs/fold0", 2, "give either DATA, or one case"),
         ("predict data --model runs/fold0 --case me", 2, "which --case names"),
         ("predict data --model nothing", 2, "nothing does not exist; expected --model: Run,"),
-        ("predict data --model empty", 2, "empty holds no model"),
-        ("predict empty --model runs/fold0", 2, "empty holds no cases"),
+        ("predict data --model empty", 2, "empty is an empty folder"),
         ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
@@ -258,6 +260,8 @@ def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, mess
 
 
 MISTAKES = (
+    "train --data empty",
+    "predict empty -o out",
     "train --data nosuch",
     "train --data . --set trainin.seed=3",
     "train --data . --device gpu",
@@ -298,12 +302,14 @@ def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
                 assert end.code in (2, 3), line
             assert "torch" not in sys.modules, line
     """
+    (tmp_path / "empty").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(MISTAKES)
-    assert [*tmp_path.iterdir()] == []
+    assert done.stderr.count("error: empty is an empty folder") == 2
+    assert [*tmp_path.iterdir()] == [tmp_path / "empty"]
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
@@ -325,7 +331,6 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
 @pytest.mark.parametrize(
     ("n_cases", "labelled", "message"),
     [
-        (0, True, "no c"),
         (1, True, "1 patient cannot fill 2 folds"),
         (2, False, "no usable label map"),
     ],
@@ -561,3 +566,29 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
     assert code == 128 + signal.SIGINT
     assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
     assert f"brats-seg predict {tiny_scans} -o out --model {model} --set preview=false" in said
+
+
+def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
+    run: Run, tiny_scans: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("empty").mkdir()
+    options = ("-o", "out", "--model", model, *PLAIN)
+    refused = [
+        run("predict", "empty", *options),
+        run("predict", tiny_scans, tiny_scans, *options, "--watch", "1"),
+        run("predict", tiny_scans, *options, "--watch", "0"),
+    ]
+    assert [done.code for done in refused] == [2, 2, 2]
+    assert "error: empty is an empty folder; expected data" in refused[0].err
+    assert "--watch takes one folder" in refused[1].err
+    n_looks = iter(range(3))
+
+    def wait(_: float) -> None:
+        if next(n_looks) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
+    done = run("predict", "empty", *options, "--watch", "1", "--identifiers")
+    assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
+    assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err
+    assert f"predict empty -o out --model {model}" in done.err

@@ -115,6 +115,7 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
     """Also where DICOM examinations are given beside them, before anything is converted."""
     write_examination(tmp_path / "dicom")
     (tmp_path / "run").mkdir()
+    (tmp_path / "run/best.pt").touch()
     case = write_case(tmp_path / "scans")
     endings = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
     single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in endings.items()]

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,31 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 import pytest
+from matplotlib.path import Path as MatplotlibPath
 
 pytest.importorskip("pydicom")
 pytest.importorskip("highdicom")
 pytest.importorskip("dcm2niix")
 
+import highdicom
 import pydicom
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.nifti import Geometry, read_volume
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume
 from brats_seg.dicom.convert import cases_of_dicom, convert_studies
 from brats_seg.dicom.modalities import sort_series
 from brats_seg.dicom.preprocess import Source, read_source
 from brats_seg.dicom.segmentation import write_segmentation
-from brats_seg.labels import BRATS2017, BRATS2023, CONVENTIONS, MODALITIES, LabelConvention
+from brats_seg.evaluation.lesions import list_lesions
+from brats_seg.figures.cases import tissue_colours
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    CONVENTIONS,
+    MODALITIES,
+    LabelConvention,
+    regions_of,
+)
 from tests.builders import Run, check_json, make_label_map, make_volumes
 from tests.check_builders import geometry
 from tests.dicom_builders import (
@@ -103,6 +115,88 @@ def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
+def three(path: Path) -> list[Path]:
+    """Return the files of segmentation, report and structure set."""
+    return [path.with_name(f"{path.stem}{end}.dcm") for end in ("", "-report", "-structures")]
+
+
+def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list[Any]:
+    """Return the masks (slice, row, column) of a structure set: pixels whose centres are inside.
+
+    A pixel is inside if it is in an odd number of outlines; nothing of the package is used.
+    """
+    regions, series = [], [pydicom.dcmread(image, stop_before_pixels=True) for image in images]
+    for roi in pydicom.dcmread(path).ROIContourSequence:
+        masks = {image.SOPInstanceUID: np.zeros(shape, bool) for image in series}
+        headers = {image.SOPInstanceUID: image for image in series}
+        for contour in roi.ContourSequence:
+            header = headers[contour.ContourImageSequence[0].ReferencedSOPInstanceUID]
+            points = np.reshape(contour.ContourData, (-1, 3)).astype(float)
+            away = points - np.array(header.ImagePositionPatient, float)
+            along, down = np.reshape(header.ImageOrientationPatient, (2, 3)).astype(float)
+            assert np.abs(away @ np.cross(along, down)).max() < 0.01
+            row_mm, column_mm = map(float, header.PixelSpacing)
+            outline = MatplotlibPath(np.c_[away @ along / column_mm, away @ down / row_mm])
+            rows, columns = np.indices(shape)
+            inside = outline.contains_points(np.c_[columns.ravel(), rows.ravel()])
+            masks[header.SOPInstanceUID] ^= inside.reshape(shape)
+        regions.append(np.stack(list(masks.values())))
+    return regions
+
+
+@pytest.mark.parametrize("name", ["axial", "sagittal, from the left", "oblique"])
+def test_report_and_structure_set_are_read_back_by_other_programs(
+    tmp_path: Path, name: str
+) -> None:
+    _, grid, source = converted(tmp_path, name)
+    labels, paths = make_label_map(), three(tmp_path / "a.dcm")
+    on_scan = moved(labels, oriented_affine(*ORIENTATIONS[name]), grid)
+    write_segmentation(paths, on_scan, grid, BRATS2017, source)
+    drawn = regions_of(labels, BRATS2017)
+    series = sorted(source.series["t1c"].files, key=lambda path: int(path.name.split("_")[-1]))
+    masks = masks_of(paths[2], series, (labels.shape[1], labels.shape[0]))
+    for mask, region in zip(masks, drawn, strict=True):
+        np.testing.assert_array_equal(mask.transpose(2, 1, 0), region)
+    # necrosis is a hole of the enhancing tumour
+    assert (drawn[1] & ~drawn[2]).any()
+    report = highdicom.sr.srread(paths[1])
+    groups = report.content.get_image_measurement_groups()
+    measured = [{one.name.value: one.value for one in group.get_measurements()} for group in groups]
+    upright = oriented(Volume(array=on_scan, geometry=grid, file=""))
+    listed = list_lesions(regions_of(upright.array, BRATS2017), upright.geometry.affine)
+    for values, region, lesions in zip(measured, drawn, listed, strict=True):
+        largest = lesions.lesions[0]
+        assert values["118565006"] == pytest.approx(region.sum() / 1000, abs=1e-3)
+        assert values["103339001"] == pytest.approx(largest.axial.longest_mm, abs=1e-3)
+        assert values["103340004"] == pytest.approx(largest.axial.perpendicular_mm, abs=1e-3)
+        assert values["L0JK"] == pytest.approx(largest.longest_mm, abs=1e-3)
+    segmentation, *others = [pydicom.dcmread(path) for path in paths]
+    evidence = report.CurrentRequestedProcedureEvidenceSequence[0].ReferencedSeriesSequence[0]
+    referenced = evidence.ReferencedSOPSequence[0].ReferencedSOPInstanceUID
+    assert referenced == segmentation.SOPInstanceUID
+    assert len({one.SeriesInstanceUID for one in (segmentation, *others)}) == 3
+    assert {one.StudyInstanceUID for one in others} == {segmentation.StudyInstanceUID}
+    colours = [
+        highdicom.color.CIELabColor.from_dicom_value(one.RecommendedDisplayCIELabValue).to_rgb()
+        for one in segmentation.SegmentSequence
+    ]
+    expected = tissue_colours(BRATS2017)
+    for value, colour in zip((1, 2, 4), colours, strict=True):
+        np.testing.assert_allclose(colour, list(bytes.fromhex(expected[value][1:])), atol=2)
+
+
+def test_an_empty_label_map_has_a_report_without_diameters(
+    tmp_path: Path, axial: tuple[Geometry, Source]
+) -> None:
+    grid, source = axial
+    paths = three(tmp_path / "a.dcm")
+    assert write_segmentation(paths, np.zeros(grid.shape, np.uint8), grid, BRATS2017, source) == ""
+    groups = highdicom.sr.srread(paths[1]).content.get_image_measurement_groups()
+    values = [[one.value for one in group.get_measurements()] for group in groups]
+    assert values == [[0.0]] * 3
+    assert not any(roi.ContourSequence for roi in pydicom.dcmread(paths[2]).ROIContourSequence)
+
+
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 
 
@@ -114,7 +208,7 @@ def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
         scan = read_volume(case.path_of(file), case_id="me")
         np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
     on_scan, path = moved(labels, affine, grid), tmp_path / "a.dcm"
-    assert write_segmentation(path, on_scan, grid, BRATS2017, source) == ""
+    assert write_segmentation(three(path), on_scan, grid, BRATS2017, source) == ""
     check_voxels(path, affine, labels)
     if name in {"axial, from above", "coronal", "oblique"} and shutil.which(DCMQI):
         check_by_dcmqi(path, on_scan, grid)
@@ -158,7 +252,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     source = read_source(tmp_path / "scans/dicom")
     assert source
     on_scan = moved(labels, affine, scan.geometry)
-    write_segmentation(tmp_path / "a.dcm", on_scan, scan.geometry, BRATS2017, source)
+    write_segmentation(three(tmp_path / "a.dcm"), on_scan, scan.geometry, BRATS2017, source)
     check_voxels(tmp_path / "a.dcm", affine, labels)
 
 
@@ -171,7 +265,7 @@ def test_a_label_map_on_another_grid_is_sampled(
     labels = moved(make_label_map(), oriented_affine("LPS"), coarse)
     repeated = labels.repeat(2, 0).repeat(2, 1).repeat(2, 2)
     fine = geometry(repeated.shape, affine)
-    write_segmentation(tmp_path / "fine.dcm", repeated, fine, BRATS2017, source)
+    write_segmentation(three(tmp_path / "fine.dcm"), repeated, fine, BRATS2017, source)
     check_voxels(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map())
 
 
@@ -182,14 +276,14 @@ def test_the_patient_is_named_only_if_asked_for(
     grid, source = axial
     source = source.model_copy(update={"with_identifiers": with_identifiers})
     empty = np.zeros(grid.shape, np.uint8)
-    write_segmentation(tmp_path / "a.dcm", empty, grid, BRATS2017, source)
+    write_segmentation(three(tmp_path / "a.dcm"), empty, grid, BRATS2017, source)
     image = pydicom.dcmread(tmp_path / "a.dcm")
     assert str(image.PatientName) == name
     assert str(image.PatientID) == ("HOSPITAL-4711" if with_identifiers else "")
     one = pydicom.dcmread(source.series["t1c"].files[0], stop_before_pixels=True)
     assert image.StudyInstanceUID == one.StudyInstanceUID
     assert image.FrameOfReferenceUID == one.FrameOfReferenceUID
-    content = (tmp_path / "a.dcm").read_bytes()
+    content = b"".join(path.read_bytes() for path in three(tmp_path / "a.dcm"))
     words = (b"DOE", b"4711", b"1970", b"HOUSE", b"ACC123", b"Jo D", b"20200101")
     assert any(word in content for word in words) == with_identifiers
 
@@ -201,7 +295,7 @@ def test_every_tissue_that_a_prediction_has_is_coded(
     grid, source = axial
     labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), grid)
     path = tmp_path / "a.dcm"
-    write_segmentation(path, labels, grid, convention, source)
+    write_segmentation(three(path), labels, grid, convention, source)
     segments = pydicom.dcmread(path).SegmentSequence
     assert len(segments) == 3
     codes = [one.SegmentedPropertyTypeCodeSequence[0] for one in segments]
@@ -223,7 +317,8 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
 
     assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
     (record,) = check_json("predict", first.out)
-    assert record["outputs"] == ["exam.dcm", "exam.nii.gz"]
+    names = [path.name for path in three(Path("exam.dcm"))]
+    assert record["outputs"] == [*names, "exam.nii.gz"]
     assert "1 predicted, 0 finished before" in first.err
     assert "0 predicted, 1 finished before" in again.err
     # the scans are the same, and the segmentation is not

@@ -12,6 +12,7 @@ pytest.importorskip("pydicom")
 
 import pydicom
 
+from brats_seg.dicom.convert import cases_of_dicom
 from brats_seg.dicom.series import Series, find_studies
 from brats_seg.errors import UsageError
 from tests.builders import make_volumes, touch
@@ -27,6 +28,31 @@ def only_series(folder: Path) -> Series:
     (study,) = find_studies(folder)
     (series,) = study.series
     return series
+
+
+def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    """In its pixels, which only a converter reads, and in its header. Control: the whole files."""
+    pytest.importorskip("dcm2niix")
+    write_examination(tmp_path / "exam")
+    path = sorted((tmp_path / "exam/SE2").iterdir())[3]
+    content = path.read_bytes()
+    (case,) = cases_of_dicom(tmp_path / "exam", tmp_path / "scans")
+    assert not case.problems
+    path.write_bytes(content[:-100])
+    (case,) = cases_of_dicom(tmp_path / "exam", tmp_path / "scans")
+    assert f"found files cut off: {path.name}; expected whole files" in case.problems[0]
+    path.write_bytes(content[:900])
+    (study,) = find_studies(tmp_path / "exam")
+    assert [series.problem[:18] for series in study.series if series.problem] == [
+        "a file is cut off,"
+    ]
+
+
+def test_an_examination_has_one_id_alone_and_beside_others(tmp_path: Path) -> None:
+    write_one(tmp_path / "in/first/SE1")
+    assert [study.case_id for study in find_studies(tmp_path / "in")] == ["first"]
+    write_one(tmp_path / "in/second/SE1", study="2")
+    assert [study.case_id for study in find_studies(tmp_path / "in")] == ["first", "second"]
 
 
 def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:

@@ -38,11 +38,12 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2773,
-    "inference": 2036,
+    "inference": 2080,
     "cases": 2502,
-    "top level": 1533,
+    "top level": 1539,
     "evaluation": 1268,
-    "dicom": 877,
+    "dicom": 1028,
+    "cli": 1167,
     "survival": 842,
     "runtime": 872,
     "pages": 777,

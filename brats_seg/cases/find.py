@@ -23,6 +23,7 @@ from brats_seg.cases import described, layouts
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.cases.layouts import LABEL, UNKNOWN, Folder, NamedFile, parse_case_id
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
+from brats_seg.files import state_of
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
@@ -179,13 +180,9 @@ def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
     """Hash names, sizes and times of change of the files of a case."""
     key = hashlib.sha256()
     for kind, scan in sorted(files.items()):
-        key.update(f"{kind} {scan}\n".encode(errors="surrogateescape"))
-        try:
-            status = (root / scan.path).stat()
-            key.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
-        except OSError:
-            # a dangling link: reading the file reports it
-            key.update(b"unreadable\n")
+        # reading the file reports a dangling link
+        state = state_of(root / scan.path) or "unreadable"
+        key.update(f"{kind} {scan}\n{state}\n".encode(errors="surrogateescape"))
     return key.hexdigest()[:32]
 
 

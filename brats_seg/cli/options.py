@@ -80,9 +80,12 @@ def _check(context: typer.Context) -> None:
         if name == "device" and context.info_name != "plan":
             values = values[:_N_DEVICES]
         for one in value if isinstance(value, list | tuple) else [value]:
-            if about.get("is_read") and one is not None and not one.exists():
-                msg = f"{one} does not exist; expected {flag}: {about['help']}"
-                raise UsageError(msg)
+            if about.get("is_read") and one is not None:
+                is_empty = one.is_dir() and not any(one.iterdir())
+                if not one.exists() or (is_empty and not context.params.get("watch")):
+                    wrong = "is an empty folder" if is_empty else "does not exist"
+                    msg = f"{one} {wrong}; expected {flag}: {about['help']}"
+                    raise UsageError(msg)
             # a network may be a dotted name, an atlas a file, a modality have an older name, a device be the memory of a GPU
             if not values or one is None or name in _OPEN or one[:1].isdigit():
                 continue

@@ -2,7 +2,7 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
+    from brats_seg.dicom.preprocess import ScanOptions
     from brats_seg.inference.batch import CaseOutcome, Workers
     from brats_seg.survival.results import Estimate, SurvivalStudy
 
@@ -48,6 +49,7 @@ def predict(
     device: str = "auto",
     precision: str = "auto",
     workers: str | None = None,
+    watch: float | None = None,
     series: list[str] | None = None,
     identifiers: bool = False,
     preprocess: bool = False,
@@ -57,13 +59,14 @@ def predict(
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
     Without --model, the network that the package carries predicts; it says what it has learnt from.
-    Cases that the same command has finished earlier are kept. Exit code 1: some cases failed; they
-    are listed in failures.csv.
+    Cases that the same command has finished earlier are kept. With --watch, the command waits for
+    more. Exit code 1: some cases failed; they are listed in failures.csv.
 
     Examples:
         brats-seg predict scans -o predictions --report
         brats-seg predict scans -o predictions --model runs/fold0
         brats-seg predict dicom -o predictions --model model --series t1c=5
+        brats-seg predict incoming -o predictions --watch 30
         brats-seg predict --t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model
     """
     from brats_seg.inference.settings import prediction_settings
@@ -97,12 +100,12 @@ def predict(
     single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
     for_dicom = {"--series": series, "--identifiers": identifiers}
-    _check_options([name for name, value in for_dicom.items() if value], data or [], single)
+    given = [name for name, value in for_dicom.items() if value and watch is None]
+    _check_options(given, data or [], single)
     check_writable(output)
     with importing():
-        from brats_seg.inference.batch import find_scans, predict_folder
+        from brats_seg.inference.batch import predict_folder
 
-    cases = find_scans(single or data or [], output, options, track=tracked)
     done: list[CaseOutcome] = []
 
     def on_case(outcome: "CaseOutcome") -> None:
@@ -110,23 +113,44 @@ def predict(
         emit(outcome.record)
         print_outcome(outcome)
 
+    cases = _find(single or data or [], output, options, watch)
     try:
         outcome = predict_folder(
             cases, model or (), output, settings, workers=n_workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
+        # watching has no other end
+        every = f" of {len(cases)}" if isinstance(cases, Sequence) else ""
         print(
-            f"interrupted after {len(done)} of {len(cases)} cases. Results are in {output}; the same "
-            f"command continues with the other cases:\n    {command_again()}",
+            f"interrupted after {len(done)}{every} cases. Results are in {output}; the same command "
+            f"continues with the other cases:\n    {command_again()}",
             file=sys.stderr,
         )
-        return 128 + signal.SIGINT
+        return 128 + signal.SIGINT if every else 0
     for remark in outcome.remarks:
         print(remark if convention else f"{remark}; --convention chooses another")
     predicted, skipped, failed = outcome.n_predicted, outcome.n_skipped, len(outcome.failures)
     print(f"{predicted} predicted, {skipped} finished before, {failed} failed.", end=" ")
     print(f"Results and tables are in {output}. Research use only.")
     return int(failed > 0)
+
+
+def _find(
+    given: "Sequence[Path] | Sequence[Case]",
+    output: Path,
+    options: "ScanOptions",
+    watch: float | None,
+) -> "Sequence[Case] | Iterator[Sequence[Case]]":
+    """Return the cases, or an iterator over those that arrive."""
+    from brats_seg.inference.batch import find_scans, watched_scans
+
+    if watch is None:
+        return find_scans(given, output, options, track=tracked)
+    folders = [one for one in given if isinstance(one, Path) and one.is_dir()]
+    if len(folders) != 1 or len(given) != 1:
+        msg = "--watch takes one folder, no table of paths and no files"
+        raise UsageError(msg)
+    return watched_scans(folders[0], output, options, quiet_s=watch)
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -10,11 +10,11 @@ problem that says so, unless they are prepared (`dicom.preprocess`).
 import logging
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brats_seg.cases import nifti
 from brats_seg.cases.case import Case
@@ -24,7 +24,7 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, Source
-from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
+from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies, is_cut_off
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
@@ -47,16 +47,23 @@ DEFAULT_OPTIONS = ScanOptions()
 
 
 def cases_of_dicom(
-    root: Path, scans: Path, options: ScanOptions = DEFAULT_OPTIONS, *, track: Track = untracked
+    root: Path, scans: Path, options: ScanOptions = DEFAULT_OPTIONS, **choices: Any
 ) -> tuple[Case, ...]:
     """Convert the examinations below a folder; one that cannot be used is a case with a problem."""
-    return tuple(one.case for one in convert_studies(root, scans, options, track=track))
+    return tuple(one.case for one in convert_studies(root, scans, options, **choices))
 
 
 def convert_studies(
-    root: Path, scans: Path, options: ScanOptions = DEFAULT_OPTIONS, *, track: Track = untracked
+    root: Path,
+    scans: Path,
+    options: ScanOptions = DEFAULT_OPTIONS,
+    *,
+    is_ready: Callable[[Iterable[Path]], bool] | None = None,
+    track: Track = untracked,
 ) -> tuple[Conversion, ...]:
-    """Convert the examinations below a folder to `scans`, and return their series and cases.
+    """Convert the examinations below a folder whose files are ready to `scans`.
+
+    Returned are their series and cases.
 
     Raises:
         UsageError: The folder holds no DICOM images.
@@ -71,6 +78,7 @@ def convert_studies(
     studies = [
         replace(study, series=sort_series(study.series, options.series))
         for study in find_studies(root, with_identifiers=options.with_identifiers)
+        if not is_ready or is_ready(path for series in study.series for path in series.files)
     ]
     for study in studies:
         for series in study.series:
@@ -148,6 +156,9 @@ def _volume(series: Series, case_id: str) -> Volume:
         done = preprocess.run(command, output, _CONVERSION_TIMEOUT_S)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
+            if cut_off := [path.name for path in series.files if is_cut_off(path)]:
+                found, next_step = f"files cut off: {some_of(cut_off)}", "Export it again."
+                raise CaseError(case_id, str(series), found, "whole files", next_step)
             n_volumes = counted(len(volumes), "volume")
             problem = f"exit status {done.returncode} of dcm2niix and {n_volumes}"
             next_step = (

@@ -1,14 +1,14 @@
 """Write a label map as a DICOM segmentation of the series of t1c that it was predicted from.
 
-The voxels of the segmentation are those of the series: each takes the label at its position, the
-nearest one where the label map has another grid. Each tissue is a segment with a coded name. The
-patient's name and number are written only if the user asked for them; the UIDs of the examination
-are, because without them the segmentation refers to no images.
+Report and structure set are written beside it. The voxels of the segmentation are those of the series:
+each takes the label at its position, the nearest one where the label map has another grid. Each tissue
+is a segment with a coded name. The patient's name and number are written only if the user asked for
+them; the UIDs of the examination are, because without them the segmentation refers to no images.
 """
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import map_coordinates
 
-from brats_seg.cases.nifti import Geometry
+from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.dicom import series
 from brats_seg.dicom.preprocess import Source
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
-from brats_seg.labels import LabelConvention, LabelMap
+from brats_seg.labels import LabelConvention, LabelMap, regions_of
 
 REFERENCE = "t1c"
 """Modality whose series a segmentation belongs to."""
@@ -60,34 +60,48 @@ _SERIES_OFFSET = 1000
 
 
 def write_segmentation(
-    path: Path,
+    paths: Sequence[Path],
     label_map: LabelMap,
     geometry: Geometry,
     convention: LabelConvention,
     source: Source,
     remark: str = "",
 ) -> str:
-    """Write a label map (X, Y, Z), on the grid `geometry`, as a DICOM segmentation.
+    """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.
 
     The remark of its networks is a parameter of the algorithm, and begins in the name of the series. Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
     `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
+    # matplotlib takes long to import
+    from brats_seg.dicom.report import structure_set, structured_report
+
     files = source.series[REFERENCE].files
-    for modality, labels, grid in source.on_native_grids(path.stem, label_map, geometry):
+    for modality, labels, grid in source.on_native_grids(paths[0].stem, label_map, geometry):
         if modality == REFERENCE:
             label_map, geometry = labels, grid
     try:
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
-            on_images = _label_map_on(images, label_map, geometry)
-            segmentation = _segmentation(images, on_images, convention, remark)
+            slices = list(_slices(images))
+            on_images = _label_map_on(images[0], slices, label_map, geometry)
+            # an equal label map gets the same UIDs, so that an archive stores it once
+            digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
+            about = [_about(images[0], digest, index, remark) for index in range(len(paths))]
+            volume = Volume(array=label_map, geometry=geometry, file=paths[0].name)
+            segmentation = _segmentation(images, on_images, convention, remark, about[0])
+            written = (
+                segmentation,
+                structured_report(segmentation, volume, convention, about[1]),
+                structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
+            )
     except series.HEADER_ERRORS as error:
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
         return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"
-    with whole_file(path) as temporary:
-        segmentation.save_as(temporary)
+    for path, dataset in zip(paths, written, strict=True):
+        with whole_file(path) as temporary:
+            dataset.save_as(temporary)
     return ""
 
 
@@ -102,27 +116,40 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
     return header
 
 
+def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64]]]:
+    """Yield the reference to each slice, and the matrix from its pixels (column, row, 1) to mm."""
+    from brats_seg.dicom.report import item
+
+    for image in images:
+        frames = series.frames_of(image)
+        for number, frame in enumerate(frames, start=1):
+            directions, position = series.plane_of(frame)
+            row_mm, column_mm = map(float, frame["PixelSpacing"])
+            to_mm = [directions[0] * column_mm, directions[1] * row_mm, position]
+            reference = item(ReferencedSOPClassUID=image.SOPClassUID)
+            reference.ReferencedSOPInstanceUID = image.SOPInstanceUID
+            if len(frames) > 1:
+                reference.ReferencedFrameNumber = number
+            yield reference, np.stack(to_mm, axis=1)
+
+
 def _label_map_on(
-    images: Sequence[Any], label_map: LabelMap, geometry: Geometry
+    image: Any, slices: Sequence[tuple[Any, Any]], label_map: LabelMap, geometry: Geometry
 ) -> npt.NDArray[np.uint8]:
     """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
 
     Pixels take the nearest label; outside of the label map it is 0.
     """
     to_voxel = np.linalg.inv(geometry.affine)
-    rows, columns = np.indices((images[0].Rows, images[0].Columns))
+    rows, columns = np.indices((image.Rows, image.Columns))
     pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
-    slices = []
-    for frame in (frame for image in images for frame in series.frames_of(image)):
-        directions, position = series.plane_of(frame)
-        row_mm, column_mm = map(float, frame["PixelSpacing"])
-        # from (column, row, 1) of a pixel to its voxel
-        step = np.stack([directions[0] * column_mm, directions[1] * row_mm, position], axis=1)
-        transform = to_voxel[:3, :3] @ (_TO_DICOM @ step)
+    labelled = []
+    for _, to_mm in slices:
+        transform = to_voxel[:3, :3] @ (_TO_DICOM @ to_mm)
         transform[:, 2] += to_voxel[:3, 3]
         labels = map_coordinates(label_map, np.rint(transform @ pixels), order=0)
-        slices.append(labels.reshape(rows.shape))
-    return np.stack(slices)
+        labelled.append(labels.reshape(rows.shape))
+    return np.stack(labelled)
 
 
 def _segmentation(
@@ -130,10 +157,12 @@ def _segmentation(
     on_images: npt.NDArray[np.uint8],
     convention: LabelConvention,
     remark: str,
+    about: Mapping[str, Any],
 ) -> Any:
     """Return a `highdicom.seg.Segmentation` with a segment for each tissue of the convention."""
     try:
         from highdicom import AlgorithmIdentificationSequence
+        from highdicom.color import CIELabColor
         from highdicom.seg import Segmentation, SegmentDescription
     except ImportError:
         msg = f"a DICOM segmentation needs highdicom: {series.INSTALL_DICOM}"
@@ -141,14 +170,16 @@ def _segmentation(
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    ours = version("brats_seg")
+    from brats_seg.figures.cases import tissue_colours
+
     algorithm = AlgorithmIdentificationSequence(
         name="brats_seg",
-        version=ours,
+        version=version("brats_seg"),
         family=codes.DCM.ArtificialIntelligence,
         parameters={"remark": remark} if remark else None,
     )
     values, names = sorted(convention.painted), dict(convention.meanings)
+    colours = tissue_colours(convention)
     descriptions = [
         SegmentDescription(
             segment_number=number,
@@ -158,38 +189,44 @@ def _segmentation(
             algorithm_type="AUTOMATIC",
             algorithm_identification=algorithm,
             anatomic_regions=[Code(*_BRAIN)],
+            display_color=CIELabColor.from_rgb(*bytes.fromhex(colours[value].removeprefix("#"))),
         )
-        for number, (label, code) in enumerate(
-            (_TISSUES[names[value]] for value in values), start=1
-        )
+        for number, value in enumerate(values, start=1)
+        for label, code in [_TISSUES[names[value]]]
     ]
     masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
-    series_uid = images[0].SeriesInstanceUID
     return Segmentation(
         source_images=images,
         pixel_array=masks,
         segmentation_type="BINARY",
         segment_descriptions=descriptions,
-        # an equal label map gets the same UIDs, so that an archive stores it once
-        series_instance_uid=_uid(series_uid, "series"),
-        sop_instance_uid=_uid(series_uid, hashlib.sha256(masks.tobytes()).hexdigest()),
-        series_number=int(images[0].get("SeriesNumber") or 0) + _SERIES_OFFSET,
-        instance_number=1,
-        manufacturer="brats_seg",
-        manufacturer_model_name="brats_seg",
-        software_versions=ours,
-        device_serial_number="0",
         content_creator_name="brats_seg",
         content_label="TUMOUR",
         content_description="Brain tumour, research use only",
-        # an element of 64 characters
-        series_description=shorten(
-            f"brats_seg (research use only) {remark}", 64, placeholder="..."
-        ),
+        **about,
     )
 
 
-def _uid(*parts: str) -> str:
+def _about(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
+    """Return what the objects of a series have in common: segmentation (index 0), report, structure set."""
+    series_uid = image.SeriesInstanceUID
+    return {
+        "series_instance_uid": _uid(series_uid, "series", index),
+        "sop_instance_uid": _uid(series_uid, digest, index),
+        "series_number": int(image.get("SeriesNumber") or 0) + _SERIES_OFFSET + index,
+        "instance_number": 1,
+        "manufacturer": "brats_seg",
+        "manufacturer_model_name": "brats_seg",
+        "software_versions": version("brats_seg"),
+        "device_serial_number": "0",
+        # an element of 64 characters
+        "series_description": shorten(
+            f"brats_seg (research use only) {remark}", 64, placeholder="..."
+        ),
+    }
+
+
+def _uid(*parts: object) -> str:
     """Return a UID that is the same for the same texts."""
     from pydicom.uid import generate_uid
 

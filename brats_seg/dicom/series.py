@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.layouts import LONGEST_ID, walk_folders
-from brats_seg.errors import EnvironmentalError, UsageError, counted, printable
+from brats_seg.errors import EnvironmentalError, UsageError, counted, printable, some_of
 from brats_seg.files import check_regular
 from brats_seg.voxels.grids import Spacing
 
@@ -232,24 +232,38 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
         return None
 
 
+def is_cut_off(path: Path) -> bool:
+    """Return whether a DICOM file ends before its pixels do."""
+    import pydicom
+    from pydicom.pixels.utils import get_expected_length
+
+    try:
+        # pydicom warns with values that may identify the patient
+        with warnings.catch_warnings(action="ignore"):
+            image = pydicom.dcmread(path)
+            is_packed = image.file_meta.TransferSyntaxUID.is_compressed
+            return not is_packed and len(image.PixelData) < get_expected_length(image)
+    except HEADER_ERRORS:
+        return True
+
+
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
-    n_damaged = 0
+    damaged = list[str]()
     for path in (root / one.path / name for one in walk_folders(root) for name in one.others):
         try:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):
                 frames = _read(path)
         except HEADER_ERRORS:
-            n_damaged += 1
+            damaged.append(printable(path.name))
             continue
         for index, image in enumerate(frames):
             uid = f"{image.text('SOPInstanceUID')}.{index}"
             images[image.text("StudyInstanceUID"), image.patient].setdefault(uid, image)
-    if n_damaged:
-        damaged = counted(n_damaged, "file")
-        log.warning("%s: %s could not be read as DICOM and left out", root, damaged)
+    if damaged:
+        log.warning("%s: cut off or damaged, and left out: %s", root, some_of(damaged))
     return {key: list(group.values()) for key, group in images.items()}
 
 
@@ -308,7 +322,8 @@ def _study_folders(
     highest: dict[_StudyKey, Path | None] = {}
     for key, group in images.items():
         common = _common_folder(group)
-        inside = [one for one in (common, *common.parents) if one.is_relative_to(root)]
+        # not the root itself, whose name others share as soon as they are beside it
+        inside = [one for one in (common, *common.parents) if one == common or root in one.parents]
         highest[key] = next((one for one in reversed(inside) if n_studies[one] == 1), None)
     return highest
 
@@ -339,7 +354,7 @@ def _series(images: Sequence[_Image]) -> Series:
         files, spacing_mm, problem = _ordered(images)
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
-        problem = "its headers do not say where its slices lie, or how large its pixels are"
+        problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
     names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
     return Series(

@@ -3,7 +3,7 @@
 The next case is read while one is predicted and the previous one is written. An error of a case ends
 that case only; an error of the machine or of the command ends the batch. Workers take cases one by
 one; when one dies, its case is predicted again. All machines of a cluster must see the same files
-under the same paths.
+under the same paths. A folder that is watched is predicted in one batch after another.
 """
 
 import asyncio
@@ -33,10 +33,12 @@ import torch
 
 from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
+from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
 from brats_seg.cases.nifti import write_volume
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
+from brats_seg.files import state_of
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction, Predictor
@@ -79,11 +81,11 @@ class CaseOutcome:
 class BatchOutcome:
     """Result of a batch."""
 
-    predicted: tuple[str, ...]
+    predicted: tuple[str, ...] = ()
     """Ids of the cases that were predicted now."""
-    n_skipped: int
+    n_skipped: int = 0
     """Cases that an earlier batch had finished."""
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...] = ()
     remarks: tuple[str, ...] = ()
     """Sentences about label conventions that were not those of the scans."""
 
@@ -98,7 +100,7 @@ def _ignore(outcome: CaseOutcome) -> None:
 
 
 def predict_folder(
-    inputs: Sequence[Path] | Sequence[Case],
+    inputs: Sequence[Path] | Sequence[Case] | Iterator[Sequence[Case]],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
@@ -113,7 +115,8 @@ def predict_folder(
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases.
+        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases;
+            or batches of cases, such as `watched_scans` yields.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged. None
             are given for the network that the package carries.
         output: Folder to write to.
@@ -131,27 +134,80 @@ def predict_folder(
     Example:
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
-    cases = find_scans(inputs, output, track=track)
-    folder = results.OutputFolder(output)
-    check_apart(cases, folder)
-    results.check_names(settings.layout, [case.case_id for case in cases])
+    folder, done = results.OutputFolder(output), BatchOutcome()
+    batches: Iterable[Sequence[Case]]
+    batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
     check_machine(output)
     predictor = Predictor.load(models, settings)
     with folder.opened():
-        if workers is None:
-            work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-            outcomes = local_outcomes(cases, work)
-        else:
-            job = Job(
-                model_paths=tuple(path.absolute() for path in models),
-                fingerprint=predictor.model.fingerprint,
-                settings=settings,
-                output_path=output.absolute(),
-                trusted=TRUSTED.get(),
+        for cases in batches:
+            taken = {case.case_id: case for case in cases}
+            results.check_names(settings.layout, taken)
+            if workers is None:
+                work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+                outcomes = local_outcomes(cases, work)
+            else:
+                job = Job(
+                    model_paths=tuple(path.absolute() for path in models),
+                    fingerprint=predictor.model.fingerprint,
+                    settings=settings,
+                    output_path=output.absolute(),
+                    trusted=TRUSTED.get(),
+                )
+                outcomes = shared_outcomes(cases, job, workers)
+            known = [one for one in done.failures if one.case_id not in taken]
+            done = finish_batch(
+                outcomes, folder, len(cases), failures=known, on_case=on_case, track=track
             )
-            outcomes = shared_outcomes(cases, job, workers)
-        done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
-        return write_pages(done, cases, folder, track) if settings.report else done
+            done = write_pages(done, cases, folder, track) if settings.report else done
+    return done
+
+
+def watched_scans(
+    root: Path, output: Path, options: Any = None, *, quiet_s: float
+) -> Iterator[tuple[Case, ...]]:
+    """Yield the cases of a folder as they arrive, for `predict_folder`, without an end.
+
+    A case is taken when none of its files has changed between two looks at the folder, and again when
+    one has changed later.
+
+    Args:
+        root: Folder that scans of any layout, or DICOM files, are written to.
+        output: Folder of the results.
+        options: Choices about scans, a `dicom.preprocess.ScanOptions`.
+        quiet_s: Seconds between two looks.
+    """
+    root, taken = root.absolute(), dict[int, int]()
+    looks: list[dict[Path, str]] = [{}, {}, {}]
+
+    def is_ready(paths: Iterable[Path]) -> bool:
+        watched = {path: looks[-1][path] for path in paths if path in looks[-1]}
+        key, state = hash(frozenset(watched)), hash(frozenset(watched.items()))
+        is_new = watched.items() <= looks[-2].items() and taken.get(key) != state
+        if is_new:
+            taken[key] = state
+        # converted files are not in the folder: their examination was ready
+        return is_new or not watched
+
+    log.info("watching %s: cases are taken after %g s without a change; Ctrl-C ends", root, quiet_s)
+    while True:
+        paths = (
+            root / folder.path / name
+            for folder in walk_folders(root)
+            for name in (*(scan.path.name for scan in folder.scans), *folder.others)
+        )
+        looks[:] = *looks[1:], {path: state_of(path) for path in paths}
+        cases: tuple[Case, ...] = ()
+        if not looks[0] == looks[1] == looks[2]:
+            try:
+                cases = find_scans([root], output, options, is_ready=is_ready)
+            except (LayoutError, UsageError) as error:
+                # files that are still arriving need not be a case
+                if looks[1] == looks[2]:
+                    log.warning("%s", error)
+        if cases:
+            yield cases
+        time.sleep(quiet_s)
 
 
 def find_scans(
@@ -159,9 +215,10 @@ def find_scans(
     output: Path,
     options: Any = None,
     *,
+    is_ready: Callable[[Iterable[Path]], bool] | None = None,
     track: Track = untracked,
 ) -> tuple[Case, ...]:
-    """Return the cases that are given, or those in folders and tables.
+    """Return the cases that are given, or those in folders and tables, whose files are ready.
 
     DICOM files are converted into the output folder, and scans prepared, by options of
     `dicom.preprocess.ScanOptions`.
@@ -170,10 +227,14 @@ def find_scans(
     scans = output / results.SCANS_NAME
     if wing is not None:
         options = options or wing.DEFAULT_OPTIONS
-        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
+        convert = partial(
+            wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
+        )
     cases = tuple(one for one in inputs if isinstance(one, Case))
     paths = [one for one in inputs if isinstance(one, Path)]
     cases = cases or find_inputs(paths, of_dicom=convert)
+    check_apart(cases, results.OutputFolder(output))
+    cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
     if wing is None or not options.preprocess:
         return cases
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
@@ -198,13 +259,17 @@ def finish_batch(
     output: results.OutputFolder,
     n_cases: int,
     *,
+    failures: Iterable[Failure] = (),
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
-    """Collect the outcomes of a batch as they arrive, and write its tables, also after an error."""
+    """Collect the outcomes of a batch as they arrive, and write its tables, also after an error.
+
+    Failures of earlier batches are listed with those of this one.
+    """
     done: list[results.Record] = []
     predicted: list[str] = []
-    failures: list[Failure] = []
+    failures = list(failures)
     try:
         # closing finishes the cases that have been started
         with closing(outcomes):
@@ -321,11 +386,11 @@ class CaseWork:
                 written += (f"{results.NATIVE_NAME}/{read.case_id}_{name}.nii.gz",)
                 write_volume(self.output.path / written[-1], *native)
             if read.source.series:
-                path = self.output.path / names.segmentation
+                paths = [self.output.path / name for name in names.dicom]
                 remark = wing.write_segmentation(
-                    path, label_map, grid, prediction.convention, read.source, summary.remark
+                    paths, label_map, grid, prediction.convention, read.source, summary.remark
                 )
-                written += () if remark else (names.segmentation,)
+                written += () if remark else names.dicom
         written += self.output.write_case(read.scan, prediction, model.settings)
         entries = {
             **dict(summary),

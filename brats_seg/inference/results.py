@@ -104,8 +104,8 @@ class ResultFiles:
     """One for each region."""
     uncertainty: str
     preview: str
-    segmentation: str
-    """DICOM segmentation, of a case that was converted from DICOM."""
+    dicom: tuple[str, ...]
+    """Segmentation, report and structure set of a case that was converted from DICOM."""
 
 
 def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention) -> ResultFiles:
@@ -130,7 +130,7 @@ def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention
         ),
         uncertainty=f"{entropy}.nii.gz",
         preview=f"previews/{case_id}.png",
-        segmentation=f"{labels}.dcm",
+        dicom=tuple(f"{labels}{end}.dcm" for end in ("", "-report", "-structures")),
     )
 
 

@@ -144,11 +144,11 @@ def placed_prediction(
 def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
     """Yield the place, the limits and the lines of each panel, which the page needs to answer the pointer."""
     for axes in figure.axes:
-        lines = {
-            str(line.get_label()): np.asarray(line.get_xydata()).tolist()
+        lines = [
+            (str(line.get_label()), np.asarray(line.get_xydata()).tolist())
             for line in axes.lines
             if not str(line.get_label()).startswith("_")
-        }
+        ]
         box = axes.get_position()
         yield {
             "title": axes.get_ylabel(),

@@ -103,7 +103,7 @@ class CaseViewer {
     const canvas = panel.querySelector("canvas"), { low, high } = this.limits(panel.dataset.panel);
     const nv = new niivue.Niivue({
       backColor: [0, 0, 0, 1], crosshairColor: [0.2, 0.9, 0.4, 0.7], show3Dcrosshair: true,
-      crosshairWidth: 0.3, crosshairWidthUnit: "percent", crosshairGap: 5,
+      crosshairWidth: 0.5, crosshairWidthUnit: "percent", crosshairGap: 5,
       multiplanarPadPixels: 12, multiplanarLayout: niivue.MULTIPLANAR_TYPE.GRID,
       multiplanarShowRender: niivue.SHOW_RENDER.ALWAYS,
       fontColor: [1, 1, 1, 1], showAllOrientationMarkers: true, measureTextColor: [1, 1, 1, 1],
