@@ -14,6 +14,7 @@ each benchmark with a line that says so.
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,13 @@ ONE_THREAD = {
     "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS": "1",
 }
 """Variables by which the programs that are compared compute with one thread."""
+KINDS = {
+    "amx_bf16": "AMX",
+    "avx512_bf16": "AVX-512 with bf16",
+    "avx512_f": "AVX-512",
+    "avx2": "AVX2",
+}
+"""Kinds of processors by what torch reports of them, the fastest first; each has a page of its own."""
 PACKAGES = (
     *("torch", "monai", "nnunetv2", "dynamic-network-architectures", "batchgeneratorsv2"),
     *("mist-medical", "brats-evaluation", "panoptica", "nibabel", "SimpleITK", "deflate"),
@@ -103,7 +111,8 @@ def main() -> None:
         print(page)
     else:
         output = arguments.output or RESULTS
-        output.write_text(page, encoding="utf-8")
+        before = output.read_text(encoding="utf-8") if output.exists() else ""
+        output.write_text(with_page(page, before), encoding="utf-8")
         print(f"results: {output}")
     sys.exit(any(outcome.failure for outcome in outcomes))
 
@@ -150,7 +159,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
     """Return the page of results, in Markdown."""
     return "\n".join(
         [
-            "# Results of the benchmarks",
+            f"# Results of the benchmarks on a CPU with {kind_of_cpu()}",
             "",
             f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. [NOTES.md](NOTES.md) says why rows "
             "fall short, and what was tried.",
@@ -171,6 +180,19 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
             "",
         ]
     )
+
+
+def kind_of_cpu() -> str:
+    """Return the widest instructions of the processor that torch finds."""
+    found = torch.cpu.get_capabilities()
+    return next((kind for flag, kind in KINDS.items() if found.get(flag)), platform.machine())
+
+
+def with_page(page: str, before: str) -> str:
+    """Return the pages of all kinds of CPU, with that of this kind replaced or added."""
+    pages = [text.rstrip() for text in re.split(r"^(?=# )", before, flags=re.MULTILINE) if text]
+    by_title = {text.partition("\n")[0]: text for text in (*pages, page.rstrip())}
+    return "\n\n".join(by_title.values()) + "\n"
 
 
 def _machine_lines() -> Iterator[str]:

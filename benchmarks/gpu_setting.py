@@ -12,7 +12,8 @@ from brats_seg.cases.folds import Split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample
-from brats_seg.runtime.device import Device, native_dtype
+from brats_seg.errors import BratsError
+from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.training import optimisation
 from brats_seg.training.certificate import phantom_patches
@@ -141,6 +142,11 @@ def setting_of(device_name: str, *, tiny: bool) -> Setting:
     device = torch.device(device_name)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", 0)
+    try:
+        choose_device(str(device), "fp32")
+    except BratsError as error:
+        msg = f"{error} --tiny, which tests the program"
+        raise SystemExit(msg) from None
     return Setting(device=device, **(TINY if tiny else {}))
 
 

@@ -75,6 +75,23 @@ def test_a_goal_that_is_missed_and_a_benchmark_that_fails_are_named(
     assert "**It failed with exit code 3.**" in text
 
 
+def test_each_kind_of_cpu_keeps_its_page(
+    benchmarks: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = ""
+    for flags, number in (
+        ({"avx2": True, "amx_bf16": True}, 1),
+        ({"avx2": True}, 2),
+        ({"avx2": 1}, 3),
+    ):
+        monkeypatch.setattr(benchmarks.torch.cpu, "get_capabilities", lambda flags=flags: flags)
+        pages = benchmarks.with_page(
+            f"# On {benchmarks.kind_of_cpu()}\n\n## Step\n{number}\n", pages
+        )
+
+    assert pages == "# On AMX\n\n## Step\n1\n\n# On AVX2\n\n## Step\n3\n"
+
+
 @pytest.mark.slow
 def test_every_part_of_the_benchmark_of_gpus_runs_on_the_cpu(tmp_path: Path) -> None:
     found = tmp_path / "found.json"

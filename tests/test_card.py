@@ -1,4 +1,4 @@
-"""Test what a GPU computes without one; what no test without a GPU can see is in docs/how-it-works.md."""
+"""Test what a GPU computes without one; its kernels, speed and memory are not seen."""
 
 import sys
 
