@@ -98,9 +98,9 @@ class Doubles:
         self.run = preprocess.run
         self.fails_on = ""
 
-    def __call__(self, command: Sequence[str], folder: Path, timeout_s: float = 0) -> Any:
+    def __call__(self, command: Sequence[str], folder: Path) -> Any:
         if command[0] != sys.executable:
-            return self.run(command, folder, timeout_s)
+            return self.run(command, folder)
         program = "deepbet" if "deepbet" in command[2] else "greedy"
         self.calls.append(program)
         if program == self.fails_on:
@@ -133,7 +133,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> Doubles:
 
 def prepared(root: Path) -> tuple[Case, ...]:
     """Prepare the cases in a folder in the atlas beside it."""
-    options = ScanOptions(preprocess=True, atlas=str(root / "atlas.nii.gz"))
+    options = ScanOptions(atlas=str(root / "atlas.nii.gz"))
     return prepare_cases(find_inputs([root / "native"]), root / "ready", options)
 
 
@@ -216,19 +216,12 @@ def test_scans_without_skull_keep_every_voxel_of_the_brain(
 def test_what_is_missing_is_named_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HD-BET would fetch its weights."""
-    monkeypatch.setenv("HOME", str(tmp_path))
     write_head(tmp_path / "native")
     install = r"pip install 'brats_seg\[preprocess\]'"
     monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentalError, match=f"picsl_greedy and deepbet: {install}"):
         prepared(tmp_path)
     monkeypatch.setattr(preprocess, "find_spec", lambda name: name)
-    weights = (
-        f"needs the weights of HD-BET in {tmp_path / preprocess.WEIGHTS}, which are not fetched"
-    )
-    with pytest.raises(EnvironmentalError, match=weights):
-        preprocess.check_tools(ScanOptions(brain="hd-bet"))
     large = np.zeros((160, 160, 160), np.int16)
     large[5:-5, 5:-5, 5:-5] = 1 + np.arange(150)
     write_nifti(tmp_path / "atlas.nii.gz", large, np.eye(4))
@@ -333,7 +326,7 @@ def test_the_programs_find_the_brain_of_a_head_and_undo_its_motion(tmp_path: Pat
         scan = ndimage.affine_transform(head, matrix, output_shape=shape, order=1)
         write_nifti(tmp_path / f"native/me/me_{name}.nii.gz", scan.astype(np.int16), affine)
     cases = find_inputs([tmp_path / "native"])
-    (case,) = prepare_cases(cases, tmp_path / "ready", ScanOptions(preprocess=True))
+    (case,) = prepare_cases(cases, tmp_path / "ready", ScanOptions(atlas="sri24"))
     assert case.usable, case.problems
     source = read_source(case.root / case.folder)
     assert source is not None

@@ -54,7 +54,6 @@ def predict(
     identifiers: bool = False,
     preprocess: bool = False,
     atlas: str | None = None,
-    brain: str | None = None,
 ) -> int:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -92,9 +91,7 @@ def predict(
     options = ScanOptions(
         series=parse_overrides(series or []),
         with_identifiers=identifiers,
-        preprocess=preprocess or atlas is not None or brain is not None,
-        atlas=atlas or "sri24",
-        brain=brain or "deepbet",
+        atlas=atlas or ("sri24" if preprocess else ""),
     )
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(data or [], files, case)
@@ -136,10 +133,7 @@ def predict(
 
 
 def _find(
-    given: "Sequence[Path] | Sequence[Case]",
-    output: Path,
-    options: "ScanOptions",
-    watch: float | None,
+    given: "Sequence[Path | Case]", output: Path, options: "ScanOptions", watch: float | None
 ) -> "Sequence[Case] | Iterator[Sequence[Case]]":
     """Return the cases, or an iterator over those that arrive."""
     from brats_seg.inference.batch import find_scans, watched_scans

@@ -13,27 +13,24 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from brats_seg.cases import nifti
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import single_input
-from brats_seg.cases.many import map_cases
 from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, Source
-from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies, is_cut_off
+from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
-
-_CONVERSION_TIMEOUT_S = 600
-"""Longest time of dcm2niix, which takes a few seconds for a series."""
 
 
 class Conversion(NamedTuple):
@@ -73,8 +70,8 @@ def convert_studies(
     if not _converter():
         msg = f"converting DICOM needs dcm2niix, which is not installed: {INSTALL_DICOM}"
         raise EnvironmentalError(msg)
-    if options.preprocess:
-        preprocess.check_tools(options)
+    if options.atlas:
+        preprocess.check_tools()
     studies = [
         replace(study, series=sort_series(study.series, options.series))
         for study in find_studies(root, with_identifiers=options.with_identifiers)
@@ -85,12 +82,8 @@ def convert_studies(
             line = f"{series.modality or 'not used'}: {series}, {series.reason}"
             log.info("%s: %s", study.case_id, line)
     convert = partial(_converted, scans=scans, options=options)
-    done = map_cases(convert, studies, "converting DICOM", track=track)
-    cases = {case.case_id: case for case in done.results}
-    for failure in done.failures:
-        unusable = Case.named(failure.case_id, {})
-        cases[failure.case_id] = replace(unusable, problems=(failure.message,))
-    return tuple(Conversion(study, cases[study.case_id]) for study in studies)
+    cases = preprocess.make_cases(convert, studies, "converting DICOM", track)
+    return tuple(map(Conversion, studies, cases))
 
 
 def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
@@ -99,16 +92,13 @@ def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
     folder = scans / study.case_id
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
     series = {one.modality: one for one in study.series if one.modality}
-    identifiers = options.with_identifiers
-    of_series = [path for one in series.values() for path in one.files]
-    key = preprocess.hash_of_files(
-        of_series, identifiers, {name: len(one.files) for name, one in series.items()}
-    )
-    wanted = Source(key=key, series=series, with_identifiers=identifiers)
+    slices = [series[name].files for name in MODALITIES]
+    key = preprocess.hash_of_files(chain(*slices), options.with_identifiers, slices)
+    wanted = Source(key=key, series=series, with_identifiers=options.with_identifiers)
     source = preprocess.read_source(folder)
     if source is None or source.key != wanted.key or not all(map(Path.exists, files.values())):
         source = _convert(study.case_id, wanted, files)
-    if source.unready and not options.preprocess:
+    if source.unready and not options.atlas:
         found = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
         next_step = "Prepare the converted files with other programs, or add --preprocess."
@@ -153,17 +143,11 @@ def _volume(series: Series, case_id: str) -> Volume:
         # without the settings of the user; what it prints may name the patient
         options = "-g i -b n -z n -x i -w 1 -f scan -o"
         command = [_converter(), *options.split(), str(output), str(slices)]
-        done = preprocess.run(command, output, _CONVERSION_TIMEOUT_S)
+        done = preprocess.run(command, output)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
-            if cut_off := [path.name for path in series.files if is_cut_off(path)]:
-                found, next_step = f"files cut off: {some_of(cut_off)}", "Export it again."
-                raise CaseError(case_id, str(series), found, "whole files", next_step)
-            n_volumes = counted(len(volumes), "volume")
-            problem = f"exit status {done.returncode} of dcm2niix and {n_volumes}"
-            next_step = (
-                "Convert it with dcm2niix and look at what it prints, or name another series."
-            )
+            problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"
+            next_step = "Export it again, as files may be cut off, or name another series."
             raise CaseError(case_id, str(series), problem, "one volume", next_step)
         return nifti.read_volume(volumes[0], case_id=case_id)
 

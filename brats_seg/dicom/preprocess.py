@@ -1,21 +1,19 @@
 """Prepare scans as the scanner made them, and bring label maps back to their grids.
 
 greedy registers the modalities to t1c, and the brain of t1c to an atlas (rigid, normalised mutual
-information); deepbet or HD-BET finds the brain. Voxels are interpolated once, from the file to the grid
-of the atlas. Nothing is fetched: HD-BET is not started before its weights are there.
+information); deepbet finds the brain, with weights that it carries. Voxels are interpolated once, from
+the file to the grid of the atlas.
 
 FOLDER/CASE/CASE-t1n.nii.gz, -t1c, -t2w, -t2f   the brain at 1 mm, on the grid of the atlas
 FOLDER/CASE/source.json, steps.png              how it was made, and a picture of each step
 """
 
 import hashlib
-import logging
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -33,19 +31,16 @@ from brats_seg import wings
 from brats_seg.cases import nifti
 from brats_seg.cases.anatomy import template_at
 from brats_seg.cases.case import Case, ScanFile, have_one_grid
-from brats_seg.cases.many import Failure, attempt
+from brats_seg.cases.many import Failure, Item, attempt
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import write_json
-from brats_seg.inference.results import STEPS_NAME
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
 from brats_seg.voxels.grids import MM3_PER_ML, Affine, Resampling, Spacing
-
-log = logging.getLogger(__name__)
 
 Volumes: TypeAlias = dict[str, Volume]
 Atlas: TypeAlias = tuple[Volume, Geometry]
@@ -53,14 +48,12 @@ Atlas: TypeAlias = tuple[Volume, Geometry]
 
 SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
+STEPS_NAME = "steps.png"
+"""Name of the picture of how a case was prepared, beside its scans."""
 INSTALL_PREPROCESS = "pip install 'brats_seg[preprocess]'"
 """Command that installs the programs of preprocessing."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
-WEIGHTS = "hd-bet_params/release_2.0.0/fold_all/checkpoint_final.pth"
-"""File below the home folder in which HD-BET 2 keeps its weights."""
-BRAINS = ("deepbet", "hd-bet")
-"""Programs that find the brain."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
 _SRI24 = ((-1, 0, 0, 0), (0, -1, 0, 239), (0, 0, 1, 0), (0, 0, 0, 1))
 # the mean of nine cases of BraTS, registered to the template: pitched by 13.5 degrees
@@ -87,7 +80,6 @@ _DEEPBET = (
     "import deepbet; deepbet.run_bet(['head.nii.gz'], mask_paths=['brain_bet.nii.gz'], "
     "no_gpu=True, skip_broken=False)"
 )
-_HD_BET = "hd-bet -i head.nii.gz -o brain.nii.gz --save_bet_mask -device"
 _SHOWN_STEPS = ("before", "registered", "without skull")
 
 
@@ -100,19 +92,15 @@ class ScanOptions:
     with_identifiers: bool = False
     """Whether the patient's name and number are written to DICOM files, and folders that are named
     after the patient name the case."""
-    preprocess: bool = False
-    """Whether scans are registered, resampled to 1 mm and skull-stripped where they are not."""
-    atlas: str = "sri24"
-    """One of `ATLASES`, or the file of a T1 image without skull."""
-    brain: str = "deepbet"
-    """Program that finds the brain: deepbet or hd-bet."""
+    atlas: str = ""
+    """Where scans are prepared: one of `ATLASES`, or the file of a T1 image without skull; empty if
+    they are predicted as they are."""
 
 
 class Native(NamedTuple):
     """A file of the scanner, and the way to it from the prepared scan."""
 
-    file: Path
-    volume: int | None
+    scan: ScanFile
     to_native: list[list[float]]
     """Matrix (4, 4) from the millimetres of the prepared scan to those of the file."""
 
@@ -130,7 +118,7 @@ class Source(Section):
     """Reasons why converted scans are not as BraTS provides them; empty if they are."""
     natives: dict[str, Native] = Field(default_factory=dict)
     """File of each scan that was prepared."""
-    steps: tuple[str, ...] = ()
+    steps: str = ""
     """What was done to prepare them."""
 
     def on_native_grids(
@@ -138,11 +126,11 @@ class Source(Section):
     ) -> Iterator[tuple[str, LabelMap, Geometry]]:
         """Yield the nearest labels of the prepared scans on the grid of each file of the scanner."""
         for modality, native in self.natives.items():
-            own = nifti.read_geometry(native.file, case_id=case_id, volume=native.volume)
-            matrix = np.linalg.inv(np.array(native.to_native) @ grid.affine) @ own.affine
-            where = {"output_shape": own.shape, "mode": "grid-constant"}
-            labels = affine_transform(label_map, matrix, order=0, **where)
-            yield modality, labels, own
+            scan = native.scan
+            target = nifti.read_geometry(scan.path, case_id=case_id, volume=scan.volume)
+            matrix = np.linalg.inv(np.array(native.to_native) @ grid.affine) @ target.affine
+            outside = {"output_shape": target.shape, "mode": "grid-constant"}
+            yield modality, affine_transform(label_map, matrix, order=0, **outside), target
 
 
 def prepare_cases(
@@ -155,24 +143,28 @@ def prepare_cases(
         CaseError: The atlas cannot be read.
         EnvironmentalError: A program is not installed, or the folder cannot be written to.
     """
-    check_tools(options)
-    prepare = partial(
-        _prepared_case, folder=folder, options=options, atlas=load_atlas(options.atlas)
-    )
-    outcomes = map(partial(attempt, prepare), cases)
-    done = track(outcomes, what="preparing scans", total=len(cases))
+    check_tools()
+    atlas = load_atlas(options.atlas)
+    prepare = partial(_prepared_case, folder=folder, options=options, atlas=atlas)
+    return make_cases(prepare, cases, "preparing scans", track)
+
+
+def make_cases(
+    function: Callable[[Item], Case], items: Sequence[Item], what: str, track: Track
+) -> tuple[Case, ...]:
+    """Return the case that a function makes of each item; one that fails is a case with a problem."""
+    outcomes = track(map(partial(attempt, function), items), what=what, total=len(items))
     return tuple(
-        replace(case, problems=(one.message,)) if isinstance(one, Failure) else one
-        for case, one in zip(cases, done, strict=True)
+        replace(Case.named(one.case_id, {}), problems=(one.message,))
+        if isinstance(one, Failure)
+        else one
+        for one in outcomes
     )
 
 
-def check_tools(options: ScanOptions) -> None:
-    """Raise `EnvironmentalError` if a program is not installed, or has no weights."""
-    needed = ("picsl_greedy", "HD_BET" if options.brain == "hd-bet" else "deepbet")
-    missing = [name for name in needed if find_spec(name) is None]
-    if options.brain == "hd-bet" and not (Path.home() / WEIGHTS).is_file():
-        missing.append(f"the weights of HD-BET in {Path.home() / WEIGHTS}, which are not fetched")
+def check_tools() -> None:
+    """Raise `EnvironmentalError` if a program is not installed."""
+    missing = [name for name in ("picsl_greedy", "deepbet") if find_spec(name) is None]
     if missing:
         msg = f"--preprocess needs {' and '.join(missing)}: {INSTALL_PREPROCESS}"
         raise EnvironmentalError(msg)
@@ -202,39 +194,36 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
     if case.problems or source.natives:
         return case
     case_id, folder = case.case_id, folder.absolute() / case.case_id
-    paths = {name: case.path_of(case.files[name]) for name in case.modalities}
-    indices = {name: case.files[name].volume for name in paths}
+    absolute = [replace(scan, path=case.path_of(scan)) for scan in case.images]
+    scans = dict(zip(case.modalities, absolute, strict=True))
     atlas_file = [] if options.atlas in ATLASES else [Path(options.atlas)]
-    key = hash_of_files([*paths.values(), *atlas_file], options.atlas, options.brain, indices)
-    files = {name: folder / f"{case_id}-{name}.nii.gz" for name in paths}
+    key = hash_of_files([*(scan.path for scan in absolute), *atlas_file], options.atlas, scans)
+    files = {name: folder / f"{case_id}-{name}.nii.gz" for name in scans}
     prepared = read_source(folder)
     if prepared is None or prepared.key != key or not all(map(Path.exists, files.values())):
         volumes = {
-            name: nifti.read_volume(path, case_id=case_id, volume=indices[name])
-            for name, path in paths.items()
+            name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
+            for name, scan in scans.items()
         }
         if not unready_words([*volumes.values()]):
             return case
-        images, stripped, to_native, steps = register(case_id, volumes, options.brain, atlas)
+        images, stripped, to_native, steps = register(case_id, volumes, atlas)
         for name, volume in stripped.items():
             nifti.write_volume(files[name], volume.array, volume.geometry)
         _draw_steps(folder / STEPS_NAME, [volumes, images, stripped])
-        natives = {
-            name: Native(path, indices[name], to_native[name].tolist())
-            for name, path in paths.items()
-        }
+        natives = {name: Native(one, to_native[name].tolist()) for name, one in scans.items()}
         prepared = source.model_copy(update={"key": key, "natives": natives, "steps": steps})
         # after the scans: where it is, they are there
         write_json(folder / SOURCE_NAME, prepared.model_dump(mode="json"))
-    done = "; ".join(prepared.steps)
-    remark = f"prepared from the files of the scanner: look at {folder / STEPS_NAME} [{done}]"
-    scans = {name: ScanFile(path=path) for name, path in files.items()}
-    return replace(case, root=Path("/"), files=scans, remarks=(*case.remarks, remark))
+    picture = folder / STEPS_NAME
+    remark = f"prepared from the files of the scanner: look at {picture} [{prepared.steps}]"
+    ready = {name: ScanFile(path=path) for name, path in files.items()}
+    return replace(case, root=Path("/"), files=ready, remarks=(*case.remarks, remark))
 
 
 def register(
-    case_id: str, volumes: Volumes, program: str, atlas: Atlas
-) -> tuple[Volumes, Volumes, dict[str, Affine], tuple[str, ...]]:
+    case_id: str, volumes: Volumes, atlas: Atlas
+) -> tuple[Volumes, Volumes, dict[str, Affine], str]:
     """Register the modalities of a case to one of them, and its brain to an atlas.
 
     Returns the modalities on the grid of the atlas, the same without what is around the brain, the
@@ -249,16 +238,14 @@ def register(
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
         work = Path(temporary)
         fixed = _at_one_mm(volumes[reference], case_id)
-        mask, finding = _find_brain(case_id, fixed, program, work)
+        mask, finding = _find_brain(case_id, fixed, work)
         brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
         start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
         to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, work))
-        for name in volumes.keys() - {reference}:
-            to_native[name] = (
-                _rigid(case_id, fixed, volumes[name], np.eye(4), work) @ to_native[name]
-            )
-    steps = (f"registered to {reference}", finding, f"placed in {image.file}")
-    log.info("%s: %s", case_id, "; ".join(steps))
+        for name, volume in volumes.items():
+            if name != reference:
+                to_native[name] = _rigid(case_id, fixed, volume, np.eye(4), work) @ to_native[name]
+    steps = f"registered to {reference}; {finding}; placed in {image.file}"
     images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
     inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
     stripped = {name: replace(one, array=one.array * inside) for name, one in images.items()}
@@ -307,9 +294,7 @@ def load_atlas(name: str) -> Atlas:
         image = _at_one_mm(nifti.read_volume(Path(name), case_id="--atlas"), "--atlas")
         if _has_skull([image]):
             names = ", ".join(ATLASES)
-            msg = (
-                f"--atlas {name} seems to have a skull; expected {names}, or a T1 image without it"
-            )
+            msg = f"--atlas {name} seems to have a skull; expected {names}, or a T1 without it"
             raise UsageError(msg)
         return image, image.geometry
     shape, *matrices = ATLASES[name]
@@ -344,24 +329,20 @@ def _rigid(case_id: str, fixed: Volume, moving: Volume, start: Affine, folder: P
     for name, volume in (("fixed", fixed), ("moving", moving)):
         nifti.write_volume(folder / f"{name}.nii", volume.array.astype(np.float32), volume.geometry)
     np.savetxt(folder / "start.mat", start)
-    _run_on(case_id, "greedy", [sys.executable, "-c", _GREEDY, _RIGID], folder)
+    _run_on(case_id, "greedy", [_GREEDY, _RIGID], folder)
     return np.loadtxt(folder / "rigid.mat")
 
 
-def _find_brain(case_id: str, head: Volume, program: str, folder: Path) -> tuple[Mask, str]:
+def _find_brain(case_id: str, head: Volume, folder: Path) -> tuple[Mask, str]:
     """Return the mask of the brain, and how it was found."""
     nifti.write_volume(folder / "head.nii.gz", head.array, head.geometry)
-    command = [sys.executable, "-c", _DEEPBET]
-    if program == "hd-bet":
-        device = "cuda" if shutil.which("nvidia-smi") else "cpu --disable_tta"
-        command = f"{_HD_BET} {device}".split()
-    _run_on(case_id, program, command, folder)
+    _run_on(case_id, "deepbet", [_DEEPBET], folder)
     mask = nifti.read_label_map(folder / "brain_bet.nii.gz", case_id=case_id).array > 0
     foreground = brain_mask([head.array])
     ml = int(mask.sum()) * prod(head.geometry.spacing_mm) / MM3_PER_ML
     if foreground.sum() <= _MOST_AROUND_BRAIN * mask.sum():
         return foreground, "the skull had been stripped"
-    return mask, f"brain of {ml:.0f} ml found by {program}"
+    return mask, f"brain of {ml:.0f} ml found by deepbet"
 
 
 def _draw_steps(path: Path, rows: Sequence[Volumes]) -> None:
@@ -377,15 +358,14 @@ def _draw_steps(path: Path, rows: Sequence[Volumes]) -> None:
             image, grid = turned.array, sections.Grid.of(turned.geometry.affine)
             whole = np.ones(image.shape, dtype=bool)
             sections.draw_section(axes, image, 0, len(image) // 2, grid, brain=whole)
-            words = f"{sections.MODALITY_NAMES[name]}, {step}"
-            axes.set_title(words, color="grey", fontsize="x-small")
+            axes.set_title(f"{sections.MODALITY_NAMES[name]}, {step}", color="grey", fontsize=7)
     sections.add_dark_legend(figure, [])
     sections.write_figure(figure, path, dpi=100)
 
 
-def _run_on(case_id: str, name: str, command: Sequence[str], folder: Path) -> None:
-    """Run a program in a folder; raise `CaseError` with the end of what it printed if it fails."""
-    done = run(command, folder)
+def _run_on(case_id: str, name: str, program: Sequence[str], folder: Path) -> None:
+    """Run Python code in a folder; raise `CaseError` with the end of what it printed if it fails."""
+    done = run([sys.executable, "-c", *program], folder)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         problem = f"{name} failed with exit code {done.returncode}: {lines[-1]}"
@@ -393,9 +373,7 @@ def _run_on(case_id: str, name: str, command: Sequence[str], folder: Path) -> No
         raise CaseError(case_id, "(all)", problem, "registered, skull-stripped scans", next_step)
 
 
-def run(
-    command: Sequence[str], folder: Path, timeout_s: float = _TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in a folder; one that takes too long is killed."""
     try:
         return subprocess.run(
@@ -404,9 +382,8 @@ def run(
             capture_output=True,
             text=True,
             errors="replace",
-            check=False,
-            timeout=timeout_s,
+            timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        late = f"no result after {timeout_s} s"
+        late = f"no result after {_TIMEOUT_S} s"
         return subprocess.CompletedProcess(command, -signal.SIGKILL, "", late)

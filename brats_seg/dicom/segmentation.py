@@ -76,9 +76,6 @@ def write_segmentation(
     from brats_seg.dicom.report import structure_set, structured_report
 
     files = source.series[REFERENCE].files
-    for modality, labels, grid in source.on_native_grids(paths[0].stem, label_map, geometry):
-        if modality == REFERENCE:
-            label_map, geometry = labels, grid
     try:
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):

@@ -211,7 +211,7 @@ def watched_scans(
 
 
 def find_scans(
-    inputs: Sequence[Path] | Sequence[Case],
+    inputs: Sequence[Path | Case],
     output: Path,
     options: Any = None,
     *,
@@ -226,7 +226,7 @@ def find_scans(
     convert, wing = None, dicom()
     scans = output / results.SCANS_NAME
     if wing is not None:
-        options = options or wing.DEFAULT_OPTIONS
+        options = options or wing.ScanOptions()
         convert = partial(
             wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
         )
@@ -235,7 +235,7 @@ def find_scans(
     cases = cases or find_inputs(paths, of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
     cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
-    if wing is None or not options.preprocess:
+    if wing is None or not options.atlas:
         return cases
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
 
@@ -385,6 +385,8 @@ class CaseWork:
             for name, *native in read.source.on_native_grids(read.case_id, label_map, grid):
                 written += (f"{results.NATIVE_NAME}/{read.case_id}_{name}.nii.gz",)
                 write_volume(self.output.path / written[-1], *native)
+                if name == "t1c":
+                    label_map, grid = native
             if read.source.series:
                 paths = [self.output.path / name for name in names.dicom]
                 remark = wing.write_segmentation(

@@ -41,8 +41,6 @@ from brats_seg.wings import PredictedDice
 MANIFEST_NAME = "manifest.jsonl"
 SCANS_NAME = "scans"
 """Folder of scans that were converted from DICOM, and of those that were prepared."""
-STEPS_NAME = "steps.png"
-"""Name of the picture of how a case was prepared, beside its scans."""
 NATIVE_NAME = "native"
 """Folder of label maps on the grids of the scanner."""
 _LOCK_NAME = ".predicting.lock"

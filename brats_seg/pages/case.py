@@ -19,7 +19,7 @@ from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import cases
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
 from brats_seg.labels import MODALITIES
-from brats_seg.pages.html import Fact, data_uri, packed, packed_niivue, picture_uri, write_page
+from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write_page
 from brats_seg.voxels.box import Box, bounding_box
 from brats_seg.voxels.grids import Affine
 
@@ -58,12 +58,7 @@ class EmbeddedVolume(NamedTuple):
 
 
 def write_case_page(
-    view: cases.CaseView,
-    path: Path,
-    *,
-    flags: Sequence[str] = (),
-    facts: Sequence[Fact] = (),
-    steps: Path | None = None,
+    view: cases.CaseView, path: Path, *, flags: Sequence[str] = (), facts: Sequence[Fact] = ()
 ) -> None:
     """Write the page of a case.
 
@@ -72,7 +67,6 @@ def write_case_page(
         path: The page.
         flags: Sentences on what speaks against the scans or the prediction.
         facts: Origin of the scans and of the prediction.
-        steps: Picture of the steps in which the scans were prepared, if it exists.
     """
     box = _box_of(view)
     volumes = embedded_volumes(view, box)
@@ -87,7 +81,7 @@ def write_case_page(
         parts=part_rows(view),
         lesions=lesions,
         legend=_legend(view),
-        pictures=(*_pictures(view), *_picture_of_steps(steps)),
+        pictures=tuple(_pictures(view)),
         viewer={
             "title": view.case_id,
             "volumes": [volume._asdict() for volume in volumes],
@@ -223,13 +217,6 @@ def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
         for value, meaning in side.convention.meanings:
             words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
     return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
-
-
-def _picture_of_steps(path: Path | None) -> Iterator[tuple[str, str]]:
-    """Yield the picture of how the scans were prepared, if they were."""
-    if path is not None and path.is_file():
-        words = "The scans before they were prepared, registered, and without skull"
-        yield data_uri(path.read_bytes(), "image/png"), words
 
 
 def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:

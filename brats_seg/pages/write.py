@@ -16,13 +16,7 @@ from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
-from brats_seg.inference.results import (
-    MANIFEST_NAME,
-    STEPS_NAME,
-    OutputFolder,
-    Record,
-    result_files,
-)
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
@@ -129,8 +123,7 @@ def write_page_of(files: PageFiles) -> Path:
     if files.uncertainty is not None:
         view = with_uncertainty(view, files.uncertainty)
     flags, facts = tuple(_flags(loaded, record)), tuple(_facts(files, loaded))
-    steps = case.root / case.folder / STEPS_NAME
-    write_case_page(view, files.page, flags=flags, facts=facts, steps=steps)
+    write_case_page(view, files.page, flags=flags, facts=facts)
     return files.page
 
 
