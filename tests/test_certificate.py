@@ -142,7 +142,7 @@ def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path, tmp_path: Path
     for arguments, words in (
         ([], "give either --run, or settings"),
         (["--run", run_path, "--preset", "demo"], "give either --run, or settings"),
-        (["--run", tmp_path], f"{tmp_path} holds neither last.pt nor best.pt"),
+        (["--run", tmp_path], f"{tmp_path} is an empty folder"),
     ):
         code, _, err = run("certify", *arguments)
         assert (code, words in err) == (2, True)

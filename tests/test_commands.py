@@ -84,9 +84,6 @@ FLOW = (
     ),
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
-    Step(
-        "fuse data out -o fused", "wrote 6 label maps to fused", ("fused/BraTS2021_00000.nii.gz",)
-    ),
     Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),

@@ -39,7 +39,7 @@ def brain_and_tumour(seed: int, *, with_et: bool = True) -> tuple[Anatomy, Gliom
     positions = random_positions(rng, GRID)
     foci = place_foci(rng, GRID, positions)
     brain = make_brain(rng, GRID, positions + displaced(rng, GRID, foci))
-    return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et)
+    return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=1)
 
 
 def contrast(modality: int, label: int) -> float:

@@ -58,7 +58,9 @@ def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: n_gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: calls.update(index=index))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_90"])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: calls.update(index=gpu.index))
     double = MagicMock(get_rank=lambda: 1)
     monkeypatch.setattr(ranks, "distributed", double)
     if backend is None:

@@ -104,8 +104,8 @@ def run_commands(page: Path, *before: list[str]) -> None:
     if any("runs/fold0" in arguments for arguments in commands):
         commands = [*before, *commands]
     for arguments in commands:
-        # the slow test of the cluster has a scheduler, and time for workers
-        if "--workers" not in arguments:
+        # the slow test of the cluster has a scheduler, and time for workers; --watch does not end
+        if not {"--workers", "--watch"} & {*arguments}:
             done = call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
             assert done.code == 0, (arguments, done.err)
 

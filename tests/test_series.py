@@ -147,8 +147,8 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: as_one_series(folder, "LPS", "PIR", "LIP"), "several directions"),
         (lambda folder: as_one_series(folder, "LPS", "LPS"), "several images at one place"),
         (with_copies_and_other_files, ""),
-        (lambda folder: write_one(folder, PixelSpacing=None), "how large its pixels are"),
-        (lambda folder: write_one(folder, PixelSpacing=[0, 0]), "how large its pixels are"),
+        (lambda folder: write_one(folder, PixelSpacing=None), "the size of its pixels"),
+        (lambda folder: write_one(folder, PixelSpacing=[0, 0]), "the size of its pixels"),
         (
             lambda folder: write_one(folder, PhotometricInterpretation="MONOCHROME1"),
             "its pixels are MONOCHROME1",

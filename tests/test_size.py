@@ -37,13 +37,13 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2773,
+    "training": 2772,
     "inference": 2080,
-    "cases": 2502,
+    "cases": 2509,
     "top level": 1539,
     "evaluation": 1268,
     "dicom": 1028,
-    "cli": 1167,
+    "cli": 1168,
     "survival": 842,
     "runtime": 872,
     "pages": 777,

@@ -129,7 +129,7 @@ def make_phantom(
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
     brain = make_brain(rng, grid, positions + displaced(rng, grid, foci))
-    tumour = make_tumour(rng, grid, brain, foci, with_et=with_et)
+    tumour = make_tumour(rng, grid, brain, foci, with_et=with_et, variety=variety)
     images = _images(rng, grid, brain, tumour, variety)
     label_map = label_map_of(tumour.regions, BRATS2017)
     return Phantom(images=images, label_map=label_map)

@@ -20,6 +20,10 @@ Family = Literal["ring", "solid", "patchy", "none"]
 _FAMILIES: tuple[Family, ...] = ("ring", "solid", "patchy")
 _FAMILY_SHARES = (0.68, 0.15, 0.17)
 """Share of each family among tumours that enhance."""
+_OUTLINE_MM = 1
+"""Millimetres of pure white matter by which an outline of oedema is wider than it."""
+_FASTEST = 1.6
+"""Largest speed of oedema, as a multiple of that in even white matter."""
 _FAR = 1e3
 
 
@@ -79,9 +83,15 @@ def displaced(rng: np.random.Generator, grid: Voxels, foci: list[Focus]) -> Fiel
 
 
 def make_tumour(
-    rng: np.random.Generator, grid: Voxels, brain: Anatomy, foci: list[Focus], *, with_et: bool
+    rng: np.random.Generator,
+    grid: Voxels,
+    brain: Anatomy,
+    foci: list[Focus],
+    *,
+    with_et: bool,
+    variety: float,
 ) -> Glioma:
-    """Return a tumour that has grown from the foci, and that enhances or not."""
+    """Return a tumour that has grown from the foci, and that enhances or not; more variety makes fainter oedema."""
     family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
     largest_mm = foci[0].radius_mm
     # 0 in the middle of a focus, 1 at the border of the core
@@ -97,10 +107,14 @@ def make_tumour(
         enhancing = core
     reach_mm = _reach_mm(rng, family)
     arrival_mm = _arrival_mm(rng, grid, brain, core, reach_mm)
-    oedema = (arrival_mm < reach_mm) & ~core & brain.mask & (fluid < 0.6)
+    # outlines are drawn around what is visible, and so take in its blurred border
+    outline_mm = reach_mm + _OUTLINE_MM if reach_mm else 0
+    oedema = (arrival_mm < outline_mm) & ~core & brain.mask & (fluid < 0.6)
     inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
     strength = (inwards + rng.uniform(0.25, 0.7)).clip(0, 1)
-    strength *= rng.uniform(0.5, 1) if rng.random() < 0.3 else 1
+    # often much fainter than what is inside
+    strength *= rng.uniform(1 - 0.75 * variety, 1) if rng.random() < 0.6 else 1
+    strength[arrival_mm >= reach_mm] = 0
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
     return Glioma(regions=regions, oedema=strength.astype(np.float32), family=family)
@@ -156,11 +170,11 @@ def _arrival_mm(
     """Return the way from the core to each voxel, in millimetres of pure white matter; found at half resolution."""
     half = (slice(None, None, 2),) * 3
     speeds = np.array([0.04, rng.uniform(0.2, 0.55), 1], dtype=np.float32)
-    cost = np.exp(rng.uniform(0.2, 0.7) * grid.noise(rng, 10)[half])
+    cost = np.exp(rng.uniform(0.2, 0.7) * grid.noise(rng, 10)[half]).clip(min=1 / _FASTEST)
     cost /= np.tensordot(speeds, brain.tissue[(slice(None), *half)], axes=1).clip(min=0.03)
     cost = np.where(brain.mask[half], cost, _FAR) * 2 * grid.spacing_mm
     arrival = np.where(ndimage.maximum_filter(core, 2)[half], 0, _FAR).astype(np.float32)
-    for _ in range(int(0.8 * reach_mm / grid.spacing_mm) + 2):
+    for _ in range(int(_FASTEST / 2 * reach_mm / grid.spacing_mm) + 2):
         by_face = [ndimage.minimum_filter1d(arrival, 3, axis=axis) + cost for axis in range(3)]
         by_corner = ndimage.minimum_filter(arrival, 3) + 1.5 * cost
         arrival = np.minimum.reduce([arrival, *by_face, by_corner])

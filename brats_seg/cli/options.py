@@ -82,7 +82,8 @@ def _check(context: typer.Context) -> None:
         for one in value if isinstance(value, list | tuple) else [value]:
             if about.get("is_read") and one is not None:
                 is_empty = one.is_dir() and not any(one.iterdir())
-                if not one.exists() or (is_empty and not context.params.get("watch")):
+                may_be_empty = context.info_name == "doctor" or context.params.get("watch")
+                if not one.exists() or (is_empty and not may_be_empty):
                     wrong = "is an empty folder" if is_empty else "does not exist"
                     msg = f"{one} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)

@@ -420,9 +420,8 @@ class Schedule:
         return asdict(self._at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
+        """Restore a state; the optimizer restores the rate."""
         self._at = _Position(**state)
-        self._set_rates()
 
     def _set_rates(self) -> None:
         factor = self._factor()
