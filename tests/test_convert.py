@@ -87,11 +87,11 @@ def test_a_converter_that_fails_is_reported(
     program.chmod(0o755)
     monkeypatch.setattr(convert, "_converter", lambda: str(program))
     (problem,) = only_case(tmp_path).problems
-    assert "found exit status 3 of dcm2niix and 0 volumes; expected one" in problem
+    assert "found exit 3 of dcm2niix and 0 volumes; expected one" in problem
     assert "DOE" not in problem
     killed = "#!/bin/sh\nfor last; do :; done\ntouch $last/../scan.nii\nkill -9 $$\n"
     program.write_text(killed)
-    assert "exit status -9 of dcm2niix and 1 volume" in only_case(tmp_path).problems[0]
+    assert "exit -9 of dcm2niix and 1 volume" in only_case(tmp_path).problems[0]
     monkeypatch.setattr(convert, "_converter", str)
     with pytest.raises(EnvironmentalError, match=r"pip install 'brats_seg\[dicom\]'"):
         only_case(tmp_path)

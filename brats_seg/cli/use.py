@@ -140,11 +140,10 @@ def _find(
 
     if watch is None:
         return find_scans(given, output, options, track=tracked)
-    folders = [one for one in given if isinstance(one, Path) and one.is_dir()]
-    if len(folders) != 1 or len(given) != 1:
+    if len(given) != 1 or not isinstance(given[0], Path) or not given[0].is_dir():
         msg = "--watch takes one folder, no table of paths and no files"
         raise UsageError(msg)
-    return watched_scans(folders[0], output, options, quiet_s=watch)
+    return watched_scans(given[0], output, options, quiet_s=watch)
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -10,7 +10,7 @@ problem that says so, unless they are prepared (`dicom.preprocess`).
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -94,10 +94,15 @@ def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
     series = {one.modality: one for one in study.series if one.modality}
     slices = [series[name].files for name in MODALITIES]
     key = preprocess.hash_of_files(chain(*slices), options.with_identifiers, slices)
-    wanted = Source(key=key, series=series, with_identifiers=options.with_identifiers)
     source = preprocess.read_source(folder)
-    if source is None or source.key != wanted.key or not all(map(Path.exists, files.values())):
-        source = _convert(study.case_id, wanted, files)
+    if source is None or source.key != key or not all(map(Path.exists, files.values())):
+        volumes = [_volume(series[name], study.case_id) for name in MODALITIES]
+        for path, volume in zip(files.values(), volumes, strict=True):
+            nifti.write_volume(path, volume.array, volume.geometry)
+        unready, identifiers = preprocess.unready_words(volumes), options.with_identifiers
+        source = Source(key=key, series=series, unready=unready, with_identifiers=identifiers)
+        # after the scans: where it is, they are there
+        write_json(folder / preprocess.SOURCE_NAME, source.model_dump(mode="json"))
     if source.unready and not options.atlas:
         found = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
@@ -117,16 +122,6 @@ def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
     expected = f"a whole series for each of {', '.join(MODALITIES)}"
     next_step = "Export the examination again." if study.problem else OVERRIDE
     raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
-
-
-def _convert(case_id: str, wanted: Source, files: Mapping[str, Path]) -> Source:
-    volumes = [_volume(wanted.series[name], case_id) for name in MODALITIES]
-    for path, volume in zip(files.values(), volumes, strict=True):
-        nifti.write_volume(path, volume.array, volume.geometry)
-    source = wanted.model_copy(update={"unready": preprocess.unready_words(volumes)})
-    # after the scans: where it is, they are there
-    write_json(files["t1c"].with_name(preprocess.SOURCE_NAME), source.model_dump(mode="json"))
-    return source
 
 
 def _volume(series: Series, case_id: str) -> Volume:

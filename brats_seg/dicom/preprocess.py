@@ -36,7 +36,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import write_json
+from brats_seg.files import state_of, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -176,16 +176,14 @@ def read_source(folder: Path) -> Source | None:
         source = Source.model_validate_json((folder / SOURCE_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
-    return source if set(source.series) in (set(), set(MODALITIES)) else None
+    is_known = set(source.natives) <= set(MODALITIES)
+    return source if is_known and set(source.series) in (set(), set(MODALITIES)) else None
 
 
 def hash_of_files(files: Iterable[Path], *choices: object) -> str:
     """Return a hash of choices, and of name, size and time of files."""
-    key = hashlib.sha256(repr(choices).encode())
-    for path in files:
-        status = path.stat()
-        key.update(f"{status.st_size} {status.st_mtime_ns} ".encode() + bytes(path))
-    return key.hexdigest()[:32]
+    states = [(path, state_of(path)) for path in files]
+    return hashlib.sha256(repr((choices, states)).encode()).hexdigest()[:32]
 
 
 def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
