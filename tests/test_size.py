@@ -38,12 +38,12 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 2772,
-    "inference": 2080,
+    "inference": 2090,
     "cases": 2509,
     "top level": 1539,
     "evaluation": 1268,
-    "dicom": 1028,
-    "cli": 1168,
+    "dicom": 1127,
+    "cli": 1171,
     "survival": 842,
     "runtime": 872,
     "pages": 777,

@@ -76,7 +76,6 @@ def convert(
     output: Path = Path("scans"),
     series: list[str] | None = None,
     identifiers: bool = False,
-    preprocess: bool = False,
 ) -> int:
     """Convert DICOM examinations to NIfTI, and say which series is which modality, and why.
 
@@ -86,11 +85,11 @@ def convert(
         brats-seg convert dicom -o scans
         brats-seg convert dicom -o scans --series t1c=5 --series t2f=FLAIR
     """
-    from brats_seg.dicom.convert import DicomOptions, convert_studies
+    from brats_seg.dicom.convert import convert_studies
     from brats_seg.dicom.modalities import parse_overrides
+    from brats_seg.dicom.preprocess import ScanOptions
 
-    overrides = parse_overrides(series or [])
-    choices = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
+    choices = ScanOptions(series=parse_overrides(series or []), with_identifiers=identifiers)
     done = convert_studies(dicom, output, choices, track=tracked)
     options.emit(path=output, cases=done)
     options.print_failures([problem for one in done for problem in one.case.problems])

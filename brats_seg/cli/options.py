@@ -64,7 +64,7 @@ _VALUES: dict[str, Sequence[str]] = {
     "kind": KINDS,
 }
 """Values that the shell completes, and that there are."""
-_OPEN = ("network", "modality")
+_OPEN = ("network", "modality", "atlas")
 """Options that take other values too."""
 _N_DEVICES = 4
 """Number of devices that any command takes; the others are GPUs that `plan` takes."""
@@ -87,7 +87,7 @@ def _check(context: typer.Context) -> None:
                     wrong = "is an empty folder" if is_empty else "does not exist"
                     msg = f"{one} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)
-            # a network may be a dotted name, a modality have an older name, a device be the memory of a GPU
+            # a network may be a dotted name, an atlas a file, a modality have an older name, a device be the memory of a GPU
             if not values or one is None or name in _OPEN or one[:1].isdigit():
                 continue
             if one.partition(":")[0].lower() not in map(str.lower, values):

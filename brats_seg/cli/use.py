@@ -14,7 +14,7 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
-    from brats_seg.dicom.convert import DicomOptions
+    from brats_seg.dicom.preprocess import ScanOptions
     from brats_seg.inference.batch import CaseOutcome, Workers
     from brats_seg.survival.results import Estimate, SurvivalStudy
 
@@ -53,6 +53,7 @@ def predict(
     series: list[str] | None = None,
     identifiers: bool = False,
     preprocess: bool = False,
+    atlas: str | None = None,
 ) -> int:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -84,15 +85,18 @@ def predict(
         }
     )
     with importing():
-        from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
+        from brats_seg.dicom.preprocess import ScanOptions
 
-    overrides = parse_overrides(series or [])
-    dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
+    options = ScanOptions(
+        series=parse_overrides(series or []),
+        with_identifiers=identifiers,
+        atlas=atlas or ("sri24" if preprocess else ""),
+    )
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
-    for_dicom = {"--series": series, "--identifiers": identifiers, "--preprocess": preprocess}
+    for_dicom = {"--series": series, "--identifiers": identifiers}
     given = [name for name, value in for_dicom.items() if value and watch is None]
     _check_options(given, data or [], single)
     check_writable(output)
@@ -106,7 +110,7 @@ def predict(
         emit(outcome.record)
         print_outcome(outcome)
 
-    cases = single if single and watch is None else _find(data or [], output, dicom, watch)
+    cases = _find(single or data or [], output, options, watch)
     try:
         outcome = predict_folder(
             cases, model or (), output, settings, workers=n_workers, on_case=on_case, track=tracked
@@ -129,17 +133,17 @@ def predict(
 
 
 def _find(
-    paths: Sequence[Path], output: Path, options: "DicomOptions", watch: float | None
+    given: "Sequence[Path | Case]", output: Path, options: "ScanOptions", watch: float | None
 ) -> "Sequence[Case] | Iterator[Sequence[Case]]":
     """Return the cases, or an iterator over those that arrive."""
     from brats_seg.inference.batch import find_scans, watched_scans
 
     if watch is None:
-        return find_scans(paths, output, options, track=tracked)
-    if [path.is_dir() for path in paths] != [True]:
+        return find_scans(given, output, options, track=tracked)
+    if len(given) != 1 or not isinstance(given[0], Path) or not given[0].is_dir():
         msg = "--watch takes one folder, no table of paths and no files"
         raise UsageError(msg)
-    return watched_scans(paths[0], output, options, quiet_s=watch)
+    return watched_scans(given[0], output, options, quiet_s=watch)
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -1,9 +1,10 @@
-"""Read the DICOM series of an examination as a case, and write its label map as a DICOM segmentation.
+"""Bring scans from the scanner to a result: read DICOM, prepare scans, write what scanners and archives read.
 
 The rest of the package calls these functions by way of `wings`.
 """
 
-from brats_seg.dicom.convert import DEFAULT_OPTIONS, cases_of_dicom, read_source
+from brats_seg.dicom.convert import cases_of_dicom
+from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 
-__all__ = ["DEFAULT_OPTIONS", "cases_of_dicom", "read_source", "write_segmentation"]
+__all__ = ["ScanOptions", "cases_of_dicom", "prepare_cases", "read_source", "write_segmentation"]

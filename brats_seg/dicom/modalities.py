@@ -76,10 +76,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
         word, _, wanted = text.partition("=")
         modality = modality_named(word.strip())
         if not modality or not wanted.strip() or modality in chosen:
-            expected = "MODALITY=NUMBER or MODALITY=PART OF THE DESCRIPTION"
-            msg = (
-                f"--series {text!r}: expected {expected}, once for each of {', '.join(MODALITIES)}"
-            )
+            msg = f"--series {text!r}: expected MODALITY=NUMBER or =PART OF THE DESCRIPTION, each once"
             raise UsageError(msg)
         chosen[modality] = wanted.strip()
     return chosen

@@ -20,14 +20,13 @@ from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.dicom import series
-from brats_seg.dicom.convert import DicomSource
+from brats_seg.dicom.preprocess import Source
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
 
 REFERENCE = "t1c"
 """Modality whose series a segmentation belongs to."""
-
 _TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
 _IMAGE = [
@@ -65,7 +64,7 @@ def write_segmentation(
     label_map: LabelMap,
     geometry: Geometry,
     convention: LabelConvention,
-    source: DicomSource,
+    source: Source,
     remark: str = "",
 ) -> str:
     """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.

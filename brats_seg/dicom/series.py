@@ -232,21 +232,6 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
         return None
 
 
-def is_cut_off(path: Path) -> bool:
-    """Return whether a DICOM file ends before its pixels do."""
-    import pydicom
-    from pydicom.pixels.utils import get_expected_length
-
-    try:
-        # pydicom warns with values that may identify the patient
-        with warnings.catch_warnings(action="ignore"):
-            image = pydicom.dcmread(path)
-            is_packed = image.file_meta.TransferSyntaxUID.is_compressed
-            return not is_packed and len(image.PixelData) < get_expected_length(image)
-    except HEADER_ERRORS:
-        return True
-
-
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)

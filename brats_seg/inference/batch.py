@@ -35,6 +35,7 @@ from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
+from brats_seg.cases.nifti import write_volume
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.files import state_of
@@ -173,7 +174,7 @@ def watched_scans(
     Args:
         root: Folder that scans of any layout, or DICOM files, are written to.
         output: Folder of the results.
-        options: Choices about DICOM files, a `dicom.convert.DicomOptions`.
+        options: Choices about scans, a `dicom.preprocess.ScanOptions`.
         quiet_s: Seconds between two looks.
     """
     root, taken = root.absolute(), dict[int, int]()
@@ -210,7 +211,7 @@ def watched_scans(
 
 
 def find_scans(
-    inputs: Sequence[Path] | Sequence[Case],
+    inputs: Sequence[Path | Case],
     output: Path,
     options: Any = None,
     *,
@@ -219,12 +220,13 @@ def find_scans(
 ) -> tuple[Case, ...]:
     """Return the cases that are given, or those in folders and tables, whose files are ready.
 
-    DICOM files are converted into the output folder, by options of `dicom.convert.DicomOptions`.
+    DICOM files are converted into the output folder, and scans prepared, by options of
+    `dicom.preprocess.ScanOptions`.
     """
     convert, wing = None, dicom()
+    scans = output / results.SCANS_NAME
     if wing is not None:
-        options = options or wing.DEFAULT_OPTIONS
-        scans = output / results.SCANS_NAME
+        options = options or wing.ScanOptions()
         convert = partial(
             wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
         )
@@ -232,7 +234,10 @@ def find_scans(
     paths = [one for one in inputs if isinstance(one, Path)]
     cases = cases or find_inputs(paths, of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
-    return tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
+    cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
+    if wing is None or not options.atlas:
+        return cases
+    return wing.prepare_cases(cases, scans / "prepared", options, track=track)
 
 
 def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
@@ -319,7 +324,7 @@ class ReadCase:
     seconds: float
     """Time of reading."""
     source: Any
-    """DICOM files that the case was converted from; None if it was not."""
+    """What the case was made from, see `dicom.preprocess.Source`; None if its files are the user's own."""
     prediction: Prediction | None = None
 
     @property
@@ -342,9 +347,8 @@ class CaseWork:
         started_s = time.monotonic()
         self.predictor.check(case)
         files = read_case_files(case)
-        wing, source = dicom(), None
-        if wing is not None and "t1c" in case.files:
-            source = wing.read_source(case.path_of(case.files["t1c"]).parent)
+        wing = dicom()
+        source = None if wing is None else wing.read_source(case.root / case.folder)
         model = self.predictor.model
         hashes = files.hashes if source is None else (*files.hashes, source.key)
         key = results.key_of(hashes, model.fingerprint, model.settings, case.modalities)
@@ -376,13 +380,19 @@ class CaseWork:
         summary, remark = prediction.summary, ""
         written: tuple[str, ...] = ()
         if read.source is not None and (wing := dicom()) is not None:
+            label_map, grid = prediction.label_map, read.scan.geometry
             names = results.result_files(model.settings.layout, read.case_id, prediction.convention)
-            paths = [self.output.path / name for name in names.dicom]
-            grid = (read.scan.geometry, prediction.convention)
-            remark = wing.write_segmentation(
-                paths, prediction.label_map, *grid, read.source, summary.remark
-            )
-            written = () if remark else names.dicom
+            for name, *native in read.source.on_native_grids(read.case_id, label_map, grid):
+                written += (f"{results.NATIVE_NAME}/{read.case_id}_{name}.nii.gz",)
+                write_volume(self.output.path / written[-1], *native)
+                if name == "t1c":
+                    label_map, grid = native
+            if read.source.series:
+                paths = [self.output.path / name for name in names.dicom]
+                remark = wing.write_segmentation(
+                    paths, label_map, grid, prediction.convention, read.source, summary.remark
+                )
+                written += () if remark else names.dicom
         written += self.output.write_case(read.scan, prediction, model.settings)
         entries = {
             **dict(summary),

@@ -40,7 +40,9 @@ from brats_seg.wings import PredictedDice
 
 MANIFEST_NAME = "manifest.jsonl"
 SCANS_NAME = "scans"
-"""Folder of the scans that were converted from DICOM."""
+"""Folder of scans that were converted from DICOM, and of those that were prepared."""
+NATIVE_NAME = "native"
+"""Folder of label maps on the grids of the scanner."""
 _LOCK_NAME = ".predicting.lock"
 _VOLUME_COLUMNS = (
     *("case_id", "convention", "modalities", IN_TRAINING),
@@ -55,7 +57,7 @@ _DICE_COLUMNS = tuple(
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 _NOT_BIDS = (
     *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "reports"),
-    *("cohort.html", "scans", "labels-*"),
+    *("cohort.html", "scans", "native", "labels-*"),
     *("**/*_desc-entropy_*", "**/*.dcm"),
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""

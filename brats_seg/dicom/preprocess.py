@@ -1,0 +1,387 @@
+"""Prepare scans as the scanner made them, and bring label maps back to their grids.
+
+greedy registers the modalities to t1c, and the brain of t1c to an atlas (rigid, normalised mutual
+information); deepbet finds the brain, with weights that it carries. Voxels are interpolated once, from
+the file to the grid of the atlas.
+
+FOLDER/CASE/CASE-t1n.nii.gz, -t1c, -t2w, -t2f   the brain at 1 mm, on the grid of the atlas
+FOLDER/CASE/source.json, steps.png              how it was made, and a picture of each step
+"""
+
+import hashlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from nibabel.affines import apply_affine
+from pydantic import Field, ValidationError
+from scipy.ndimage import affine_transform
+
+from brats_seg import wings
+from brats_seg.cases import nifti
+from brats_seg.cases.anatomy import template_at
+from brats_seg.cases.case import Case, ScanFile, have_one_grid
+from brats_seg.cases.many import Failure, Item, attempt
+from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.config import Section
+from brats_seg.dicom.series import Series
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError
+from brats_seg.files import state_of, write_json
+from brats_seg.labels import MODALITIES, LabelMap
+from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import Mask, brain_mask
+from brats_seg.voxels.grids import MM3_PER_ML, Affine, Resampling, Spacing
+
+Volumes: TypeAlias = dict[str, Volume]
+Atlas: TypeAlias = tuple[Volume, Geometry]
+"""A brain to register brains to, and the grid of prepared scans, in the same millimetres."""
+
+SOURCE_NAME = "source.json"
+"""Name of the file that says what a case was converted from, and how it was prepared."""
+STEPS_NAME = "steps.png"
+"""Name of the picture of how a case was prepared, beside its scans."""
+INSTALL_PREPROCESS = "pip install 'brats_seg[preprocess]'"
+"""Command that installs the programs of preprocessing."""
+ONE_MM: Spacing = (1.0, 1.0, 1.0)
+"""Voxel size of BraTS."""
+_MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
+_SRI24 = ((-1, 0, 0, 0), (0, -1, 0, 239), (0, 0, 1, 0), (0, 0, 0, 1))
+# the mean of nine cases of BraTS, registered to the template: pitched by 13.5 degrees
+_SRI24_TO_MNI = (
+    (1, 0, 0, 119.5),
+    (0, 0.9724, 0.2334, -139.8),
+    (0, -0.2334, 0.9724, -38.1),
+    (0, 0, 0, 1),
+)
+ATLASES = {
+    "sri24": ((240, 240, 155), _SRI24, _SRI24_TO_MNI),
+    "mni": ((197, 233, 189), _MNI, ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))),
+}
+"""Shape and affine of the grid of an atlas, and the transform from its millimetres to those of MNI's."""
+
+_TIMEOUT_S = 3600
+_REFERENCES = ("t1c", "t1n")
+"""Modalities that the others are registered to; the tumour core is outlined in t1c."""
+_MOST_AROUND_BRAIN = 1.3
+"""Largest foreground of a scan without skull, as a multiple of the brain that is found in it."""
+_GREEDY = "import sys, picsl_greedy; picsl_greedy.Greedy3D().execute(sys.argv[1])"
+_RIGID = "-d 3 -V 0 -seed 1 -a -dof 6 -m NMI -ia start.mat -n 100x50x10 -i fixed.nii moving.nii -o rigid.mat"
+_DEEPBET = (
+    "import deepbet; deepbet.run_bet(['head.nii.gz'], mask_paths=['brain_bet.nii.gz'], "
+    "no_gpu=True, skip_broken=False)"
+)
+_SHOWN_STEPS = ("before", "registered", "without skull")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanOptions:
+    """Choices of a user about scans as the scanner made them."""
+
+    series: Mapping[str, str] = field(default_factory=dict)
+    """DICOM series by modality, as a number or a part of the description; see `parse_overrides`."""
+    with_identifiers: bool = False
+    """Whether the patient's name and number are written to DICOM files, and folders that are named
+    after the patient name the case."""
+    atlas: str = ""
+    """Where scans are prepared: one of `ATLASES`, or the file of a T1 image without skull; empty if
+    they are predicted as they are."""
+
+
+class Native(NamedTuple):
+    """A file of the scanner, and the way to it from the prepared scan."""
+
+    scan: ScanFile
+    to_native: list[list[float]]
+    """Matrix (4, 4) from the millimetres of the prepared scan to those of the file."""
+
+
+class Source(Section):
+    """Content of `source.json`."""
+
+    key: str
+    """Hash of the files and choices; the work is done again where it differs."""
+    series: dict[str, Series] = Field(default_factory=dict)
+    """DICOM series of each modality, with absolute paths; none of NIfTI files."""
+    with_identifiers: bool = False
+    """Whether the patient's name and number are written to DICOM files."""
+    unready: tuple[str, ...] = ()
+    """Reasons why converted scans are not as BraTS provides them; empty if they are."""
+    natives: dict[str, Native] = Field(default_factory=dict)
+    """File of each scan that was prepared."""
+    steps: str = ""
+    """What was done to prepare them."""
+
+    def on_native_grids(
+        self, case_id: str, label_map: LabelMap, grid: Geometry
+    ) -> Iterator[tuple[str, LabelMap, Geometry]]:
+        """Yield the nearest labels of the prepared scans on the grid of each file of the scanner."""
+        for modality, native in self.natives.items():
+            scan = native.scan
+            target = nifti.read_geometry(scan.path, case_id=case_id, volume=scan.volume)
+            matrix = np.linalg.inv(np.array(native.to_native) @ grid.affine) @ target.affine
+            outside = {"output_shape": target.shape, "mode": "grid-constant"}
+            yield modality, affine_transform(label_map, matrix, order=0, **outside), target
+
+
+def prepare_cases(
+    cases: Sequence[Case], folder: Path, options: ScanOptions, *, track: Track = untracked
+) -> tuple[Case, ...]:
+    """Prepare the cases that are not as BraTS provides them; one that fails is given a problem.
+
+    Raises:
+        UsageError: The atlas has a skull.
+        CaseError: The atlas cannot be read.
+        EnvironmentalError: A program is not installed, or the folder cannot be written to.
+    """
+    check_tools()
+    atlas = load_atlas(options.atlas)
+    prepare = partial(_prepared_case, folder=folder, options=options, atlas=atlas)
+    return make_cases(prepare, cases, "preparing scans", track)
+
+
+def make_cases(
+    function: Callable[[Item], Case], items: Sequence[Item], what: str, track: Track
+) -> tuple[Case, ...]:
+    """Return the case that a function makes of each item; one that fails is a case with a problem."""
+    outcomes = track(map(partial(attempt, function), items), what=what, total=len(items))
+    return tuple(
+        replace(Case.named(one.case_id, {}), problems=(one.message,))
+        if isinstance(one, Failure)
+        else one
+        for one in outcomes
+    )
+
+
+def check_tools() -> None:
+    """Raise `EnvironmentalError` if a program is not installed."""
+    missing = [name for name in ("picsl_greedy", "deepbet") if find_spec(name) is None]
+    if missing:
+        msg = f"--preprocess needs {' and '.join(missing)}: {INSTALL_PREPROCESS}"
+        raise EnvironmentalError(msg)
+
+
+def read_source(folder: Path) -> Source | None:
+    """Return what the case in a folder was made from, or None if its files are the user's own."""
+    try:
+        source = Source.model_validate_json((folder / SOURCE_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    is_known = set(source.natives) <= set(MODALITIES)
+    return source if is_known and set(source.series) in (set(), set(MODALITIES)) else None
+
+
+def hash_of_files(files: Iterable[Path], *choices: object) -> str:
+    """Return a hash of choices, and of name, size and time of files."""
+    states = [(path, state_of(path)) for path in files]
+    return hashlib.sha256(repr((choices, states)).encode()).hexdigest()[:32]
+
+
+def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
+    """Prepare a case unless it is usable as it is, or the same files have been prepared already."""
+    source = read_source(case.root / case.folder) or Source(key="")
+    if case.problems or source.natives:
+        return case
+    case_id, folder = case.case_id, folder.absolute() / case.case_id
+    absolute = [replace(scan, path=case.path_of(scan)) for scan in case.images]
+    scans = dict(zip(case.modalities, absolute, strict=True))
+    atlas_file = [] if options.atlas in ATLASES else [Path(options.atlas)]
+    key = hash_of_files([*(scan.path for scan in absolute), *atlas_file], options.atlas, scans)
+    files = {name: folder / f"{case_id}-{name}.nii.gz" for name in scans}
+    prepared = read_source(folder)
+    if prepared is None or prepared.key != key or not all(map(Path.exists, files.values())):
+        volumes = {
+            name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
+            for name, scan in scans.items()
+        }
+        if not unready_words([*volumes.values()]):
+            return case
+        images, stripped, to_native, steps = register(case_id, volumes, atlas)
+        for name, volume in stripped.items():
+            nifti.write_volume(files[name], volume.array, volume.geometry)
+        _draw_steps(folder / STEPS_NAME, [volumes, images, stripped])
+        natives = {name: Native(one, to_native[name].tolist()) for name, one in scans.items()}
+        prepared = source.model_copy(update={"key": key, "natives": natives, "steps": steps})
+        # after the scans: where it is, they are there
+        write_json(folder / SOURCE_NAME, prepared.model_dump(mode="json"))
+    picture = folder / STEPS_NAME
+    remark = f"prepared from the files of the scanner: look at {picture} [{prepared.steps}]"
+    ready = {name: ScanFile(path=path) for name, path in files.items()}
+    return replace(case, root=Path("/"), files=ready, remarks=(*case.remarks, remark))
+
+
+def register(
+    case_id: str, volumes: Volumes, atlas: Atlas
+) -> tuple[Volumes, Volumes, dict[str, Affine], str]:
+    """Register the modalities of a case to one of them, and its brain to an atlas.
+
+    Returns the modalities on the grid of the atlas, the same without what is around the brain, the
+    matrices from its millimetres to those of each file, and the steps. `CaseError` is raised if a
+    program fails.
+    """
+    reference = next((name for name in _REFERENCES if name in volumes), "")
+    if not reference:
+        found, expected = f"no {' and no '.join(_REFERENCES)}", "a T1 image, which shows the brain"
+        raise CaseError(case_id, "(all)", found, expected, "Add one of them.")
+    image, grid = atlas
+    with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
+        work = Path(temporary)
+        fixed = _at_one_mm(volumes[reference], case_id)
+        mask, finding = _find_brain(case_id, fixed, work)
+        brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
+        start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
+        to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, work))
+        for name, volume in volumes.items():
+            if name != reference:
+                to_native[name] = _rigid(case_id, fixed, volume, np.eye(4), work) @ to_native[name]
+    steps = f"registered to {reference}; {finding}; placed in {image.file}"
+    images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
+    inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
+    stripped = {name: replace(one, array=one.array * inside) for name, one in images.items()}
+    return images, stripped, to_native, steps
+
+
+def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
+    """Return why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
+
+    `volumes` are the modalities, each on its own grid.
+    """
+    words = []
+    if not _have_one_grid(volumes):
+        words.append("the modalities are not on one grid, so that they are not registered")
+    if _has_skull(volumes):
+        words.append("the skull does not seem to be stripped")
+    grids = [volume.geometry for volume in volumes]
+    other = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
+    if other:
+        edges = "x".join(f"{mm:.2f}" for mm in other[0])
+        words.append(f"the voxels measure {edges} mm, not 1 mm")
+    return tuple(words)
+
+
+def _have_one_grid(volumes: Sequence[Volume]) -> bool:
+    return all(have_one_grid(volume.geometry, volumes[0].geometry) for volume in volumes)
+
+
+def _has_skull(volumes: Sequence[Volume]) -> bool:
+    """Return whether the skull does not seem to be stripped; unknown without the checks of scans."""
+    judges = wings.judges("scan")
+    if judges is None:
+        return False
+    groups = [volumes] if _have_one_grid(volumes) else [[volume] for volume in volumes]
+    return any(map(judges.has_skull, groups))
+
+
+def _at_one_mm(volume: Volume, case_id: str) -> Volume:
+    resampling = nifti.planned_resampling(volume, ONE_MM, case_id=case_id)
+    return volume if resampling is None else nifti.resampled(volume, resampling)
+
+
+def load_atlas(name: str) -> Atlas:
+    """Return an atlas: a T1-like picture of the tissues of MNI's template, or the file of a user."""
+    if name not in ATLASES:
+        image = _at_one_mm(nifti.read_volume(Path(name), case_id="--atlas"), "--atlas")
+        if _has_skull([image]):
+            names = ", ".join(ATLASES)
+            msg = f"--atlas {name} seems to have a skull; expected {names}, or a T1 without it"
+            raise UsageError(msg)
+        return image, image.geometry
+    shape, *matrices = ATLASES[name]
+    affine, to_mni = map(np.array, matrices)
+    # the template has voxels of 2 mm
+    coarse = affine @ np.diag([2.0, 2.0, 2.0, 1.0])
+    voxels = np.moveaxis(np.indices([n // 2 + 1 for n in shape]), 0, -1)
+    x, y, z = np.moveaxis(apply_affine(to_mni @ coarse, voxels), -1, 0)
+    grey, white, depth, _ = template_at(np.stack([-x, -y - 17, z - 5]))
+    array = np.where(depth > 0, 250 + 450 * grey + 750 * white, 0)
+    image = Volume(array=array, geometry=Geometry.at(coarse, array.shape), file=name)
+    return image, Geometry.at(affine.astype(float), shape, qform_code=1)
+
+
+def _centre_mm(volume: Volume) -> npt.NDArray[np.float64]:
+    """Return the middle of what is not 0."""
+    return apply_affine(volume.geometry.affine, np.argwhere(volume.array).mean(axis=0))
+
+
+def on_grid(volume: Volume, to_native: Affine, grid: Geometry) -> Volume:
+    """Return a scan on another grid, whose millimetres a matrix turns into those of the scan."""
+    matrix = np.linalg.inv(volume.geometry.affine) @ to_native @ grid.affine
+    values = volume.array.astype(np.float32)
+    array = affine_transform(values, matrix, output_shape=grid.shape, order=1)
+    if np.issubdtype(volume.array.dtype, np.integer):
+        array = np.rint(array).astype(volume.array.dtype)
+    return replace(volume, array=array, geometry=grid)
+
+
+def _rigid(case_id: str, fixed: Volume, moving: Volume, start: Affine, folder: Path) -> Affine:
+    """Return the transform (4, 4) from millimetres of a fixed image to those of a moving one."""
+    for name, volume in (("fixed", fixed), ("moving", moving)):
+        nifti.write_volume(folder / f"{name}.nii", volume.array.astype(np.float32), volume.geometry)
+    np.savetxt(folder / "start.mat", start)
+    _run_on(case_id, "greedy", [_GREEDY, _RIGID], folder)
+    return np.loadtxt(folder / "rigid.mat")
+
+
+def _find_brain(case_id: str, head: Volume, folder: Path) -> tuple[Mask, str]:
+    """Return the mask of the brain, and how it was found."""
+    nifti.write_volume(folder / "head.nii.gz", head.array, head.geometry)
+    _run_on(case_id, "deepbet", [_DEEPBET], folder)
+    mask = nifti.read_label_map(folder / "brain_bet.nii.gz", case_id=case_id).array > 0
+    foreground = brain_mask([head.array])
+    ml = int(mask.sum()) * prod(head.geometry.spacing_mm) / MM3_PER_ML
+    if foreground.sum() <= _MOST_AROUND_BRAIN * mask.sum():
+        return foreground, "the skull had been stripped"
+    return mask, f"brain of {ml:.0f} ml found by deepbet"
+
+
+def _draw_steps(path: Path, rows: Sequence[Volumes]) -> None:
+    """Draw a sagittal section of each modality before, when registered, and without skull."""
+    # matplotlib takes long to import
+    from brats_seg.figures import sections
+
+    figure = sections.dark_figure(2 * len(rows[0]), 2 * len(rows) + 0.5)
+    panels = figure.subplots(len(rows), len(rows[0]), squeeze=False)
+    for row, volumes, step in zip(panels, rows, _SHOWN_STEPS, strict=True):
+        for axes, (name, volume) in zip(row, volumes.items(), strict=True):
+            turned = nifti.oriented(volume)
+            image, grid = turned.array, sections.Grid.of(turned.geometry.affine)
+            whole = np.ones(image.shape, dtype=bool)
+            sections.draw_section(axes, image, 0, len(image) // 2, grid, brain=whole)
+            axes.set_title(f"{sections.MODALITY_NAMES[name]}, {step}", color="grey", fontsize=7)
+    sections.add_dark_legend(figure, [])
+    sections.write_figure(figure, path, dpi=100)
+
+
+def _run_on(case_id: str, name: str, program: Sequence[str], folder: Path) -> None:
+    """Run Python code in a folder; raise `CaseError` with the end of what it printed if it fails."""
+    done = run([sys.executable, "-c", *program], folder)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
+        problem = f"{name} failed with exit code {done.returncode}: {lines[-1]}"
+        next_step = "Prepare the scans with programs of your own."
+        raise CaseError(case_id, "(all)", problem, "registered, skull-stripped scans", next_step)
+
+
+def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a folder; one that takes too long is killed."""
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        late = f"no result after {_TIMEOUT_S} s"
+        return subprocess.CompletedProcess(command, -signal.SIGKILL, "", late)
