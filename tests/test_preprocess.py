@@ -97,6 +97,7 @@ class Doubles:
         self.calls: list[str] = []
         self.run = preprocess.run
         self.fails_on = ""
+        self.finds_nothing = False
 
     def __call__(self, command: Sequence[str], folder: Path) -> Any:
         if command[0] != sys.executable:
@@ -110,6 +111,7 @@ class Doubles:
             grid = image.geometry
             known = head(apply_affine(np.linalg.inv(TO_T1C) @ grid.affine, voxels(grid)))
             mask = (brain_of(known) > 0) if known.any() else image.array > 0
+            mask &= not self.finds_nothing
             write_volume(folder / "brain_bet.nii.gz", mask.astype(np.uint8), grid)
         else:
             shape = read_volume(folder / "moving.nii", case_id="me").geometry.shape
@@ -191,6 +193,8 @@ def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(
     (tmp_path / "native/me/me_t1n.nii.gz").touch()
     doubles.fails_on = "deepbet"
     assert "deepbet failed with exit code 9: out of memory" in prepared(tmp_path)[1].problems[0]
+    doubles.fails_on, doubles.finds_nothing = "", True
+    assert "no brain (deepbet)" in prepared(tmp_path)[1].problems[0]
 
 
 def test_scans_without_skull_keep_every_voxel_of_the_brain(

@@ -336,6 +336,8 @@ def _find_brain(case_id: str, head: Volume, folder: Path) -> tuple[Mask, str]:
     nifti.write_volume(folder / "head.nii.gz", head.array, head.geometry)
     _run_on(case_id, "deepbet", [_DEEPBET], folder)
     mask = nifti.read_label_map(folder / "brain_bet.nii.gz", case_id=case_id).array > 0
+    if not mask.any():
+        raise CaseError(case_id, "head", "no brain (deepbet)", "a head in T1", "Look at the scan.")
     foreground = brain_mask([head.array])
     ml = int(mask.sum()) * prod(head.geometry.spacing_mm) / MM3_PER_ML
     if foreground.sum() <= _MOST_AROUND_BRAIN * mask.sum():
