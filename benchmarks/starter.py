@@ -19,7 +19,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from learning import dice_of, network, rule
 
 from brats_seg import (
@@ -94,7 +93,7 @@ def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
 
 def export(work: Path, folder: Path, dice: list[float] | None = None, n_patients: int = 0) -> None:
     """Export the network in half precision, with the remark if its Dice on patients is known."""
-    best = read_checkpoint(work / "run" / BEST_NAME, torch.device("cpu"))
+    best = read_checkpoint(work / "run" / BEST_NAME)
     figures = ", ".join(f"{value:.2f}".lstrip("0") for value in dice or ())
     remark = REMARK.format(figures, n_patients) if dice else ""
     card = best["card"].model_copy(update={"remark": remark}).model_dump()

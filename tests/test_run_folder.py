@@ -258,7 +258,7 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
     assert same(weights(tmp_path / "run" / "last.pt"), weights(tiny_run / "best.pt"))
-    entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    entries = read_checkpoint(tmp_path / "run" / "last.pt")
     assert same(entries["ema"], entries["model"])
     saved = read_state(tmp_path / "run" / "last.pt")
     assert saved.started_from is not None
@@ -312,7 +312,7 @@ def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_laye
     monkeypatch.setattr(shipped, tmp_path / "shipped")
     config = start_settings("start.path=auto")
     train(data, tmp_path / "run", config, StopAtCheck(0))
-    entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    entries = read_checkpoint(tmp_path / "run" / "last.pt")
     assert same(entries["model"], weights(tiny_run / "best.pt"))
     assert entries["started_from"]["path"].startswith("brats_seg ")
     lines = [line for line in caplog.text.splitlines() if "network that brats_seg carries" in line]

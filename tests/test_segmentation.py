@@ -25,7 +25,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume
 from brats_seg.dicom.convert import cases_of_dicom, convert_studies
 from brats_seg.dicom.modalities import sort_series
-from brats_seg.dicom.preprocess import Source, read_source
+from brats_seg.dicom.preprocess import ScanSource, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.figures.cases import tissue_colours
@@ -53,7 +53,7 @@ DCMQI = "segimage2itkimage"
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
 
 
-def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, Source]:
+def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSource]:
     """Return a converted examination, its grid, and the DICOM files that it came from."""
     axes, degrees = ORIENTATIONS[name]
     write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
@@ -64,7 +64,7 @@ def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, Source]:
 
 
 @pytest.fixture(scope="module")
-def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, Source]:
+def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, ScanSource]:
     """The grid and the DICOM files of an axial examination that tests share."""
     return converted(tmp_path_factory.mktemp("axial"))[1:]
 
@@ -186,7 +186,7 @@ def test_report_and_structure_set_are_read_back_by_other_programs(
 
 
 def test_an_empty_label_map_has_a_report_without_diameters(
-    tmp_path: Path, axial: tuple[Geometry, Source]
+    tmp_path: Path, axial: tuple[Geometry, ScanSource]
 ) -> None:
     grid, source = axial
     paths = three(tmp_path / "a.dcm")
@@ -257,7 +257,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
 
 
 def test_a_label_map_on_another_grid_is_sampled(
-    tmp_path: Path, axial: tuple[Geometry, Source]
+    tmp_path: Path, axial: tuple[Geometry, ScanSource]
 ) -> None:
     coarse, source = axial
     affine = coarse.affine @ np.diag([0.5, 0.5, 0.5, 1])
@@ -271,7 +271,7 @@ def test_a_label_map_on_another_grid_is_sampled(
 
 @pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])
 def test_the_patient_is_named_only_if_asked_for(
-    tmp_path: Path, axial: tuple[Geometry, Source], with_identifiers: bool, name: str
+    tmp_path: Path, axial: tuple[Geometry, ScanSource], with_identifiers: bool, name: str
 ) -> None:
     grid, source = axial
     source = source.model_copy(update={"with_identifiers": with_identifiers})
@@ -290,7 +290,7 @@ def test_the_patient_is_named_only_if_asked_for(
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda one: one.name)
 def test_every_tissue_that_a_prediction_has_is_coded(
-    tmp_path: Path, axial: tuple[Geometry, Source], convention: LabelConvention
+    tmp_path: Path, axial: tuple[Geometry, ScanSource], convention: LabelConvention
 ) -> None:
     grid, source = axial
     labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), grid)

@@ -45,7 +45,7 @@ class StopAtCheck(StopRequest):
 
 def weights(path: Path) -> dict[str, Tensor]:
     """Return the weights of the network in a checkpoint."""
-    return read_checkpoint(path, torch.device("cpu"))["model"]
+    return read_checkpoint(path)["model"]
 
 
 def same(one: object, other: object) -> bool:
@@ -62,7 +62,7 @@ def same(one: object, other: object) -> bool:
 def check_same_runs(run: Path, expected: Path) -> None:
     """Check that two runs have the same checkpoints and history, to the last bit and except for times."""
     for name in ("last.pt", "best.pt"):
-        entries = [read_checkpoint(path / name, torch.device("cpu")) for path in (run, expected)]
+        entries = [read_checkpoint(path / name) for path in (run, expected)]
         for key in {"model", "ema", "optimizer", "schedule", "criterion"} & entries[1].keys():
             assert same(*(entry[key] for entry in entries)), f"{key} of {name}"
     histories = [pd.read_csv(path / "history.csv") for path in (run, expected)]

@@ -23,7 +23,7 @@ from brats_seg.cases.find import single_input
 from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
-from brats_seg.dicom.preprocess import ScanOptions, Source
+from brats_seg.dicom.preprocess import ScanOptions, ScanSource
 from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import write_json
@@ -100,7 +100,7 @@ def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
         for path, volume in zip(files.values(), volumes, strict=True):
             nifti.write_volume(path, volume.array, volume.geometry)
         unready, identifiers = preprocess.unready_words(volumes), options.with_identifiers
-        source = Source(key=key, series=series, unready=unready, with_identifiers=identifiers)
+        source = ScanSource(key=key, series=series, unready=unready, with_identifiers=identifiers)
         # after the scans: where it is, they are there
         write_json(folder / preprocess.SOURCE_NAME, source.model_dump(mode="json"))
     if source.unready and not options.atlas:

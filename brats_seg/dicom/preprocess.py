@@ -105,7 +105,7 @@ class Native(NamedTuple):
     """Matrix (4, 4) from the millimetres of the prepared scan to those of the file."""
 
 
-class Source(Section):
+class ScanSource(Section):
     """Content of `source.json`."""
 
     key: str
@@ -170,10 +170,10 @@ def check_tools() -> None:
         raise EnvironmentalError(msg)
 
 
-def read_source(folder: Path) -> Source | None:
+def read_source(folder: Path) -> ScanSource | None:
     """Return what the case in a folder was made from, or None if its files are the user's own."""
     try:
-        source = Source.model_validate_json((folder / SOURCE_NAME).read_bytes())
+        source = ScanSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
     is_known = set(source.natives) <= set(MODALITIES)
@@ -188,7 +188,7 @@ def hash_of_files(files: Iterable[Path], *choices: object) -> str:
 
 def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
     """Prepare a case unless it is usable as it is, or the same files have been prepared already."""
-    source = read_source(case.root / case.folder) or Source(key="")
+    source = read_source(case.root / case.folder) or ScanSource(key="")
     if case.problems or source.natives:
         return case
     case_id, folder = case.case_id, folder.absolute() / case.case_id

@@ -20,7 +20,7 @@ from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.dicom import series
-from brats_seg.dicom.preprocess import Source
+from brats_seg.dicom.preprocess import ScanSource
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
@@ -64,12 +64,13 @@ def write_segmentation(
     label_map: LabelMap,
     geometry: Geometry,
     convention: LabelConvention,
-    source: Source,
+    source: ScanSource,
     remark: str = "",
 ) -> str:
     """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.
 
-    The remark of its networks is a parameter of the algorithm, and begins in the name of the series. Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
+    The remark of its networks is a parameter of the algorithm, and begins in the name of the series.
+    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
     `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
     # matplotlib takes long to import

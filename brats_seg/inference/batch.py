@@ -177,15 +177,14 @@ def watched_scans(
         options: Choices about scans, a `dicom.preprocess.ScanOptions`.
         quiet_s: Seconds between two looks.
     """
-    root, taken = root.absolute(), dict[int, int]()
+    root, taken = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
     looks: list[dict[Path, str]] = [{}, {}, {}]
 
     def is_ready(paths: Iterable[Path]) -> bool:
         watched = {path: looks[-1][path] for path in paths if path in looks[-1]}
-        key, state = hash(frozenset(watched)), hash(frozenset(watched.items()))
-        is_new = watched.items() <= looks[-2].items() and taken.get(key) != state
+        is_new = watched.items() <= looks[-2].items() and taken.get(frozenset(watched)) != watched
         if is_new:
-            taken[key] = state
+            taken[frozenset(watched)] = watched
         # converted files are not in the folder: their examination was ready
         return is_new or not watched
 
@@ -324,7 +323,7 @@ class ReadCase:
     seconds: float
     """Time of reading."""
     source: Any
-    """What the case was made from, see `dicom.preprocess.Source`; None if its files are the user's own."""
+    """What the case was made from, see `dicom.preprocess.ScanSource`; None if its files are the user's own."""
     prediction: Prediction | None = None
 
     @property

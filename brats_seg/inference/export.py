@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from pydantic import Field
 from safetensors.torch import save
 
@@ -341,7 +340,7 @@ def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
         stored = read_facts(path)
         return stored.networks if stored else (NetworkFacts(),) * _n_networks(path)
     checkpoint = path / weights.BEST_NAME if path.is_dir() else path
-    content = weights.read_checkpoint(checkpoint, torch.device("cpu"))
+    content = weights.read_checkpoint(checkpoint)
     try:
         return (NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent)),)
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -68,7 +68,7 @@ _MOST_VALUES = 1_000_000
 """Values of a checkpoint besides the tensors, counted as often as they are referred to."""
 _DEEPEST = 32
 """Levels of lists and dictionaries in a checkpoint; ours have six."""
-_CPU, _LONGEST_REASON = torch.device("cpu"), 300
+_LONGEST_REASON = 300
 _NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
@@ -227,7 +227,7 @@ def shipped_network() -> Path | None:
 
 def load_trained(path: Path) -> TrainedModel:
     """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
-    content = read_checkpoint(path, torch.device("cpu"))
+    content = read_checkpoint(path)
     try:
         weights = checked_weights(content["model"])
         weights = checked_weights(content["ema"]) if content.get("ema") else weights
@@ -314,13 +314,13 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
 
 def store_card(path: Path, card: ModelCard) -> None:
     """Store a card in a checkpoint, whose other entries stay."""
-    content = read_checkpoint(path, torch.device("cpu"))
+    content = read_checkpoint(path)
     write_checkpoint({**content, "card": card.model_dump()}, path)
 
 
-def read_checkpoint(path: Path, device: torch.device = _CPU) -> dict[str, Any]:
-    """Read the entries of a checkpoint onto a device; `card` is a `ModelCard`."""
-    content = read_plain(path, device=device)
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read the entries of a checkpoint onto the host; `card` is a `ModelCard`."""
+    content = read_plain(path)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
         msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. {_READ_BY}"
@@ -390,19 +390,18 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
         raise UsageError(msg) from None
 
 
-def read_plain(path: Path, next_step: str = RUN_AGAIN, *, device: torch.device = _CPU) -> Any:
+def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
     """Return the values and tensors that `torch.save` has written, read without running code.
 
     Args:
         path: File to read.
         next_step: Advice of the message if it cannot be read.
-        device: Device of the tensors.
     """
     try:
         check_regular(path)
         _check_entries(path)
         with torch.serialization.safe_globals(_NUMPY_SCALARS):
-            content = torch.load(path, map_location=device, weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
         _check_values(content)
     except OSError as error:
         msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"

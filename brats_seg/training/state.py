@@ -210,7 +210,7 @@ _SAVED = TypeAdapter(SavedState)
 
 def read_state(path: Path) -> SavedState:
     """Read what a checkpoint says of its run."""
-    entries = read_checkpoint(path, torch.device("cpu"))
+    entries = read_checkpoint(path)
     try:
         return _SAVED.validate_python(entries)
     except ValueError as error:
