@@ -204,8 +204,8 @@ def figure(
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
 
     sample: the modalities and the label map of a case. montage, preview: the outlines of reference
-    and prediction in sections, in three planes. uncertainty: where a prediction is uncertain. scores: those of every case. distributions: age, survival and tumour volume.
-    history: loss and scores of every epoch.
+    and prediction in sections, in three planes. uncertainty: where a prediction is uncertain. scores:
+    those of every case. distributions: age, survival and tumour volume. history: loss and scores of every epoch.
 
     Examples:
         brats-seg figure preview data --prediction predictions -o preview.png

@@ -87,7 +87,8 @@ def _check(context: typer.Context) -> None:
                     wrong = "is an empty folder" if is_empty else "does not exist"
                     msg = f"{one} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)
-            # a network may be a dotted name, an atlas a file, a modality have an older name, a device be the memory of a GPU
+            # a network may be a dotted name, an atlas a file, a modality have an older name, and a
+            # device be the memory of a GPU
             if not values or one is None or name in _OPEN or one[:1].isdigit():
                 continue
             if one.partition(":")[0].lower() not in map(str.lower, values):
