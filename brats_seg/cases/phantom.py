@@ -124,7 +124,7 @@ def make_phantom(
     with_et: bool,
     variety: float = _VARIETY,
 ) -> Phantom:
-    """Return one case, a pure function of the generator, whose tumour enhances or not."""
+    """Return one case, to rounding a pure function of the generator, whose tumour enhances or not."""
     grid = Voxels.around_brain(shape)
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
