@@ -18,7 +18,7 @@ from brats_seg.labels import MODALITIES
 from tests.builders import Run, call, check_json, make_volumes, write_case
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
 
-PATIENT = ("DOE", "JOHN", "4711", "19700101", "ACC1")
+PATIENT = ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC1")
 """Words that identify the patient."""
 
 
