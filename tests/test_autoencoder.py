@@ -20,8 +20,7 @@ from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import task_of
-from tests.builders import write_case
-from tests.training_builders import StopAtCheck, check_same_runs, train
+from tests.training_builders import train
 
 
 @pytest.fixture(scope="module")
@@ -106,16 +105,6 @@ def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autoencoder, "GRID", SMALL)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=(24, 20 + number, 16))
-    return open_fold(
-        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
-    )
-
-
 @pytest.mark.usefixtures("small_grid")
 def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_run: Path) -> None:
     outcome = train(data, tmp_path / "run", settings())
@@ -132,16 +121,6 @@ def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_r
     sample = whole_case(data.folder, data.split.train[0], task_of(settings()).target_of)
     assert torch.equal(sample.image, sample.target)
     assert sample.image.shape[0] == 4
-
-
-@pytest.mark.usefixtures("small_grid")
-def test_a_stopped_run_ends_with_the_same_weights(data: FoldData, tmp_path: Path) -> None:
-    """Stopped within the validation of the first epoch."""
-    whole, run = tmp_path / "undisturbed", tmp_path / "stopped"
-    runs = (train(data, whole, settings()), train(data, run, settings(), StopAtCheck(4)))
-    resumed = train(data, run, settings())
-    assert [one.finished for one in (*runs, resumed)] == [True, False, True]
-    check_same_runs(run, whole)
 
 
 @pytest.mark.slow

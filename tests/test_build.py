@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config, ModelConfig
+from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
 from brats_seg.models import build
 from brats_seg.models.interface import TrainingOutput
@@ -95,21 +95,6 @@ def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
         multiple = build.size_multiple(config, (size, 96, 64))
         rounded = -(-size // multiple[0]) * multiple[0]
         build._check_patch(config, (rounded, 96, 64))
-
-
-@pytest.mark.parametrize(
-    ("patch", "window"),
-    [
-        ((64, 64, 64), (96, 96, 96)),
-        ((96, 96, 96), (128, 128, 128)),
-        ((128, 128, 128), (128, 128, 128)),
-        ((160, 32, 64), (160, 48, 96)),
-    ],
-)
-def test_the_default_window_is_larger_than_a_small_patch(patch: Triple, window: Triple) -> None:
-    own = Config(model=ModelConfig(name="monai.networks.nets.BasicUNet"))
-    assert build.default_window(Config(model=ModelConfig(widths=(8, 16, 32))), patch) == window
-    assert build.default_window(own, patch) == patch
 
 
 UNET = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}

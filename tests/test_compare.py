@@ -79,19 +79,6 @@ def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:
     assert ranking[-1].p_value is None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_mean_ranks_equal_those_of_mist(seed: int) -> None:
-    """With mist-medical, as the environment of `make bench` has it."""
-    mist = pytest.importorskip("mist.evaluation.ranking")
-    values = np.random.default_rng(seed).integers(0, 6, (4, 2, 7)) / 5
-    sets = [table(*one.tolist()) for one in values]
-    columns = {"case_id": "id", "dice": "wt_dice", "hd95": "wt_haus95"}
-    theirs = [one[[*columns]].rename(columns=columns) for one in sets]
-    ranking = rank_sets("abcd", sets, np.random.default_rng(0))
-    expected = dict(mist.rank_results(theirs, [*"abcd"])[0].itertuples(index=False, name=None))
-    assert {one.name: one.mean_rank for one in ranking} == pytest.approx(expected)
-
-
 def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
     """Twelve cases won by one set: only one in 2**12 exchanges keeps the lead."""
     dices = np.linspace(0.3, 0.8, 12)

@@ -122,11 +122,8 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
 
     for inputs in (["scans"], ["dicom", "scans"], single):
         ended = call(tmp_path, "predict", *inputs, "-o", "out", "--model", "run", option)
-        parts = (option[:8], f"found NIfTI files of {case.name}", "brats-seg convert")
-        assert (ended.code, [part in ended.err for part in parts]) == (2, [True] * 3)
+        assert (ended.code, f"found NIfTI files of {case.name}" in ended.err) == (2, True)
     assert not (tmp_path / "out").exists()
     # DICOM files alone are taken: the model is missing
     ended = call(tmp_path, "predict", "dicom", "-o", "out", "--model", "run", option)
-    assert ended.code in (2, 3)
-    assert "NIfTI" not in ended.err
-    assert call(tmp_path, "convert", "scans", "-o", "out", option).code in (2, 3)
+    assert (ended.code in (2, 3), "NIfTI" in ended.err) == (True, False)

@@ -29,7 +29,6 @@ from brats_seg.evaluation.evaluate import (
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
-from brats_seg.quality import label_map as label_check
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
 from tests.test_metrics import REAL_DICE
@@ -362,28 +361,6 @@ def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Gen
     assert "expected labels on the tumour of this scan" in failure.message
 
 
-def test_unclear_reference(phantoms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(label_check, "LEAST_CONTRAST", 0.0)
-    monkeypatch.setattr(label_check, "CLEAR_CONTRAST", 1.5)
-    found = evaluated(phantoms, copy_label_maps(phantoms, tmp_path / "predictions"))
-    assert found.failures == ()
-    assert len(found.remarks) == 3
-    assert f"{CASES[0]}: the label map may be of another scan" in found.remarks[0]
-
-
-def test_pairs_case_folders_with_a_flat_folder(tmp_path: Path) -> None:
-    for case_id in ("BraTS2021_00001", "BraTS2021_00000"):
-        write_case(tmp_path / "data", case_id)
-    predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
-    pairing = find_pairs(tmp_path / "data", predictions)
-    first, second = pairing.pairs
-    assert first.case_id == "BraTS2021_00000"
-    assert first.reference == tmp_path / "data/BraTS2021_00000/BraTS2021_00000_seg.nii.gz"
-    assert first.prediction == predictions / "BraTS2021_00000.nii.gz"
-    assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
-    assert pairing.without_reference == ("BraTS2021_00007",)
-
-
 def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
     for number, (name, case_id) in enumerate(
         {
@@ -399,31 +376,18 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
         assert label_maps_in(root) == {case_id: root / name}
 
 
-def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:
-    """Other images beside labelled scans are none, and neither is a second label map of a case."""
-    case = "UPENN-GBM-00001_11"
-    scans = [
-        f"images_structural/{case}/{case}_{word}.nii" for word in ("T1", "T1GD", "T2", "FLAIR")
-    ]
-    touch(
-        tmp_path,
-        *scans,
-        f"unstripped/{case}/{case}_T1_unstripped.nii",
-        f"images_segm/{case}_segm.nii",
-        f"automated_segm/{case}_automated_approx_segm.nii",
-        "images_segm/other.nii",
-    )
-    assert label_maps_in(tmp_path) == {
-        case: tmp_path / f"images_segm/{case}_segm.nii",
-        "other": tmp_path / "images_segm/other.nii",
-    }
-
-
-def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
-    touch(tmp_path, "BraTS2021_00006_seg.nii.gz", "final.nii.gz")
-    pairing = find_pairs(tmp_path / "BraTS2021_00006_seg.nii.gz", tmp_path / "final.nii.gz")
-    assert [pair.case_id for pair in pairing.pairs] == ["BraTS2021_00006"]
-    assert pairing.pairs[0].prediction == tmp_path / "final.nii.gz"
+def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:
+    case = write_case(tmp_path / "data", "BraTS2021_00000")
+    write_case(tmp_path / "data", "BraTS2021_00001")
+    predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
+    pairing = find_pairs(tmp_path / "data", predictions)
+    first, second = pairing.pairs
+    reference, prediction = case / f"{case.name}_seg.nii.gz", predictions / f"{case.name}.nii.gz"
+    assert (first.case_id, first.reference, first.prediction) == (case.name, reference, prediction)
+    assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
+    assert pairing.without_reference == ("BraTS2021_00007",)
+    (pair,) = find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
+    assert (pair.case_id, pair.prediction) == (case.name, predictions / "BraTS2021_00007.nii")
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:

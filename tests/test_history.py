@@ -94,15 +94,6 @@ def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_ent
         assert not [column for column in table if "dice" in column or "jaccard" in column]
 
 
-def test_the_line_of_the_log_shows_the_values() -> None:
-    for validated, scores, expected in (
-        (False, OVERLAP, "epoch 2/5 | training loss 1.0000 Dice"),
-        (True, OVERLAP, "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard"),
-        (True, ERRORS, "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C"),
-    ):
-        assert expected in history.epoch_line(row(2, validated=validated, scores=scores), 5)
-
-
 def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: list[bytes] = []
 

@@ -14,12 +14,7 @@ from brats_seg.config import LossConfig, ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import (
     ActivationCheckpointing,
-    TrainingOutput,
-    as_output,
-    output_from,
     set_activation_checkpointing,
-    structure_of,
-    tensors_of,
 )
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
@@ -64,15 +59,6 @@ def gradients(
     loss.backward()
     found = [p.grad for p in network.parameters() if p.grad is not None]
     return [loss, *found, torch.rand(1)]
-
-
-def test_outputs_are_taken_apart_and_put_together() -> None:
-    fine, coarse = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 3, 2, 2, 2)
-    output = TrainingOutput(logits=(fine, coarse))
-    assert as_output(fine).logits == (fine,)
-    assert as_output(output) is output
-    assert output_from(structure_of(output), tensors_of(output)) == output
-    assert output_from(structure_of(fine), tensors_of(fine)) is fine
 
 
 @pytest.mark.parametrize(

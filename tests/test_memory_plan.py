@@ -17,7 +17,7 @@ from brats_seg.models.interface import (
     as_output,
     set_activation_checkpointing,
 )
-from brats_seg.presets import NETWORKS, PRESETS
+from brats_seg.presets import NETWORKS
 from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
@@ -296,19 +296,6 @@ def test_several_gpus(monkeypatch: pytest.MonkeyPatch, device: str, preset: str,
     chosen = choose_settings(values={"training.device": device})
     assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
     assert chosen.reason.endswith("MiB, with checkpointing top")
-
-
-def test_what_is_given_wins() -> None:
-    assignments = ["optimizer.lr=0.5", "model.widths=4,8"]
-    chosen = choose_settings(assignments=assignments, values={**ON_CPU, "patch.size": "16,16,16"})
-    assert chosen.config.optimizer.lr == 0.5
-    assert chosen.config.model.widths == (4, 8)
-    assert chosen.config.patch.size == (16, 16, 16)
-    assert chosen.config.validation.every == PRESETS["cpu"]["validation"]["every"]
-    # whole brains stay whole
-    chosen = choose_settings(values={**ON_CPU, "model.name": "autoencoder"})
-    assert chosen.config.patch.size == "whole"
-    assert "autoencoder, whole brains" in chosen.reason
 
 
 def test_a_network_that_cannot_be_built_is_refused_before_anything_is_prepared() -> None:

@@ -150,15 +150,7 @@ def test_distances_equal_pairwise_ones(one: Mask, other: Mask, spacing_mm: Spaci
 
 
 @pytest.mark.parametrize(
-    ("seed", "cubic", "flat"),
-    [
-        (0, 4.358899, 6.708204),
-        (1, 4.123106, 6.78233),
-        (2, 3.316625, 5.5),
-        (3, 4.0, 6.0),
-        (4, 4.582576, 6.873864),
-        (5, 4.582576, 9.0),
-    ],
+    ("seed", "cubic", "flat"), [(0, 4.358899, 6.708204), (1, 4.123106, 6.78233), (5, 4.582576, 9)]
 )
 def test_hd95_equals_that_of_surface_distance(seed: int, cubic: float, flat: float) -> None:
     """Values of Surface-Distance-Based-Measures 0.1 on the same masks."""

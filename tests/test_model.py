@@ -128,22 +128,6 @@ FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_e
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, DEFAULT_WINDOW),
-        ({"window": "auto"}, DEFAULT_WINDOW),
-        ({"window": "whole"}, Window(size=None, overlap=0.25)),
-        ({"window": "8,8,4"}, Window(size=(8, 8, 4), overlap=0.25)),
-        ({"window": (8, 8, 8), "overlap": 0.75}, Window(size=(8, 8, 8), overlap=0.75)),
-        ({"overlap": 0}, Window(size=(12, 12, 12), overlap=0)),
-    ],
-)
-def test_a_window_that_is_given_replaces_the_default(given: dict, expected: Window) -> None:
-    window, decoding = resolve(prediction_settings(given), FITTED, DEFAULT_WINDOW)
-    assert (window, decoding) == (expected, FITTED)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [("thresholds", (0.5, 0.5, 0.5)), ("smallest_mm3", (0, 0, 0)), ("smallest_et_mm3", 0)],
 )

@@ -118,26 +118,6 @@ def test_every_orientation_gives_the_same_tumour(tmp_path: Path, codes: tuple[in
         assert np.array_equal(np.asarray(one.dataobj), np.asarray(maps[0].dataobj))
 
 
-@pytest.mark.real
-def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
-    folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
-    label_map = written(folder, tmp_path, PredictionSettings(window="whole", preview=False))
-    (path,) = folder.glob("*t1_bet*")
-    assert_same_geometry(label_map, nib.load(path))
-
-
-def test_thick_slices_come_back_on_their_own_grid(tmp_path: Path) -> None:
-    affine = np.diag([-1.0, -1.0, 2.0, 1.0])
-    folder = write_scan(tmp_path / "scan", make_volumes((24, 24, 12), seed=2), affine)
-    label_map = written(folder, tmp_path / "out")
-    _, result = predict(folder)
-    np.testing.assert_array_equal(label_map.affine, affine)
-    assert np.array_equal(np.asarray(label_map.dataobj), result.label_map)
-    wt = regions_of(result.label_map, result.convention)[0]
-    assert (wt.shape, wt.any()) == ((24, 24, 12), True)
-    assert result.summary.volumes[0].ml == pytest.approx(wt.sum() * 2 / 1000)
-
-
 def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)

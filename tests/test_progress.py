@@ -157,20 +157,6 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     assert list(untracked("ab", what="letters", total=2)) == ["a", "b"]
 
 
-def test_a_terminal_shows_it(clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = use_terminal(monkeypatch)
-    for _ in tracked(range(8), what="predicting", total=8):
-        with part("BraTS20_001, windows", 27) as after_window:
-            clock.now += 100
-            for _ in range(9):
-                after_window()
-            assert screen._bar is not None
-            screen._bar.refresh()
-            break
-    assert "predicting (BraTS20_001, windows: 9 of 27)" in terminal.shown()
-    assert "0 of 8, about 38 min left" in terminal.shown()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:

@@ -76,7 +76,7 @@ def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rows.json").read_text())
     # a thread of the group that outlives it aborts the process now and then, as Python ends

@@ -1,8 +1,6 @@
 """Test names, previews and descriptions of results, in both layouts."""
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import matplotlib.image
@@ -89,18 +87,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     code, shown, errors = run("evaluate", "raw", "derivatives")
     assert code == 0, shown + errors
     assert "over 2 cases" in shown
-
-
-@pytest.mark.skipif(
-    not shutil.which("bids-validator-deno"), reason="needs pip install bids-validator-deno"
-)
-def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) -> None:
-    settings = PredictionSettings(layout="bids", probabilities=True, uncertainty=True)
-    predict_folder([brats_root], [write_run(tmp_path / "run")], tmp_path / "out", settings)
-    done = subprocess.run(
-        ["bids-validator-deno", tmp_path / "out"], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:

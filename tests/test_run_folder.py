@@ -109,10 +109,8 @@ def test_states_are_checkpoints(data, tmp_path, undisturbed):
     assert read_state(path / "last.pt").progress == state.progress
 
 
-@pytest.mark.parametrize("limit", [None, 1000, 5000, 10_000])
-def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
-) -> None:
+@pytest.mark.parametrize("limit", [None, 5000])
+def test_a_full_disk_or_a_limit_leaves_the_old_checkpoint(data, tmp_path, monkeypatch, limit):
     """torch reports a limit as a RuntimeError: "unexpected pos"."""
     state = new_state(plan_run(tiny_settings(*SETTINGS), data), ranks=Ranks())
     folder, settings = RunFolder(path=tmp_path), tmp_path / "config.yaml"
@@ -149,9 +147,7 @@ def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
         ),
     ],
 )
-def test_what_is_damaged_or_no_checkpoint_of_this_version_is_refused(
-    tmp_path: Path, undisturbed: dict[str, Path], content: object, message: str
-) -> None:
+def test_what_is_no_checkpoint_of_this_version_is_refused(tmp_path, undisturbed, content, message):
     path = tmp_path / "other.pt"
     if content is None:
         path.write_bytes((undisturbed["true"] / "last.pt").read_bytes()[:-100])
@@ -183,13 +179,7 @@ ANEW = " start anew with --fresh"
         ),
     ],
 )
-def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
-    data: FoldData,
-    tmp_path: Path,
-    undisturbed: dict[str, Path],
-    entries: dict[str, object],
-    message: str,
-) -> None:
+def test_wrong_entries_are_refused(data, tmp_path, undisturbed, entries, message):
     before = torch.load(undisturbed["true"] / "last.pt", weights_only=True)
     torch.save({**before, **entries}, tmp_path / "last.pt")
     if ANEW in message:
@@ -269,9 +259,7 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     assert "held out here" not in caplog.text
 
 
-def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
-    data: FoldData, tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_held_out_cases_that_a_parent_has_learnt_from_are_named(data, tiny_run, tmp_path, caplog):
     config = start_settings(f"start.path={tiny_run}", "training.n_epochs=1")
     train(data, tmp_path / "child", config)
     ids = data.split.train
@@ -299,13 +287,10 @@ def test_an_exported_model_and_files_of_weights_are_started_from(data, tiny_run,
     assert caplog.text.count("does not say what its weights were trained on") == 3
 
 
-def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_layers(
-    data: FoldData,
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_run_starts_from_the_network_of_the_package(
+    data, tiny_run, tmp_path, monkeypatch, caplog
+):
+    """Where it has the same layers."""
     caplog.set_level(logging.INFO)
     export_model([tiny_run], tmp_path / "shipped")
     shipped = "brats_seg.runtime.weights.SHIPPED"
@@ -324,9 +309,7 @@ def test_a_run_starts_from_the_network_of_the_package_where_it_has_the_same_laye
     assert read_state(tmp_path / "run" / "last.pt").started_from is not None
 
 
-def test_other_networks_and_those_that_are_given_keep_their_weights(
-    data: FoldData, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_and_given_networks_keep_their_weights(data, tiny_run, tmp_path, monkeypatch):
     auto, wide = StartConfig(path="auto"), start_settings("model.widths=[8, 16]")
     export_model([tiny_run], tmp_path / "shipped")
     monkeypatch.setattr("brats_seg.runtime.weights.SHIPPED", tmp_path / "shipped")

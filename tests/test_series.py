@@ -65,7 +65,9 @@ def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
     assert [series.problem for series in study.series] == [""] * 4
     assert [series.has_agent for series in study.series] == [False, True, False, False]
     text = str(asdict(study)).replace(str(tmp_path), "")
-    assert not any(word in text for word in ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC123", "HOUSE"))
+    assert not any(
+        word in text for word in ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC123", "HOUSE")
+    )
 
 
 def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:

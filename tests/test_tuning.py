@@ -182,12 +182,6 @@ def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
     assert tune() == tuning
 
 
-@pytest.mark.slow
-def test_workers_change_nothing(tmp_path: Path) -> None:
-    cases = write_cases(tmp_path, add_rim)
-    assert fit_cases(cases, DICE, n_workers=2) == fit_cases(cases, DICE)
-
-
 def test_a_run_in_training_is_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest weights of the first would be replaced by the tuned ones."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)

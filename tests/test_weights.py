@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import Split, write_split
-from brats_seg.config import Config, load_config
+from brats_seg.config import Config
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.presets import TaskName
 from brats_seg.runtime import weights
 from tests.inference_builders import save_run, write_run
 
@@ -66,25 +65,6 @@ def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
     path = changed(tmp_path, card={**CARD.model_dump(), "config": {"model": {"depth": 7}}})
     with pytest.raises(ResumeError, match=r"config\.model\.depth: Extra"):
         weights.load_trained(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "message"),
-    [
-        ("autoencoder", "segmentation", r"run: found a reconstruction run.* gives no label maps"),
-        (
-            "unet",
-            "reconstruction",
-            r"run: found a segmentation run, model\.name 'unet'; expected a",
-        ),
-    ],
-)
-def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: str) -> None:
-    config = load_config(assignments=[f"model.name={name}"])
-    trained = weights.TrainedModel(weights={}, card=CARD.model_copy(update={"config": config}))
-    weights.require_task(trained, config.model.task, Path("run"))
-    with pytest.raises(UsageError, match=message):
-        weights.require_task(trained, asked, Path("run"))
 
 
 def changed(tmp_path: Path, **entries: object) -> Path:

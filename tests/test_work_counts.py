@@ -38,7 +38,7 @@ from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, count_voxels
 from brats_seg.training.optimisation import Accumulator
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
-from tests.inference_builders import Pointwise, make_model, write_run
+from tests.inference_builders import make_model, write_run
 from tests.training_builders import tiny_settings, train
 
 IO = Path("/proc/self/io")
@@ -290,18 +290,6 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
             "bytes read per byte of the scans": 2.6,
         },
     )
-
-
-@pytest.mark.parametrize(("tta", "n_mirrors"), [(False, 1), (True, 8)])
-def test_windows_run_once(monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int) -> None:
-    """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
-    scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
-    settings = PredictionSettings(tta=tta)
-    counts = Counter[str]()
-    with counted_calls(monkeypatch, Pointwise, "forward", counts):
-        Predictor(model=make_model(settings=settings)).predict_scan(scan)
-    assert scan.box.shape == (23, 23, 15)
-    assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
 
 
 def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() -> None:
