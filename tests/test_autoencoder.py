@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg import Reconstructor, build_model, write_phantom_cases
 from brats_seg.config import Config, ModelConfig, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import task_of
@@ -50,7 +48,6 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
 
 
 def test_only_the_vector_is_decoded(network: Autoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vector of zeros two images come back alike; with their own they do not."""
     images = make_image(20, 20, 20), make_image(20, 20, 20, seed=1)
     one, other = map(network, images)
     assert not torch.allclose(one, other, atol=1e-3)
@@ -101,7 +98,6 @@ def settings(*changes: str) -> Config:
 
 @pytest.fixture
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid that takes a moment; what is tested does not depend on it."""
     monkeypatch.setattr(autoencoder, "GRID", SMALL)
 
 
@@ -125,7 +121,6 @@ def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_r
 
 @pytest.mark.slow
 def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path) -> None:
-    """With the default settings, on phantoms: ten epochs of six cases."""
     write_phantom_cases(tmp_path / "scans", n_cases=9, seed=0)
     config = settings("model.latent=512", "training.n_epochs=10")
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")

@@ -19,6 +19,7 @@ import pandas as pd
 import psutil
 import pytest
 
+from brats_seg import PredictionSettings, Predictor, export_model, load_model
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.index import index_cases
@@ -36,11 +37,7 @@ from brats_seg.inference.batch import (
     run_case,
     shared_outcomes,
 )
-from brats_seg.inference.export import export_model
-from brats_seg.inference.model import load_model
-from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder, Record
-from brats_seg.inference.settings import PredictionSettings
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import (
@@ -57,7 +54,6 @@ PREDICTOR = Predictor(model=make_model(settings=PLAIN_SETTINGS))
 
 
 def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) -> None:
-    """Write four good cases and ten bad ones, each with another defect."""
     for case_id in CASES[:4]:
         write_case(tmp_path / "scans", case_id, seed=int(case_id[-1]))
     break_in_ten_ways(tmp_path / "scans")
@@ -119,7 +115,6 @@ def test_an_ensemble_was_trained_on_the_cases_of_any_member(
 
 
 def test_cases_that_the_model_was_trained_on_are_marked(two_folds, tiny_scans, run, tmp_path):
-    """The mean of the others is first; a checkpoint without a record of its cases marks nothing."""
     for name in ("first", "alone.pt"):
         predict_folder([tiny_scans], [two_folds / name], tmp_path / name, PLAIN_SETTINGS)
     _, said, _ = run("evaluate", tiny_scans, "first", "-o", "scores.csv")
@@ -187,7 +182,6 @@ def test_a_mended_scan_and_a_line_that_was_cut_off_cost_their_case(brats_root, t
 
 
 def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
-    """The folder of results lies among the scans, or is given as input again, or alone."""
     settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     predict_into(brats_root, brats_root / "out", settings=settings)
 
@@ -304,7 +298,6 @@ def job(brats_root: Path, tmp_path: Path) -> Job:
 
 
 def check_same_results(brats_root: Path, job: Job, tmp_path: Path) -> None:
-    """Compare the files of a job with those of the same batch in this process."""
     local = tmp_path / "local"
     predict_folder([brats_root], job.model_paths, local, job.settings)
     for path in local.glob("*.nii.gz"):
@@ -394,7 +387,6 @@ def test_processes_predict_the_same_without_a_port(
     ],
 )
 def test_an_address_needs_a_safe_scheduler(address, found, is_safe, job, monkeypatch):
-    """Also one that accepts connections and says nothing; TLS is only waived by a setting of dask."""
     dask = pytest.importorskip("dask")
     # its settings have defaults once it is imported
     pytest.importorskip("distributed")

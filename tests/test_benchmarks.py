@@ -43,7 +43,6 @@ def test_every_benchmark_is_listed(benchmarks: ModuleType) -> None:
 
 
 def test_a_comparison_becomes_a_row_with_its_goal(benchmarks, tmp_path, monkeypatch):
-    """One that is met; one that is missed, of a benchmark that fails afterwards."""
     monkeypatch.setattr(benchmarks, "FOLDER", tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(FOLDER))
     monkeypatch.setattr(benchmarks, "matrix_product_rate", lambda dtype: 1e9)

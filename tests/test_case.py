@@ -34,7 +34,6 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
     read_packed = nifti.read_packed
 
@@ -83,7 +82,6 @@ def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]
 
 
 def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path) -> None:
-    """Index and `load_case` agree."""
     case_id, values = "BraTS-GLI-00001-000", (0, 1, 2, 4)
     rng = np.random.default_rng(0)
     for modality in (*MODALITIES, "seg"):

@@ -65,7 +65,6 @@ def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
 def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
     view: CaseView, dtype: type, factor: float, step: float | None
 ) -> None:
-    """nibabel reads what the page makes of them."""
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
     box = case._box_of(view)

@@ -91,7 +91,6 @@ def section_of(axes: Axes) -> int:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name: str) -> None:
-    """Also where the id of the case is long, or would be a formula."""
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
     panels = panels_of(figure)
     texts = [text.get_text() for text in figure.findobj(Text)]
@@ -225,7 +224,6 @@ def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain
 
 
 def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Path) -> None:
-    """The first case is the default; 3 is ET in its prediction."""
     predicted = make_label_map(convention=BRATS2023, seed=7)
     write_nifti(tmp_path / "p" / "BraTS2021_00000.nii.gz", predicted)
     view = with_prediction(open_view(brats_root), tmp_path / "p")

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import BatchDiceBce, DiceBce, MicroBatch, build_model
 from brats_seg.config import LossConfig, load_config
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
-from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import ModelCard, ModelIdentity
@@ -29,8 +29,6 @@ from brats_seg.training.certificate import (
     phantom_patches,
     warm_up,
 )
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.state import build_network
 from tests.builders import Run
 from tests.inference_builders import save_run

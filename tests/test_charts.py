@@ -68,7 +68,6 @@ def test_each_histogram_says_how_many_are_known() -> None:
 
 
 def test_a_histogram_has_bins_that_suit_the_number_of_cases() -> None:
-    """Twelve cases in twenty bins are a row of ones."""
     for n_cases, n_bins in ((1, 1), (12, 5), (1251, 22)):
         values = np.random.default_rng(0).normal(60, 11, n_cases)
         (axes,) = volume_figure({"wt": values}).axes

@@ -137,7 +137,6 @@ def flow(work: Path) -> dict[int, Done]:
 
 @pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])
 def test_each_step_writes_files_and_reports(work: Path, flow: dict[int, Done], number: int) -> None:
-    """Messages go to standard error, and the JSON alone to standard output."""
     step, done = FLOW[number], flow[number]
     assert done.code == 0, done.err
     assert re.search(step.fact, done.err, re.DOTALL), done.err
@@ -296,7 +295,6 @@ def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
-    """The message names case, file, what was found, what was expected, and what to try."""
     train = ("train", "--data", brats_root, *shlex.split(TINY))
     next(brats_root.glob("BraTS2021_00003/*_t2.nii.gz")).unlink()
     refused, _, error = run(*train)
@@ -356,7 +354,6 @@ def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[int, Done]) -> None:
-    """The run of the flow is kept; a case whose scan is damaged afterwards is named."""
     line = f"crossval --data data --prepared ready {TINY}"
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
@@ -410,7 +407,6 @@ def test_the_json_has_null_for_nan_takes_any_file_name_and_is_checked() -> None:
 
 
 def test_options_are_few_and_mean_the_same_everywhere() -> None:
-    """Short forms of settings, `--json` and the options of settings count once."""
     shared = set(SHORT) | {"--preset", "--config", "--set", "--json"}
     own = 0
     for command in (command for panel in COMMANDS.values() for command in panel):
@@ -507,7 +503,6 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
     ("place", "n_done"), [("cli.use.print_outcome", 1), ("inference.predict.entropy", 0)]
 )
 def test_ctrl_c_says_how_to_go_on(run, tiny_scans, model, monkeypatch, place, n_done):
-    """Between two cases, and within a case."""
     monkeypatch.setattr(f"brats_seg.{place}", interrupt)
     flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
     code, _, said = run("predict", tiny_scans, *flags)

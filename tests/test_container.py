@@ -59,7 +59,6 @@ def test_the_lines_of_the_page_have_arguments_that_the_dockerfile_knows() -> Non
 
 @pytest.mark.slow
 def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
-    """In an environment that finds the other packages here, so that nothing is downloaded."""
     script = [
         f"{sys.executable} -m venv {tmp_path / 'venv'}",
         f". {tmp_path / 'venv/bin/activate'}",

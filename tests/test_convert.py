@@ -112,7 +112,6 @@ def test_the_command_prints_the_series_as_json(tmp_path: Path, run: Run) -> None
 
 @pytest.mark.parametrize("option", ["--identifiers", "--series=t1c=5"])
 def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option: str) -> None:
-    """Also where DICOM examinations are given beside them, before anything is converted."""
     write_examination(tmp_path / "dicom")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/best.pt").touch()

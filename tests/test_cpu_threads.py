@@ -65,7 +65,6 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
 def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, str]) -> None:
-    """In every way in, and for the processes that it starts."""
     names = (*cpu_threads.NUMBERS, *cpu_threads.WAITING)
     bare = {key: value for key, value in os.environ.items() if key not in names}
     code = (
@@ -82,7 +81,6 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
 
 
 def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of two CPUs."""
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
     for name in cpu_threads.NUMBERS:
         monkeypatch.delenv(name, raising=False)

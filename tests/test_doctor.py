@@ -75,7 +75,6 @@ def test_packages_are_compared_with_the_required_versions(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
 def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> None:
-    """Nothing is installed but the package: a folder with its source and its metadata."""
     (tmp_path / "brats_seg").symlink_to(ROOT / "brats_seg")
     described = touch(tmp_path, "brats_seg-0.1.0.dist-info/METADATA")
     (described / "brats_seg-0.1.0.dist-info/METADATA").write_text(

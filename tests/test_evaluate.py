@@ -107,7 +107,6 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
 
 
 def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path) -> None:
-    """Cut short, on another grid, with a foreign value, with probabilities, not NIfTI."""
     paths = [predictions / f"{case_id}.nii.gz" for case_id in CASES]
     paths[0].write_bytes(paths[0].read_bytes()[: paths[0].stat().st_size // 2])
     write_nifti(paths[1], make_label_map((24, 24, 15)))
@@ -280,7 +279,6 @@ def test_matched_lesions_have_scores_of_their_own_for_the_whole_region(tmp_path:
 
 
 def test_cutting_to_the_tumour_changes_no_score(tmp_path: Path) -> None:
-    """Test dilations that reach the edge of the volume, and others that do not."""
     maps = [make_label_map((24, 24, 16), BRATS2017, seed) for seed in (0, 1)]
     maps[1][maps[1] == 4] = 3
     roomy = [np.pad(label_map, ((9, 3), (0, 12), (7, 7))) for label_map in maps]

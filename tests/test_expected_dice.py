@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from brats_seg import export_model, load_model
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
-from brats_seg.inference.export import export_model
-from brats_seg.inference.model import load_model
 from brats_seg.quality import expected_dice
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.wings import Notes
@@ -39,7 +38,6 @@ def test_the_mean_probability_is_that_inside_each_region() -> None:
 
 
 def test_a_line_is_found_of_each_region_that_enough_cases_have() -> None:
-    """Its interval has no width where all cases lie on it; less sure cases are never better."""
     sure = np.linspace(0.5, 0.9, 12)
     cases = [np.array([x, x, x if x < 0.6 else np.nan]) for x in sure]
     counts = [counts_of(x, 1.2 * x - 0.2, x) for x in sure]
@@ -96,7 +94,6 @@ NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
 def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> None:
-    """It describes a model, but does not change it: its fingerprint is that without it."""
     plain, one = write_run(tmp_path / "plain"), write_run(tmp_path / "one", notes=NOTES)
     two = write_run(tmp_path / "two", seed=1, notes=NOTES)
     export_model([one], tmp_path / "model")
@@ -111,7 +108,6 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
 
 
 def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:
-    """Of a usual and a swapped scan; a model without a fit has no columns of it."""
     # less than 100 ml in voxels of 1 mm: its size and shape are not judged
     images, _ = phantom(20, (59, 70, 58))
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):

@@ -39,7 +39,6 @@ DECODING = Decoding(thresholds=(0.4, 0.5, 0.6))
 
 @pytest.fixture(scope="module")
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export two networks with their own settings to one folder."""
     folder = tmp_path_factory.mktemp("exported")
     fitted = FittedPrediction(decoding=DECODING)
     runs = [write_run(folder / f"run{n}", seed=n, fitted=fitted) for n in range(2)]
@@ -49,7 +48,6 @@ def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def exported(exported_once: Path, tmp_path: Path) -> Path:
-    """A copy of the model and its runs, which may be changed."""
     return shutil.copytree(exported_once, tmp_path, dirs_exist_ok=True) / "model"
 
 

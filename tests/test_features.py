@@ -148,7 +148,6 @@ PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     ],
 )
 def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message):
-    """The run is of another spacing than the one that is given beside it."""
     identity = replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))
     run = write_trained(tmp_path / "run", config=config, identity=identity)
     other = run if len(kinds) == 1 else write_trained(tmp_path / "other")

@@ -166,7 +166,6 @@ def hold_with_a_child_and_die(path: Path) -> None:
 
 
 def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
-    """Workers share the lock, and end by themselves."""
     process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
     process.start()
     process.join()

@@ -113,7 +113,6 @@ def test_a_file_that_is_no_fold_table_is_refused(tmp_path, content, match):
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
-    """With a byte order mark, other line ends, columns moved and one added."""
     path = tmp_path / "folds.csv"
     path.write_bytes(b"\xef\xbb\xbffold,case_id,x,patient_id\r\n0,A,,a\r\n1,B,x,b\r\n,C,,c\r\n")
     assert folds.read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
@@ -182,7 +181,6 @@ def make_cohort(seed: int) -> list[Case]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed):
-    """Each fold holds a fifth of every kind of patient, give or take a few scans."""
     cases = make_cohort(seed)
     shuffled = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
     table = folds.make_folds(cases, FoldConfig())
@@ -209,7 +207,6 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
 
 
 def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
-    """Each fold gets one of every five neighbours in volume."""
     cases = [make_case(f"C{n:03d}", tumour_ml=float((n * 37) % 100)) for n in range(100)]
     fold = fold_of(folds.make_folds(cases, FoldConfig()))
     by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)

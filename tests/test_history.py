@@ -138,7 +138,6 @@ def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...])
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return the curves in the event files of a folder: epochs and values by name."""
     from tensorboardX.proto.event_pb2 import Event
 
     curves: dict[str, list[tuple[int, float]]] = {}

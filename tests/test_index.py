@@ -109,7 +109,6 @@ def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> Non
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
 def test_other_numberings(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
-    """Also those that show nothing clear themselves: a release has one numbering."""
     write_phantoms(tmp_path, convention, n_cases)
     for case in (cases := index_cases(tmp_path).cases):
         [problem] = case.problems

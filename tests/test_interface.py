@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from brats_seg import Accumulator, BatchDiceBce, DiceBce, MicroBatch, build_model
 from brats_seg.config import LossConfig, ModelConfig
-from brats_seg.models.build import build_model
 from brats_seg.models.interface import (
     ActivationCheckpointing,
     set_activation_checkpointing,
 )
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.optimisation import Accumulator
 from tests.training_builders import same, saved_bytes
 
 WIDTHS = (4, 6, 8)
@@ -69,7 +66,6 @@ def gradients(
     ],
 )
 def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
-    """The loss and later random numbers are the same, too."""
     is_large = name == "swin-unetr"
     network = make_network(name, 64 if is_large else 16)
     image = torch.randn(1, 4, 64, 32, 32) if is_large else None
@@ -92,7 +88,6 @@ def test_random_layers_replay(precision: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", LOWER)
 def test_two_passes_of_accumulation_replay_too(mode: ActivationCheckpointing) -> None:
-    """Batch Dice over three micro-batches, with dropout."""
     found = []
     for taken in (ActivationCheckpointing.NONE, mode):
         network = with_dropout(make_network())

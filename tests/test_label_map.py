@@ -235,7 +235,6 @@ def arrays_in(real_data: Path) -> list[tuple[npt.NDArray[np.generic], LabelMap]]
 @pytest.mark.real
 @pytest.mark.slow
 def test_real_label_maps_that_are_misplaced_are_refused_or_remarked_on(real_data: Path) -> None:
-    """Eight of ten are refused."""
     judgements = []
     cases = arrays_in(real_data)
     for number, (images, truth) in enumerate(cases):

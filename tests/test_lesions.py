@@ -308,7 +308,6 @@ TISSUES = ("netc", "et", "rc", "snfh")
 
 
 def row(text: str) -> Lesions:
-    """Lesions along a row, from their digits; anything else is background."""
     numbers = [int(letter) if letter.isdigit() else 0 for letter in text]
     return np.array(numbers, dtype=np.int32)[:, None, None]
 
@@ -320,7 +319,6 @@ def groups(lesions: Lesions) -> list[int]:
 
 
 def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random.Generator) -> None:
-    """Dilation reaches over edges, but not over corners."""
     for dilation in (1, 3, 5):
         for gap, n_lesions in ((2 * dilation, 1), (2 * dilation + 1, 2)):
             mask = row("1" + "." * gap + "1") > 0

@@ -197,7 +197,6 @@ def equal(one: loader.Sample, other: loader.Sample) -> bool:
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str) -> None:
-    """A sample that is held does not change when others are made."""
     dataset, plain = dataset_of(cubes, augment), dataset_of(cubes)
     held = [dataset[key] for key in keys_of(20)]
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
@@ -218,7 +217,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str)
 
 @pytest.mark.parametrize("size", [(60, 60, 60), "whole", None])
 def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -> None:
-    """A whole case is rounded up to a size that the network takes, but for a held-out one."""
     case, key = open_case(cubes, PAIR[0]), keys_of(1)[0]
     sample = dataset_of(cubes, size=size)[key] if size else loader.whole_case(cubes, PAIR[0])
     box = Box.at((0, 0, 0), (48, 48, 64) if size else case.shape)

@@ -191,7 +191,6 @@ def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
 
 
 def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:
-    """Two patches of case a, with 1 and 3 voxels; one of case b."""
     sums = losses.RunningSums(loss_sum=6.0, n_patches=3)
     sums.add("a", [[1, 0, 0, 4], [1, 1, 1, 1]])
     sums.add("a", [[3, 0, 0, 12], [3, 3, 3, 3]])

@@ -146,7 +146,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_cannot_be_made_is_an_error_of_the_machine() -> None:
-    """Its locks are files in shared memory."""
     with (
         limited_files(1),
         pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm"),

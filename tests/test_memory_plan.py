@@ -92,7 +92,6 @@ CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
 def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    """Also for a GPU that this machine does not have; what is given wins over the preset."""
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
@@ -121,7 +120,6 @@ def mean_of_output(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
 
 
 def chain(n_hidden: int) -> nn.Module:
-    """1x1x1 convolutions with ten channels between them; each keeps its input."""
     middle = [nn.Conv3d(10, 10, 1) for _ in range(n_hidden - 1)]
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
@@ -133,7 +131,6 @@ def counted(network: nn.Module) -> int:
 
 @pytest.mark.parametrize("n_hidden", [1, 2, 5])
 def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
-    """Bytes per voxel at the peak, in the backward pass of the last convolution."""
     sample = 4 * 2 + 3 * 1
     # as float32 on the device
     image, target = 4 * 4, 3 * 4
@@ -325,7 +322,6 @@ def begun(tmp_path: Path) -> Path:
 
 
 def test_a_begun_run_keeps_its_settings(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given wins, and a run without a checkpoint has not begun."""
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
     chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])
     assert chosen.config == load_config(text=(begun / "config.yaml").read_text())

@@ -47,7 +47,6 @@ SPACINGS = st.sampled_from([MM, (1.0, 1.5, 3.0)])
 
 
 def row_masks(*rows: str) -> RegionMasks:
-    """Return region masks (3, n, 1, 1) from a text per region, with `#` inside."""
     return np.array([[letter == "#" for letter in row] for row in rows])[:, :, None, None]
 
 

@@ -10,18 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.case import load_case
+from brats_seg import PageOptions, PredictionSettings, Predictor, load_case, write_report
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.html import PageOptions
-from brats_seg.pages.write import write_report
 from tests.builders import make_volumes, write_case
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
 
@@ -92,7 +88,6 @@ def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str
 
 
 def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
-    """The network looks at t1c and t2f alone, so that their absence shows."""
     outcomes = {}
     for kept in (MODALITIES, ("t1c", "t2f"), ("t1n", "t2w")):
         name = " ".join(kept)

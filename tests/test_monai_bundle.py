@@ -12,11 +12,9 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks import nets
 from monai.networks.nets import SegResNet
 
-from brats_seg.cases.case import load_case
+from brats_seg import PredictionSettings, Predictor, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.presets import MONAI_NETWORKS
 from tests.builders import write_case
 from tests.foreign_builders import part, write_bundle

@@ -15,12 +15,11 @@ from monai.transforms import (
     ScaleIntensityd,
 )
 
+from brats_seg import Accumulator, MicroBatch
 from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.optimisation import Accumulator
 from tests.builders import make_label_map, make_volumes, write_nifti
 
 PATCH = PatchConfig(size=(32, 32, 32), foreground=1.0)

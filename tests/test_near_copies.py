@@ -25,7 +25,6 @@ SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 
 
 def phantom_arrays(seed: int) -> tuple[Array, ...]:
-    """Return four modalities and the label map of a phantom."""
     images, label_map = phantom(seed)
     return (*images, label_map)
 

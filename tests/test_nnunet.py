@@ -13,12 +13,10 @@ import pytest
 import torch
 from scipy.ndimage import binary_fill_holes, gaussian_filter
 
-from brats_seg.cases.case import load_case
+from brats_seg import PredictionSettings, export_model, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.export import export_model
 from brats_seg.inference.predict import Prediction, Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
 from tests.foreign_builders import CHANNELS, TISSUE_LABELS, nnunet_network, write_fold, write_nnunet

@@ -26,7 +26,6 @@ PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
 
 def code_cells(name: str) -> list[str]:
-    """Return the code of a notebook, cell by cell, without what is only for notebooks."""
     notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [cell for cell in cells if not cell.startswith("%")]

@@ -15,12 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import MicroBatch, build_model
 from brats_seg.config import ModelConfig, ScheduleConfig
 from brats_seg.errors import ConfigError
 from brats_seg.models import interface
-from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels, whole_loss
 from brats_seg.training.optimisation import (
     COEFFICIENTS,
@@ -98,8 +97,6 @@ def small_network(dropout: float = 0.0) -> nn.Module:
 
 
 class TwoLevels(nn.Module):
-    """A small network with deep supervision."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = small_network()[:-1]
@@ -141,7 +138,6 @@ def _trained(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 
 def trained(dtype: torch.dtype, make: Callable[[], nn.Module] = small_network) -> nn.Module:
-    """Return a network after a few steps of training, so that the gradients of patches differ."""
     return deepcopy(_trained(make, dtype))
 
 
@@ -297,7 +293,6 @@ def test_the_device_never_holds_the_whole_batch(name: str) -> None:
 
 
 def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
-    """Losses that take classes or float64 get them."""
     image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
     batches = (image.half(), target.to(torch.uint8)), (image.double(), target.long())
     stored, plain = (MicroBatch(*batch).to(torch.device("cpu")) for batch in batches)
@@ -436,7 +431,6 @@ def test_parameters_of_a_loss_have_the_whole_gradient(name: str, sizes: tuple[in
     "name", [*CRITERIA, "weights, two passes", "weights, one pass", "weights, sums"]
 )
 def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: str) -> None:
-    """The loss scale is taken out of the gradients of the loss too, and clipping counts them."""
     batch, clip_norm = patches(4, torch.float32), 1e-2
     moved = []
     for sizes in ((4,), (1, 1, 1, 1)):
@@ -579,7 +573,6 @@ def test_patches_of_two_sizes_classes_as_targets_and_outputs_without_a_row_for_e
 
 
 def test_micro_batches_in_threads_change_no_bit() -> None:
-    """Two are in the network at the same time, after the first batch; measurements keep their order."""
     networks = [unet_for_threads() for _ in range(2)]
     accumulators = [
         Accumulator(network, DiceBce(), torch.optim.SGD(network.parameters(), lr=0.1), n_at_once=n)

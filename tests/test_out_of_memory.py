@@ -35,8 +35,6 @@ WIDTHS = (4, 8)
 
 
 class Fuse:
-    """Runs out of memory in the n-th forward pass, once."""
-
     def __init__(self, n: int) -> None:
         self.n_left = n
 
@@ -60,8 +58,6 @@ def samples(n: int) -> Batch:
 
 
 class Steps:
-    """An accumulator whose steps fall back."""
-
     def __init__(self, model: nn.Module, criterion: nn.Module, micro_batch: int = 1) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.accumulator = Accumulator(model, criterion, optimizer)
@@ -196,7 +192,6 @@ def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.Comp
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read on Linux")
 def test_a_run_under_half_of_what_it_takes_learns_the_same(tmp_path: Path) -> None:
-    """And where no mode fits, the run says what to lower."""
     scans, weights = tmp_path / "scans", {}
     for number in range(6):
         write_case(scans, f"BraTS2021_{number:05d}", seed=number, shape=(64, 64, 56))

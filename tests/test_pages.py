@@ -93,7 +93,6 @@ def write_results(folder: Path, *, name: str = "") -> Path:
 def files(
     view: CaseView, tiny_run: Path, tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
-    """A page of each kind."""
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: folder / f"{name}.html" for name in PAGES}
     write_case_page(view, paths["case"], flags=("odd",), facts=(Fact("Model", "0123abc"),))
@@ -105,7 +104,6 @@ def files(
 
 @pytest.fixture
 def page(browser: Page, files: dict[str, Path]) -> Iterator[Page]:
-    """The page of a case as at first; it is loaded once."""
     if browser.run("location.href") == files["case"].as_uri():
         browser.run("viewer.reset()")
     else:
@@ -123,7 +121,6 @@ def said(page: Page, name: str) -> str:
 
 
 def coloured(picture: np.ndarray) -> int:
-    """Return the number of pixels that are not grey."""
     return int((picture.max(axis=2) - picture.min(axis=2) > 40).sum())
 
 
@@ -173,7 +170,6 @@ def test_names_cannot_add_anything_to_a_page(
 
 
 def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path: Path) -> None:
-    """By buttons and by keys."""
 
     def drawn(selector: str = "", key: str = "") -> np.ndarray:
         if selector:
@@ -332,7 +328,6 @@ def test_without_webgl_there_are_pictures_and_the_reason(files: dict[str, Path])
 
 
 def shown(page: Page) -> list[str]:
-    """Return the cases that are seen, in their order."""
     rows = "[...document.querySelectorAll('#cases tbody tr')].filter((row) => !row.hidden)"
     return list(page.run(f"{rows}.map((row) => row.querySelector('.name').dataset.value)"))
 

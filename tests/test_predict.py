@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import PredictionSettings, build_model, predict_folder
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model
 from brats_seg.inference.predict import (
@@ -31,7 +31,6 @@ from brats_seg.inference.probabilities import (
     entropy,
 )
 from brats_seg.inference.results import OutputFolder
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import (
     BRATS2017,
     BRATS2023,
@@ -42,7 +41,6 @@ from brats_seg.labels import (
     REGIONS,
     regions_of,
 )
-from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import Decoding, load_trained, shipped_network
@@ -190,8 +188,6 @@ IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float
 
 
 class Constant(nn.Module):
-    """Three logits that do not depend on the image."""
-
     def __init__(self, *logits: float) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.tensor(logits, dtype=torch.float32))
@@ -349,7 +345,6 @@ def test_regions_by_threshold(thresholds, probabilities, expected):
 
 
 def test_small_components_are_left_out_with_what_is_inside_them():
-    """Components of 1 and 3 voxels; at 2 mm3 a voxel the smaller measures 2 mm3."""
     wt = [0.9, 0, 0.9, 0.9, 0.9]
     probabilities = fields(wt, wt, wt)
     for smallest, expected in ((2.0, "et"), (2.1, "-"), (6.0, "-")):
@@ -370,7 +365,6 @@ def test_small_components_are_left_out_with_what_is_inside_them():
 
 
 def test_little_enhancing_tumour_in_all_becomes_necrosis():
-    """Two voxels of ET of five: background, oedema, ET, necrosis, ET."""
     wt, tc, et = [0.1, 0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.1, 0.9]
     kept, dropped = (
         decode(fields(wt, tc, et), Decoding(smallest_et_mm3=smallest), BRATS2017, voxel_mm3=1.0)

@@ -205,7 +205,6 @@ def test_large_regions_are_thinned_evenly() -> None:
 
 @pytest.mark.parametrize("spacing_mm", [1, 2])
 def test_of_large_volumes_a_brain_is_counted(root: Path, folder: Path, spacing_mm: float) -> None:
-    """A cube of 200 or 400 mm is larger than a brain."""
     (case, *_) = index_cases(root).cases
     # an empty volume packs well: only its header is read
     affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])

@@ -74,7 +74,6 @@ def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
 
 
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
-    """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
@@ -96,7 +95,6 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fold_is_trained_by_two_ranks_as_by_one(tiny_scans: Path, tmp_path: Path) -> None:
-    """As README shows it, also stopped and resumed. torchrun takes `--run` for its own option."""
     (tmp_path / "scans").symlink_to(tiny_scans)
     settings = "folds.n_folds=3 patch.per_case=2 model.widths=4,8 optimizer.name=sgd"
     settings += " loss.batch_dice=true validation.every=1"

@@ -36,7 +36,6 @@ TUMOUR = np.select(
 def prediction_of(
     labels: npt.NDArray[np.generic], *, brain: Mask = BRAIN, sure: float = 0.99, mm: float = 1.0
 ) -> JudgedPrediction:
-    """Return a prediction whose network gave each voxel of a region one probability."""
     label_map: LabelMap = labels.astype(np.uint8)
     regions = regions_of(label_map, BRATS2017)
     return JudgedPrediction(

@@ -8,11 +8,9 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from brats_seg import PredictionSettings, Predictor, predict_folder
 from brats_seg.errors import UsageError
-from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
 from tests.builders import Run, make_volumes, write_case
@@ -21,7 +19,6 @@ from tests.inference_builders import make_model, read_scan, write_run, write_sca
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: convention.name)
 def test_other_programs_get_each_value_with_its_tissue_and_colour(convention) -> None:
-    """ITK-SNAP, 3D Slicer and BIDS; a name has no spaces, and no two values one colour."""
     texts = label_tables("bids", convention)
     snap, slicer, bids = (
         [line.split() for line in texts[name].splitlines() if not line.startswith(("#", "index"))]
@@ -58,7 +55,6 @@ def test_names_in_bids_are_safe_and_refused_if_two_cases_would_share_one() -> No
 
 
 def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> None:
-    """Scans of BIDS, from their folder to scores; the second time nothing is left to do."""
     names = {"t1": "T1w", "t1ce": "ce-gadolinium_T1w", "t2": "T2w", "flair": "FLAIR", "seg": "dseg"}
     for number in (1, 2):
         case = write_case(tmp_path / f"brats{number}", "BraTS2021_00000", seed=number)

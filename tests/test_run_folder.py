@@ -10,18 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import Trainer, export_model
 from brats_seg.cases.folds import Split, write_split
 from brats_seg.config import Config, StartConfig
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
-from brats_seg.inference.export import export_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_folder import RunFolder, match_weights, read_source, start_from
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import build_network, new_state, read_state
-from brats_seg.training.trainer import Trainer
 from tests.builders import limited_files, write_case
 from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import (
@@ -49,8 +48,6 @@ class DiedError(BaseException):
 
 
 class Death:
-    """Raises it in the n-th forward pass of training."""
-
     def __init__(self, n: int) -> None:
         self.n_left = n
 
@@ -95,7 +92,6 @@ def test_death_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, b
 
 
 def test_states_are_checkpoints(data, tmp_path, undisturbed):
-    """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
     path, config = undisturbed["true"], tiny_settings(*SETTINGS, "loss.batch_dice=true")
     state, other = (new_state(plan_run(config, data), ranks=Ranks()) for _ in range(2))
     (tmp_path / "config.yaml").touch()
@@ -243,7 +239,6 @@ def test_layers_are_taken_whole_by_name_and_shape() -> None:
 
 
 def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_path, caplog):
-    """The averaged weights too; config.yaml and the checkpoints name the parent."""
     config = start_settings(f"start.path={tiny_run}")
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
@@ -290,7 +285,6 @@ def test_an_exported_model_and_files_of_weights_are_started_from(data, tiny_run,
 def test_a_run_starts_from_the_network_of_the_package(
     data, tiny_run, tmp_path, monkeypatch, caplog
 ):
-    """Where it has the same layers."""
     caplog.set_level(logging.INFO)
     export_model([tiny_run], tmp_path / "shipped")
     shipped = "brats_seg.runtime.weights.SHIPPED"
@@ -347,7 +341,6 @@ def test_files_that_are_no_weights_are_refused(data, tmp_path, write, message):
 
 
 def test_other_widths_are_refused_with_shapes(data, tiny_run, tmp_path):
-    """Before anything is written, and before --fresh renames the earlier run."""
     train(data, tmp_path / "run", start_settings("training.n_epochs=1"))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UsageError, match=r"widths 4,8\).*8x4x3x3x3 here, 4x4x3x3x3 there"):

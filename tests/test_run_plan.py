@@ -88,7 +88,6 @@ def samples(n: int) -> tuple[Sample, ...]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
-    """As it was read: half of the bytes of float32, a quarter for targets, and one alone is a view."""
     batch = Batch(samples=samples(5))
     parts = list(batch.micro_batches(size))
     assert [len(part.image) for part in parts[:-1]] == [size] * (len(parts) - 1)
@@ -104,7 +103,6 @@ def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
 
 
 def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also holds for a loss of two passes: the second pass uses the batch on the host."""
     made: list[PatchKey] = []
     make = PatchDataset.__getitem__
 

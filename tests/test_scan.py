@@ -11,8 +11,7 @@ import numpy.typing as npt
 import pytest
 from scipy.ndimage import binary_dilation, gaussian_filter, zoom
 
-from brats_seg.cases.case import load_case
-from brats_seg.cases.find import find_cases
+from brats_seg import find_cases, load_case
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.quality import scan

@@ -107,12 +107,10 @@ def check_voxels(
 
 
 def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
-    """Return the number of the segment of each voxel."""
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
 def three(path: Path) -> list[Path]:
-    """Return the files of segmentation, report and structure set."""
     return [path.with_name(f"{path.stem}{end}.dcm") for end in ("", "-report", "-structures")]
 
 
@@ -309,7 +307,6 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
 
 
 def test_without_a_segmentation_there_is_the_label_map(tmp_path: Path, run: Run) -> None:
-    """A file of the series is no DICOM file any more."""
     case, _, _ = converted(tmp_path)
     next((tmp_path / "dicom/SE2").iterdir()).write_text("no DICOM")
     command = ["predict", tmp_path / "scans", "-o", "out", "--model", write_run(tmp_path / "run")]

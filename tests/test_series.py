@@ -31,7 +31,6 @@ def only_series(folder: Path) -> Series:
 
 
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    """In its pixels, which only a converter reads, and in its header. Control: the whole files."""
     pytest.importorskip("dcm2niix")
     write_examination(tmp_path / "exam")
     path = sorted((tmp_path / "exam/SE2").iterdir())[3]
@@ -201,7 +200,6 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 
 def change(path: Path, **header: str) -> None:
-    """Change elements of a file."""
     image = pydicom.dcmread(path)
     for name, value in header.items():
         setattr(image, name, value)

@@ -97,7 +97,6 @@ def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_pa
 
 @pytest.mark.slow
 def test_phantoms_whose_volume_drives_survival_or_does_not(run: Run, tmp_path: Path) -> None:
-    """Run with every family: an effect is found where there is one, and none otherwise."""
     write_phantom_cases(tmp_path / "scans", n_cases=40, seed=0, shape=(40, 40, 32))
     assert run("features", "scans")[0] == 0
     table = read_features(tmp_path / "features.csv")

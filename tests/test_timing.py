@@ -20,7 +20,6 @@ from tests.training_builders import StopAtCheck, check_same_runs, tiny_settings,
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals) -> None:
-    """A second Ctrl-C is not held back."""
     stop = StopRequest()
     before = signal.getsignal(number)
     with stop.listening():
@@ -163,7 +162,6 @@ def settings(*changes: str) -> Config:
 
 
 def test_the_epochs_that_hours_hold_are_kept(data, tmp_path, monkeypatch, caplog):
-    """Another pace, or other hours, change them no more; the weights are those of an undisturbed run."""
     hours = settings("training.hours=1")
     monkeypatch.setattr(Clock, "epochs_in", lambda *_: 3)
     train(data, tmp_path / "undisturbed", hours)

@@ -15,13 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import build_model, load_model
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
-from brats_seg.inference.model import load_model
 from brats_seg.labels import MODALITY_SUBSETS
-from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
@@ -111,7 +110,6 @@ STOPS = [
 def undisturbed(
     request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Config]:
-    """A run of two epochs that nothing interrupted, and its settings."""
     run_path = tmp_path_factory.mktemp("undisturbed") / "run"
     config = settings(f"schedule.name={request.param}", *RESUMED)
     train(data, run_path, config)
@@ -176,8 +174,6 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
 
 
 class InDouble(nn.Sequential):
-    """A float64 network for float32 patches."""
-
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1))
@@ -189,7 +185,6 @@ class InDouble(nn.Sequential):
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
 def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_dice: str) -> None:
-    """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
     updates = []
@@ -259,7 +254,6 @@ def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_pat
 
 
 def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:
-    """The process ended after the last checkpoint, or the disk was full."""
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
@@ -297,8 +291,6 @@ def test_a_loss_by_dotted_name_is_resumed(data: FoldData, tmp_path: Path, n_chec
 
 
 class Hungry(nn.Module):
-    """Has memory for training patches only."""
-
     n_refused = 0
 
     def forward(self, image: Tensor) -> Tensor:
@@ -397,7 +389,6 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
 
 
 def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, monkeypatch):
-    """The log after the first steps, and with every epoch but the last."""
     bars: list[tuple[str, str]] = []
 
     def note(work: Any) -> None:

@@ -53,7 +53,6 @@ def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
 
 @pytest.fixture
 def case(rng: np.random.Generator) -> PreparedCase:
-    """Return an image of noise, in which every displaced voxel is visible."""
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
@@ -81,7 +80,6 @@ def by_scipy(volume: np.ndarray, box: Box, matrix: np.ndarray, order: int) -> np
 
 @pytest.mark.parametrize("mirrored", MIRRORINGS)
 def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bool, bool]) -> None:
-    """As the store holds them, and of turned patches as well."""
     box, axes = Box.at((3, -2, 5), (8, 12, 10)), [axis for axis in range(3) if mirrored[axis]]
     in_image = [axis + 1 for axis in axes]
     for matrix in (None, random_matrix(0)):
@@ -140,7 +138,6 @@ def test_spatial_transforms_have_the_given_probabilities_and_ranges() -> None:
 
 
 def test_every_name_in_the_settings_has_its_transforms() -> None:
-    """Light is a part of full."""
     allowed = typing.get_args(TrainingConfig.model_fields["augment"].annotation)
     none = draw_spatial_transform(AUGMENTATIONS["none"], np.random.default_rng(0))
     pairs = zip(AUGMENTATIONS["light"].intensities, FULL.intensities, strict=True)

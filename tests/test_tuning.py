@@ -135,7 +135,6 @@ def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
 
 
 def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: Path) -> None:
-    """A second start reads the stored predictions of the first, also of an interrupted one."""
     held_out = open_held_out(runs[0], tiny_prepared)
     cases = predict_held_out(held_out, CPU, untracked)
     time = cases[0].path.stat().st_mtime_ns

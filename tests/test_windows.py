@@ -44,7 +44,6 @@ STARTS = {
 
 @given(length=st.integers(1, 20), rest=st.integers(0, 160), overlap=st.floats(0, 0.99))
 def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overlap: float) -> None:
-    """And they begin where they should, worked out by hand."""
     assert {key: window_starts(*key) for key in STARTS} == STARTS
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
     assert (starts[0], starts[-1]) == (0, rest)
@@ -59,7 +58,6 @@ def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overla
     "shape", [(8, 6, 4), (13, 11, 9), (5, 3, 2), (20, 3, 4), (9, 6, 3)], ids=str
 )
 def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) -> None:
-    """Also in half precision, which is averaged in float32; the number of windows is known beforehand."""
     image, window, calls = random_image(shape).bfloat16().float(), (8, 6, 4), []
     before = image.clone()
 

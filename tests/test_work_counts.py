@@ -153,7 +153,6 @@ times the image are not counted here."""
 
 @pytest.mark.parametrize("name", STEP_LIMITS)
 def test_a_training_step_calls_no_more_kernels_and_allocates_no_more_memory(name: str) -> None:
-    """One step of three micro-batches with clipping and AdamW, as the trainer makes it."""
     criterion: Criterion = BatchDiceBce() if "batch Dice" in name else DiceBce()
     step = step_of(criterion, torch.bfloat16 if "bf16" in name else None)
     with Kernels() as kernels:
@@ -205,7 +204,6 @@ def opened_below(folder: Path) -> Iterator[Counter[str]]:
 
 
 def bytes_read() -> int:
-    """Return the bytes that this process has read so far, from files of any kind."""
     if not IO.exists():
         pytest.skip("this system does not count the bytes that a process reads")
     return int(IO.read_text().split()[1])

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from brats_seg import PageOptions, PredictionSettings, export_model, predict_folder, write_report
 from brats_seg.cases.find import find_inputs
-from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.export import export_model
 from brats_seg.inference.results import MANIFEST_NAME
-from brats_seg.inference.settings import PredictionSettings
-from brats_seg.pages.html import PageOptions
-from brats_seg.pages.write import write_report
 from brats_seg.runtime.weights import read_exported
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
@@ -23,7 +19,6 @@ IDS = ("BraTS2021_00000", "BraTS2021_00001")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of scans, a model and the predictions, to copy: prediction takes long."""
     root = tmp_path_factory.mktemp("made")
     for seed, case_id in enumerate(IDS):
         write_case(root / "scans", case_id, seed=seed)
@@ -34,7 +29,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def results(made: Path, tmp_path: Path) -> Path:
-    """Predictions of two cases, beside their scans and the model."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     manifest = tmp_path / "results" / MANIFEST_NAME
     manifest.write_text(manifest.read_text().replace(str(made), str(tmp_path)))
@@ -67,7 +61,6 @@ def test_the_network_of_the_package_predicts_and_says_what_it_is(run, tmp_path, 
 
 
 def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:
-    """Also of cases that were predicted before: a page is no part of what a result depends on."""
     command = ("predict", "scans", "-o", "results", "--model", "run", "--uncertainty", "--report")
     page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)
     _, first, _ = run(*command)

@@ -23,11 +23,9 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     def start(self, stage: str, name: object = "here") -> Path:
-        """Make a folder that is at a stage, and return it."""
         return self.stages.start(stage, self.folder / str(name))
 
     def undisturbed(self, command: Command) -> Undisturbed:
-        """Return what a command does that nothing happens to."""
         return self.stages.undisturbed(command, Path(tempfile.mkdtemp(dir=self.folder)) / "alone")
 
     def note(self, what: str, *problems: str) -> None:
@@ -47,6 +45,5 @@ class Campaign:
         self.note(what, ended.expect(*codes), owned, silent)
 
     def finish(self) -> None:
-        """Fail if a try has failed."""
         shown = "\n\n".join(self.failures[:_N_SHOWN])
         assert not self.failures, f"{len(self.failures)} of {self.n_tries} tries failed\n{shown}"

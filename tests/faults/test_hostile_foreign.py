@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 import torch
 
+from brats_seg import PredictionSettings, Predictor
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.faults.campaign import Campaign
 from tests.foreign_builders import part, write_bundle, write_nnunet
@@ -117,7 +116,6 @@ def case(tmp_path: Path) -> LoadedCase:
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("step", [14, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, campaign):
-    """Each entry in turn is replaced by each value; the quick test takes a part of them."""
     folder = WRITERS[name](tmp_path / "model")
     expected = probabilities_of(load(folder), case)
     for file in FILES[name]:
@@ -165,7 +163,6 @@ def saved(**entries: Any) -> Break:
 
 
 def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Break:
-    """Return what changes the weights of a model of either format."""
 
     def change_all(folder: Path) -> None:
         path = next(folder.rglob("*.pt*"))

@@ -97,7 +97,6 @@ SCANNING = {
 
 
 def missing_cases(pattern: str, folder: Path) -> str:
-    """Return which good case has no result of a command, or nothing."""
     missing = []
     for case_id in GOOD_IDS:
         path = folder / pattern.format(case_id)

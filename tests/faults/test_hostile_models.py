@@ -68,8 +68,6 @@ NAN = float("nan")
 
 
 class Owned:
-    """A pickle that writes a file when it is opened."""
-
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return Path.touch, (Path(OWNED),)
 
@@ -201,8 +199,6 @@ GADGETS: Mapping[str, dict[str, Any]] = {
 
 
 class Opening(torch.nn.Module):
-    """A network that opens a file."""
-
     def __init__(self, path: str) -> None:
         super().__init__()
         Path(path).touch()
