@@ -6,9 +6,7 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -380,19 +378,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     assert failed.code == 1
     assert "FAILED  case BraTS2021_00003" in failed.out
     assert "BraTS2021_00003: no prediction, given the worst scores" in failed.out
-
-
-@pytest.mark.slow
-def test_ctrl_c_prints_how_to_resume(tmp_path: Path, tiny_scans: Path) -> None:
-    line = f"crossval --data {tiny_scans} --prepared ready {TINY} --epochs 9999"
-    command = [sys.executable, "-m", "brats_seg", *shlex.split(line)]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    while not (tmp_path / "runs" / "fold0" / "last.pt").exists() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate()
-    assert process.returncode == 128 + signal.SIGINT
-    assert "stopped: SIGINT was received. The same command continues" in shown
 
 
 def test_the_json_has_null_for_nan_takes_any_file_name_and_is_checked() -> None:

@@ -10,11 +10,9 @@ import pytest
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.compare import compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import LESION_COLUMNS, joined_scores
+from brats_seg.evaluation.scores import joined_scores
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
-
-LESIONS = dict(zip(LESION_COLUMNS, (1.0, 0.0, 1.0, 1.0, 0, 0, 0), strict=True))
 
 
 def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.DataFrame:
@@ -51,11 +49,9 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
         if number < 2:
             write_nifti(tmp_path / "short" / name, make_label_map(seed=number))
     folders = (tmp_path / "long", tmp_path / "short")
+    legacy = protocol_named("legacy")
     whole, shared = (
-        compare_folders(
-            brats_root, folders, protocol_named("legacy"), only_predicted=only_predicted
-        )
-        for only_predicted in (False, True)
+        compare_folders(brats_root, folders, legacy, only_predicted=only) for only in (False, True)
     )
     assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
     assert whole.comparison.ranking[0].name == str(folders[0])
@@ -89,17 +85,6 @@ def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
     assert clear[0].p_value == pytest.approx(1 / 2**12, abs=5e-4)
     assert [standing.name for standing in tied] == ["=", "also"]
     assert (tied[0].p_value, tied[0].mean_rank) == (1, 1.5)
-
-
-def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -> None:
-    """The scores of whole regions rank them the other way."""
-    sets = [
-        table([dice]).assign(**LESIONS | {"lesionwise_dice": lesion_dice})
-        for dice, lesion_dice in ((0.9, 0.3), (0.4, 0.7))
-    ]
-    found = compare_scores(("whole", "lesions"), (sets[0], sets[1]), rng)
-    assert [standing.name for standing in found.ranking] == ["lesions", "whole"]
-    assert [test.column for test in found.tests] == ["dice", "hd95", *LESION_COLUMNS[:4]]
 
 
 def test_sets_of_2025_are_ranked_by_dice_and_nsd(rng: np.random.Generator) -> None:

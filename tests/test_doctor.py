@@ -34,14 +34,6 @@ def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> No
     assert "1 with problems, such as BraTS2021_00003" in warning.found
 
 
-def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
-    monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
-    diagnosis = diagnose()
-    assert [one.check for one in diagnosis.findings] == ["Python", "packages"]
-    assert not diagnosis.can_work
-
-
 def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}

@@ -27,11 +27,10 @@ from brats_seg.evaluation.evaluate import (
     score_pair,
 )
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
+from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
-from tests.test_metrics import REAL_DICE
 
 LEGACY, LESIONWISE = protocol_named("legacy"), protocol_named("lesionwise2024", "GLI")
 MATCHED = protocol_named("brats2025", "MET")
@@ -125,18 +124,6 @@ def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path
     assert found.missing == ()
 
 
-def test_one_prediction_with_both_3_and_4_is_named(tmp_path: Path) -> None:
-    for number in range(3):
-        label_map = make_label_map(convention=BRATS2017, seed=number)
-        write_nifti(tmp_path / "reference" / f"BraTS-GLI-0000{number}-000.nii.gz", label_map)
-        if number == 2:
-            label_map[tuple(np.argwhere(label_map == 4)[0])] = 3
-        write_nifti(tmp_path / "prediction" / f"BraTS-GLI-0000{number}-000.nii.gz", label_map)
-    found = evaluated(tmp_path / "reference", tmp_path / "prediction")
-    assert [failure.case_id for failure in found.failures] == ["BraTS-GLI-00002-000"]
-    assert list(dices(found).values()) == [1.0, 1.0]
-
-
 def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(tmp_path: Path) -> None:
     """Its name is one of 2023, and without the shape 4 would be enhancing tumour."""
     reference = np.zeros((182, 218, 182), np.uint8)
@@ -150,41 +137,6 @@ def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(tmp_path: Pa
     volumes = dict(zip(found.scores["region"], found.scores["reference_ml"], strict=True))
     assert (volumes["et"], volumes["wt"]) == (0, pytest.approx(1.0 - 0.027))
     assert set(dices(found, "et").values()) == {1.0}
-
-
-@pytest.mark.real
-def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None:
-    predictions = real_data / "metric_fixtures" / "network_predictions"
-    found = evaluated(real_data / "BraTS2018", predictions, n_workers=2)
-    scores = found.scores.pivot(index="case_id", columns="region", values="dice").round(6)
-    for case_id, expected in REAL_DICE.items():
-        assert tuple(scores.loc[case_id, ["wt", "tc", "et"]]) == expected
-    assert (found.reference_labels, found.prediction_labels) == (("brats2017",), ("brats2023",))
-    # one patient has no prediction
-    assert found.missing == ("Brats18_TCIA05_396_1",)
-    write_scores(found.scores, tmp_path / "scores.csv")
-    row = f"Brats18_TCIA01_201_1,wt,{LEGACY.title},0.977008,"
-    assert row in (tmp_path / "scores.csv").read_text()
-
-
-@pytest.mark.real
-def test_a_reference_in_two_conventions_agrees_with_itself(real_data: Path) -> None:
-    fixtures = real_data / "metric_fixtures"
-    pairs = [
-        (
-            real_data / "BraTS2021/BraTS2021_00006/BraTS2021_00006_seg.nii.gz",
-            fixtures / "BraTS2021_00006_seg_labels_1_2_3.nii.gz",
-        ),
-        (
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1.nii.gz",
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1_mapped.nii.gz",
-        ),
-    ]
-    for reference, prediction in pairs:
-        found = evaluated(reference, prediction)
-        assert found.scores[["dice", "hd95"]].to_numpy().tolist() == [[1, 0]] * 3
-        assert found.reference_labels != found.prediction_labels
-        assert (found.scores["reference_ml"] > 1).all()
 
 
 SHAPE = (10, 9, 8)

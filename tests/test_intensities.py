@@ -5,11 +5,7 @@ import numpy as np
 import pytest
 import torch
 from monai.data import MetaTensor
-from monai.transforms import (
-    AdjustContrast,
-    RandSimulateLowResolution,
-    ScaleIntensityFixedMean,
-)
+from monai.transforms import AdjustContrast, RandSimulateLowResolution, ScaleIntensityFixedMean
 from torch import Tensor
 
 from brats_seg.data import intensities
@@ -174,9 +170,7 @@ def test_low_resolution_is_monais(monkeypatch: pytest.MonkeyPatch, all_channels:
 
 
 def kept_of(image: Tensor) -> tuple[str, ...]:
-    return tuple(
-        name for name, channel in zip(MODALITIES, image, strict=True) if bool(channel.any())
-    )
+    return tuple(n for n, channel in zip(MODALITIES, image, strict=True) if bool(channel.any()))
 
 
 def test_modality_dropout_leaves_every_subset_of_whole_channels_equally_often() -> None:

@@ -18,7 +18,6 @@ from brats_seg.evaluation.lesions import (
     match_lesions,
     number_lesions,
     score_lesions,
-    without_small,
 )
 from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
@@ -59,9 +58,8 @@ def scored(
     protocol: ScoringProtocol,
     spacing_mm: tuple[float, float, float] = MM,
 ) -> dict[str, LesionScores]:
-    scale = Scale(
-        spacing_mm=spacing_mm, penalty_mm=protocol.hd95_penalty(reference.shape, spacing_mm)
-    )
+    penalty_mm = protocol.hd95_penalty(reference.shape, spacing_mm)
+    scale = Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm)
     sides = (
         np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
         for side in (reference, prediction)
@@ -331,13 +329,6 @@ def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random
     over_corners[0, 0, 0] = over_corners[4, 4, 4] = True
     assert number_lesions(over_edges, 1).max() == 1
     assert number_lesions(over_corners, 1).max() == 2
-
-
-def test_lesions_up_to_the_minimum_are_dropped() -> None:
-    lesions = row("1.22.333.4444")
-    assert groups(without_small(lesions, 2.0, 1.0)) == [0, 0, 0, 0, 0, 1, 1, 1, 0, 2, 2, 2, 2]
-    assert groups(without_small(lesions, 2.0, 0.5)) == [0] * 9 + [0, 0, 0, 0]
-    assert not without_small(np.zeros((2, 2, 2), np.int32), 1.0, 1.0).any()
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from monai.transforms import (
-    Compose,
-    MapTransform,
-    RandGaussianNoised,
-    RandomizableTransform,
-)
+from monai.transforms import Compose, MapTransform, RandGaussianNoised, RandomizableTransform
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
@@ -53,9 +48,8 @@ def make_dataset(
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
     assert loader.stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
-    seeds = {
-        loader.stable_seed(*p) for p in ((1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,))
-    }
+    parts = (1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)
+    seeds = {loader.stable_seed(*one) for one in parts}
     assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
     changes = ({}, {"epoch": 4}, {"case_id": "b"}, {"draw": 0})
@@ -74,16 +68,13 @@ def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     assert {key.draw for key in keys} == {0, 1, 2}
     assert list(keys) != sorted(keys, key=lambda patch: (patch.case_id, patch.draw))
     assert keys == loader.epoch_patches(ids[::-1], 2, 3, 55)
-    assert (
-        len({loader.epoch_patches(ids, *other)[0].case_id for other in ((3, 3, 55), (2, 3, 56))})
-        == 2
-    )
+    others = (loader.epoch_patches(ids, *given) for given in ((3, 3, 55), (2, 3, 56)))
+    assert len({keys[0].case_id for keys in others}) == 2
 
 
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(tiny_prepared: Path) -> None:
-    samples = loader.patch_loader(
-        make_dataset(tiny_prepared), loader.epoch_patches(IDS, 0, 20, 1), 2
-    )
+    keys = loader.epoch_patches(IDS, 0, 20, 1)
+    samples = loader.patch_loader(make_dataset(tiny_prepared), keys, 2)
     next(samples)
     assert len(multiprocessing.active_children()) == 2
     samples.close()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
+from brats_seg.cases.many import map_cases, worker_pool
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError
 from tests.builders import limited_files
 from tests.test_files import wait_for
@@ -89,14 +89,6 @@ def test_a_killed_process_ends_the_whole() -> None:
     killed = r"was killed, .* memory ran out\. Use fewer workers"
     with pytest.raises(EnvironmentalError, match=killed):
         map_cases(die, CASES, "dying", n_workers=2)
-
-
-def test_failures_are_a_table(tmp_path: Path) -> None:
-    path, header = tmp_path / "failures.csv", "case_id,error,message\n"
-    write_failures([], path)
-    assert path.read_text() == header
-    write_failures([Failure(case_id="b", error="CaseError", message='found "a, b"')], path)
-    assert path.read_text() == f'{header}b,CaseError,"found ""a, b"""\n'
 
 
 # a process with one worker that it never gives work to; prints the worker's id

@@ -167,10 +167,8 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
 
 @pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
 def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
-    footprint, alone = (
-        footprint_of(settings("training.effective_batch=2")),
-        footprint_of(settings()),
-    )
+    footprint = footprint_of(settings("training.effective_batch=2"))
+    alone = footprint_of(settings())
     sizes = [(16, 16, 16), (16, 24, 16), (32, 32, 32), PATCH]
     for kind in KINDS:
         mode = MemoryMode(micro_batch=1, checkpointing=kind)

@@ -7,13 +7,7 @@ import torch
 from monai.data import DataLoader, Dataset
 from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet
-from monai.transforms import (
-    Compose,
-    LoadImaged,
-    RandFlipd,
-    RandGaussianNoised,
-    ScaleIntensityd,
-)
+from monai.transforms import Compose, LoadImaged, RandFlipd, RandGaussianNoised, ScaleIntensityd
 
 from brats_seg import Accumulator, MicroBatch
 from brats_seg.config import PatchConfig

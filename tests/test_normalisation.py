@@ -108,10 +108,8 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
     """X of this grid points to the head, Y to the left and Z to the back."""
     affine = np.zeros((4, 4))
     affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 5.0, -0.9, -0.8, 1.0
-    assert normalisation.grid_of(Geometry.at(affine, (20, 30, 40))) == (
-        (30, 40, 20),
-        (0.9, 0.8, 5.0),
-    )
+    grid = normalisation.grid_of(Geometry.at(affine, (20, 30, 40)))
+    assert grid == ((30, 40, 20), (0.9, 0.8, 5.0))
 
 
 @pytest.mark.parametrize(

@@ -438,9 +438,8 @@ def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: st
         criterion = CRITERIA[name] if name in CRITERIA else LEARNT[name](nn.Identity())
         parameters = all_parameters(network, criterion)
         before = nn.utils.parameters_to_vector(parameters).detach().clone()
-        accumulator = accumulator_of(
-            network, criterion, lr=0.1, device=IN_FLOAT16, clip_norm=clip_norm
-        )
+        options = {"device": IN_FLOAT16, "clip_norm": clip_norm}
+        accumulator = accumulator_of(network, criterion, lr=0.1, **options)
         accumulator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         assert not accumulator.step(cut(batch, sizes)).skipped
         moved.append(nn.utils.parameters_to_vector(parameters).detach() - before)

@@ -27,7 +27,7 @@ from brats_seg.training.optimisation import (
     step_fallback,
 )
 from brats_seg.training.run_plan import Batch
-from tests.builders import ROOT, write_case
+from tests.builders import ROOT, start, write_case
 from tests.training_builders import same
 from tests.training_builders import weights as saved_weights
 
@@ -179,14 +179,8 @@ LIMITED_SETTINGS = (
 
 
 def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "tests.exhaustion_program"]
-    return subprocess.run(
-        [*program, str(scans), str(run_path), str(limit_mb), *LIMITED_SETTINGS.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-m", "tests.exhaustion_program", scans, run_path, str(limit_mb)]
+    return start([*program, *LIMITED_SETTINGS.split()], ROOT)
 
 
 @pytest.mark.slow

@@ -193,9 +193,8 @@ def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path:
     assert np.abs(flair - without).mean() > 1
     assert coloured(with_reference) > coloured(flair)
     assert np.abs(with_uncertainty - with_reference).mean() > 0.1
-    pressed = page.run(
-        "[...document.querySelectorAll('[aria-pressed=true]')].map(b => b.innerText)"
-    )
+    buttons = "[...document.querySelectorAll('[aria-pressed=true]')]"
+    pressed = page.run(f"{buttons}.map(b => b.innerText)")
     names = ["FLAIR", "Coronal", "Crosshair", "Reference", "Uncertainty", "Outline"]
     assert pressed == names
     # WebGL complains of frames of negative size, which the fixture would see

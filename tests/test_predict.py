@@ -64,9 +64,8 @@ def predict(
     folder: Path, model: Model | None = None, settings: PredictionSettings = PLAIN_SETTINGS
 ) -> tuple[Scan, Prediction]:
     scan = read_scan(folder)
-    return scan, Predictor(model=replace(model or make_model(), settings=settings)).predict_scan(
-        scan
-    )
+    model = replace(model or make_model(), settings=settings)
+    return scan, Predictor(model=model).predict_scan(scan)
 
 
 def written(
@@ -274,9 +273,8 @@ def test_the_fallback_goes_from_the_gpu_to_the_cpu(caplog: pytest.LogCaptureFixt
     # the next part of the case starts where the last one ended, and the next case at the top
     assert tried == [("meta", False, 0), *on_host, *[("cpu", True, 1)] * 2]
     assert PredictionFallback("b", CPU).mode.n_halvings == 0
-    assert fallback.warnings == (
-        "memory ran out: computed with windows of 1/2 along each axis on cpu",
-    )
+    said = "memory ran out: computed with windows of 1/2 along each axis on cpu"
+    assert fallback.warnings == (said,)
     assert "case a: computing it again" in caplog.text
 
 
@@ -382,9 +380,8 @@ def test_volumes_and_components_by_hand():
     inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}
     assert parts == {"wt": (2.0, 2), "tc": (1.5, 1), **inner}
     empty = measure(np.zeros((2, 2, 2), dtype=np.uint8), BRATS2024_PED, 1.0)
-    assert [(part.name, part.ml, part.n_components) for part in empty] == [
-        (name, 0.0, 0) for name in PARTS
-    ]
+    names = [(part.name, part.ml, part.n_components) for part in empty]
+    assert names == [(name, 0.0, 0) for name in PARTS]
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,7 @@ def ball(radius: float, centre: tuple[float, float, float] = (32, 32, 32)) -> Ma
 
 
 BRAIN = ball(30)
-TUMOUR = np.select(
-    [ball(4, (40, 32, 32)), ball(7, (40, 32, 32)), ball(11, (40, 32, 32))], [1, 4, 2]
-)
+TUMOUR = np.select([ball(radius, (40, 32, 32)) for radius in (4, 7, 11)], [1, 4, 2])
 
 
 def prediction_of(

@@ -72,13 +72,9 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     out = tmp_path / "derivatives"
     assert (out / "dataset_description.json").is_file()
     start = out / "sub-01/ses-a/anat/sub-01_ses-a_"
-    assert {path.name.removeprefix("sub-01_ses-a_") for path in start.parent.iterdir()} == {
-        "desc-brats2017_dseg.nii.gz",
-        "label-WT_probseg.nii.gz",
-        "label-TC_probseg.nii.gz",
-        "label-ET_probseg.nii.gz",
-        "desc-entropy_probseg.nii.gz",
-    }
+    ends = ("desc-brats2017_dseg", *(f"label-{region}_probseg" for region in ("WT", "TC", "ET")))
+    expected = {Path(f"{start}{end}.nii.gz") for end in (*ends, "desc-entropy_probseg")}
+    assert {*start.parent.iterdir()} == expected
     assert nib.load(f"{start}desc-brats2017_dseg.nii.gz").get_data_dtype() == "uint8"
     code, shown, errors = run("evaluate", "raw", "derivatives")
     assert code == 0, shown + errors

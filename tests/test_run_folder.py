@@ -343,10 +343,9 @@ def test_files_that_are_no_weights_are_refused(data, tmp_path, write, message):
 def test_other_widths_are_refused_with_shapes(data, tiny_run, tmp_path):
     train(data, tmp_path / "run", start_settings("training.n_epochs=1"))
     before = sorted(tmp_path.rglob("*"))
+    config = start_settings(f"start.path={tiny_run}", "model.widths=[8, 16]")
     with pytest.raises(UsageError, match=r"widths 4,8\).*8x4x3x3x3 here, 4x4x3x3x3 there"):
-        train(
-            data, tmp_path / "new", start_settings(f"start.path={tiny_run}", "model.widths=[8, 16]")
-        )
+        train(data, tmp_path / "new", config)
     with pytest.raises(UsageError, match="cannot start from itself"):
         train(data, tmp_path / "run", start_settings(f"start.path={tmp_path / 'run' / 'best.pt'}"))
     assert sorted(tmp_path.rglob("*")) == before

@@ -47,9 +47,8 @@ def score_row(
 
 
 def table_of(dices, **columns) -> pd.DataFrame:
-    return pd.DataFrame([score_row(f"{k:03d}", dice) for k, dice in enumerate(dices)]).assign(
-        **columns
-    )
+    rows = [score_row(f"{k:03d}", dice) for k, dice in enumerate(dices)]
+    return pd.DataFrame(rows).assign(**columns)
 
 
 def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) -> None:

@@ -21,9 +21,8 @@ def drawn_axes(
     image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
 ) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
-    sections.draw_section(
-        axes, image, axis, index, sections.Grid(spacing_mm=spacing, directions=directions)
-    )
+    grid = sections.Grid(spacing_mm=spacing, directions=directions)
+    sections.draw_section(axes, image, axis, index, grid)
     return axes
 
 

@@ -238,9 +238,7 @@ def test_every_flipped_bit_and_another_length_is_found(folder: Path, name: str) 
 
 def test_arrays_of_another_case_are_found_and_the_message_says_what_to_do(folder: Path) -> None:
     shutil.copy(folder / "BraTS2021_00001" / "image.npy", folder / CASE / "image.npy")
-    other = (
-        r"image.npy: found the check sum .*: the file is damaged; .*`brats-seg prepare --repair`"
-    )
+    other = r"image.npy: found the check sum .*: the file is damaged; .*`brats-seg prepare --repa"
     with pytest.raises(CaseError, match=other):
         store.verify_case(folder, CASE)
     with pytest.raises(CaseError, match="image"):  # a held-out case is verified when it is read

@@ -9,9 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.survival import results
-from brats_seg.survival.table import read_features
 from tests.builders import Run, check_json
 from tests.survival_builders import RIDGE, make_feature_table
 
@@ -93,22 +91,3 @@ def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_pa
     assert code == 0
     assert "Fewer than 20 deaths prove nothing" in shown
     assert "concordance" in shown
-
-
-@pytest.mark.slow
-def test_phantoms_whose_volume_drives_survival_or_does_not(run: Run, tmp_path: Path) -> None:
-    write_phantom_cases(tmp_path / "scans", n_cases=40, seed=0, shape=(40, 40, 32))
-    assert run("features", "scans")[0] == 0
-    table = read_features(tmp_path / "features.csv")
-    for volume_matters in (True, False):
-        rng = np.random.default_rng(0)
-        volumes = table["wt_ml"].to_numpy()
-        if not volume_matters:
-            volumes = rng.permutation(volumes)
-        days = 800 * np.exp(-volumes / volumes.mean() + rng.normal(0, 0.15, 40))
-        survival = survival_table(table["case_id"], days)
-        survival.to_csv(tmp_path / "survival_info.csv", index=False)
-        code, shown, _ = run(*SURVIVAL)
-        assert code == 0
-        assert ("more than chance, better than age alone" in shown) == volume_matters
-        assert ("NOT SIGNIFICANT" in shown) == (not volume_matters)

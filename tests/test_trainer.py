@@ -67,16 +67,8 @@ def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
     run_path, outcome = finished
-    assert {path.name for path in run_path.iterdir()} == {
-        ".training.lock",
-        "best.pt",
-        "config.yaml",
-        "environment.json",
-        "history.csv",
-        "history.png",
-        "last.pt",
-        "split.csv",
-    }
+    names = "best.pt last.pt config.yaml environment.json history.csv history.png split.csv"
+    assert {path.name for path in run_path.iterdir()} == {".training.lock", *names.split()}
     assert outcome.finished
     assert read_split(run_path / "split.csv") == data.split
     history = pd.read_csv(run_path / "history.csv")
@@ -141,15 +133,10 @@ def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path,
 
 def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run: Run) -> None:
     channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
-    config = load_config(
-        assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
-        values={
-            "model.name": "monai.networks.nets.BasicUNet",
-            "model.arguments": channels,
-            "loss.name": "monai.losses.DiceFocalLoss",
-            "loss.arguments": {"sigmoid": True},
-        },
-    )
+    assignments = [*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"]
+    values = {"model.name": "monai.networks.nets.BasicUNet", "model.arguments": channels}
+    values |= {"loss.name": "monai.losses.DiceFocalLoss", "loss.arguments": {"sigmoid": True}}
+    config = load_config(assignments=assignments, values=values)
     outcome = train(data, tmp_path / "run", config)
     assert np.isfinite(outcome.history[0]["val_loss"])
     device = Device(torch_device=torch.device("cpu"))
@@ -404,9 +391,8 @@ def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, mo
     left = [r"epoch 1/3 .*, about .* left$", r"epoch 2/3 .*, about .* left$", r"epoch 3/3 .*\d$"]
     assert all(map(re.search, left, said[1:]))
     # nothing is known before the first batch is done
-    first, later = (
-        [text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)
-    )
+    texts = [[text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)]
+    first, later = texts
     assert re.fullmatch(r"loss \d\.\d{3}", first[0])
     assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about .* left", later[-1])
     assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"

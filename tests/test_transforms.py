@@ -15,8 +15,6 @@ from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
-    ReadPatchd,
-    RegionsOfLabelsd,
     SpatialTransform,
     apply_transforms,
     choose_box,
@@ -28,9 +26,8 @@ from brats_seg.data.transforms import (
     whole_box,
 )
 from brats_seg.errors import CaseError
-from brats_seg.labels import BRATS2017, BRATS2024, regions_of
+from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box
-from tests.builders import make_label_map
 
 SHAPE = (22, 18, 26)
 STILL = (False, False, False)
@@ -147,35 +144,7 @@ def test_every_name_in_the_settings_has_its_transforms() -> None:
     assert all(light in {0, full} for light, full in pairs)
 
 
-ITEM = {"case_id": "BraTS2021_00000"}
 PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
-
-
-@pytest.mark.parametrize("augment", ["none", "full"])
-def test_a_patch_is_read_with_its_convention_by_its_random_state(cubes: Path, augment: str) -> None:
-    reader = ReadPatchd(folder=cubes, patch=PATCH, augmentation=AUGMENTATIONS[augment])
-    images = []
-    for seed in [*range(10), 0]:
-        data = reader.set_random_state(seed)(ITEM)
-        images.append(data["image"])
-        assert data["case_id"] == ITEM["case_id"]
-        assert data["convention"] == "brats2017"
-        assert (data["image"].shape, data["image"].dtype) == ((4, 16, 24, 8), torch.float32)
-        assert (data["label"].shape, data["label"].dtype) == ((1, 16, 24, 8), torch.uint8)
-    assert torch.equal(images[0], images[-1])
-    assert not torch.equal(images[0], images[1])
-    states = np.random.RandomState(3), np.random.RandomState(3)
-    one, other = (reader.set_random_state(state=state)(ITEM)["image"] for state in states)
-    assert torch.equal(one, other)
-
-
-def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
-    labels = make_label_map()
-    data = {"label": torch.from_numpy(labels)[None], "convention": "brats2017"}
-    own = RegionsOfLabelsd("label")(data)["label"]
-    np.testing.assert_array_equal(own, regions_of(labels, BRATS2017))
-    given = RegionsOfLabelsd("label", convention="brats2024")(data)["label"]
-    np.testing.assert_array_equal(given, regions_of(labels, BRATS2024))
 
 
 def test_an_error_of_a_case_keeps_its_message(cubes: Path) -> None:

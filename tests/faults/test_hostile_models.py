@@ -279,9 +279,8 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
     _ask_for(given_run, "model", name, arguments)
     weights = torch.nn.Conv3d(4, 3, 1).state_dict()
-    _saved("model", {f"network.{key}": value for key, value in weights.items()})(
-        given_run / "best.pt"
-    )
+    entries = {f"network.{key}": value for key, value in weights.items()}
+    _saved("model", entries)(given_run / "best.pt")
     with pytest.raises(UsageError, match=r"best\.pt asks for code.*--trust-code torch\.nn\.Conv3d"):
         load_model([given_run], CPU)
     with trusting(name):
