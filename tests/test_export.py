@@ -116,8 +116,6 @@ def test_a_changed_description_is_refused(exported: Path, old: str, new: str, me
         ("weights", "/etc/passwd", "check sum|damaged"),
         ("sha256", "0" * 64, "check sum"),
         ("card.identity.patch", [10**9] * 3, "equal to 1024"),
-        ("card.identity.modalities", [], "modalities"),
-        ("card.identity.conventions", [], "conventions"),
         *(("card.identity.spacing_mm", [mm] * 3, "spacing_mm") for mm in (-1, 1e9, math.nan)),
         *(("card.config.model.widths", widths, "widths") for widths in ([], [10**9] * 2)),
         ("card.fitted.decoding.thresholds", [0.5] * 2, "thresholds"),

@@ -492,7 +492,7 @@ def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() ->
         ("cases.csv", [b'case_id,t1n,t1c,t2w,t2f\n"a,b,c,d,e\n']),
         ("cases.json", [b"[]", b"{", b'{"case_id": "a"}', b"[1]", bytes(range(256)), b"7"]),
         ("cases.json", [b"[" * 100_000, b'[{"case_id": ' + b"9" * 5000 + b"}]"]),
-        ("cases.json", [b'[{"case_id": ["a"], "t1n": {"b": 1}}]', b'[{"case_id": "\xff"}]']),
+        ("cases.json", [b'[{"case_id": "\xff"}]']),
     ],
 )
 def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, contents: list[bytes]) -> None:

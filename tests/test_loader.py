@@ -125,7 +125,7 @@ class RandShiftOfTheirs(RandomizableTransform, MapTransform):
 
 
 def noise() -> Compose:
-    return Compose([RandGaussianNoised("image", prob=0.5)])
+    return Compose([RandGaussianNoised("image", prob=1.0)])
 
 
 NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.noise")
