@@ -73,6 +73,9 @@ RECIPES: dict[str, list[str]] = {
     "full augmentation": ["training.augment=full"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
+    "from nothing": ["start.path=none"],
+    "from the package": ["start.path=auto"],
+    "from the package, 1.5 mm": ["start.path=auto", "store.spacing_mm=[1.5,1.5,1.5]"],
     "rule": [],
 }
 """Settings in which each recipe differs from the default; the rule learns nothing."""
