@@ -73,6 +73,9 @@ RECIPES: dict[str, list[str]] = {
     "full augmentation": ["training.augment=full"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
+    "from nothing": ["start.path=none"],
+    "from the package": ["start.path=auto"],
+    "from the package, 1.5 mm": ["start.path=auto", "store.spacing_mm=[1.5,1.5,1.5]"],
     "rule": [],
 }
 """Settings in which each recipe differs from the default; the rule learns nothing."""
@@ -251,13 +254,13 @@ def _print_comparison(options: argparse.Namespace) -> None:
         rows = cases[cases.recipe == recipe]
         n_runs = len(rows[["fold", "seed"]].drop_duplicates())
         means = " ".join(f"{rows[column].mean():.3f}" for column in (*REGIONS, "mean"))
-        difference, low, high = _difference(cases, first, recipe)
+        gain, low, high = difference(cases, first, recipe)
         window = rows.window.iloc[0] if n_runs else 0
         text = f"{recipe:22} {window:6} {n_runs:4} {means}"
-        print(f"{text}  {difference:+.3f} ({low:+.3f} to {high:+.3f})")
+        print(f"{text}  {gain:+.3f} ({low:+.3f} to {high:+.3f})")
 
 
-def _difference(cases: pd.DataFrame, first: str, other: str) -> tuple[float, float, float]:
+def difference(cases: pd.DataFrame, first: str, other: str) -> tuple[float, float, float]:
     """Return the mean difference of two recipes, and its 95 % interval over patients and seeds."""
     tables = [
         cases[cases.recipe == name].pivot_table(index="case", columns="seed", values="mean")

@@ -25,7 +25,6 @@ BAD_CASES = {f"BraTS2021_{90_000 + number}": found for number, found in enumerat
 
 
 def break_in_ten_ways(root: Path) -> None:
-    """Write ten cases, each with something wrong."""
 
     def path_of(number: int, name: str) -> Path:
         case_id = list(BAD_CASES)[number]

@@ -72,14 +72,12 @@ class Page:
         self.run(_READY)
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression in the page, awaited if it is a promise."""
         options = {"awaitPromise": True, "returnByValue": True}
         answer = self._call("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def dark(self, wanted: bool) -> None:
-        """Set the preference of the reader for dark pages."""
         value = "dark" if wanted else "light"
         features = [{"name": "prefers-color-scheme", "value": value}]
         self._call("Emulation.setEmulatedMedia", features=features)
@@ -108,7 +106,6 @@ class Page:
         self.mouse("Released", selector, places[-1], button=button, clickCount=1)
 
     def click(self, selector: str) -> None:
-        """Click an element, as a script would."""
         self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     def picture(self, path: Path, selector: str | None = None) -> "np.ndarray[Any, Any]":

@@ -25,8 +25,6 @@ from brats_seg.labels import BRATS2017, MODALITIES, MSD, LabelConvention, label_
 
 
 class Done(NamedTuple):
-    """How a command ended, and what it showed."""
-
     code: int
     out: str
     err: str
@@ -61,7 +59,6 @@ def run_make(*arguments: str) -> list[str]:
 def start(
     command: Sequence[str | Path], folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, and return what it printed."""
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
     return subprocess.run(command, cwd=folder, env=environment, check=False, **options)
 
@@ -84,7 +81,6 @@ BRATS_AFFINE = np.array(
 
 
 def make_case(case_id: str = "case_1", **values: Any) -> Case:
-    """Return a case that is its own patient; values may be fields of the case or of its facts."""
     facts = {name: values.pop(name) for name in get_type_hints(CaseFacts) if name in values}
     plain = {"patient_id": case_id, "release": "brats2020", **values}
     return Case(case_id=case_id, facts=CaseFacts(**facts), **plain)
@@ -124,7 +120,6 @@ def make_label_map(
 def make_volumes(
     shape: tuple[int, int, int] = SHAPE, seed: int = 0, *, with_et: bool = True
 ) -> npt.NDArray[np.int16]:
-    """Return four modalities (4, X, Y, Z) of the case that `make_label_map` labels."""
     rng = np.random.default_rng([seed, 1])
     wt, tc, et = _make_regions(shape, seed, with_et=with_et)
     tissue = wt.astype(int) + tc + et
@@ -174,7 +169,6 @@ def write_decathlon_case(root: Path) -> None:
 def write_nifti(
     path: Path, array: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] = BRATS_AFFINE
 ) -> Path:
-    """Write an array as it is, with qform and sform both set as in BraTS, and return the path."""
     image = nib.Nifti1Image(array, affine)
     image.set_qform(affine, code=1)
     image.set_sform(affine, code=1)
@@ -202,7 +196,6 @@ def _inside(
 
 
 def touch(root: Path, *names: str) -> Path:
-    """Make empty files: finding cases opens none."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

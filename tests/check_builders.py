@@ -77,7 +77,6 @@ def affine_of(images: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
 def volumes_of(
     images: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] | None = None
 ) -> list[Volume]:
-    """Return up to four images (n, X, Y, Z) as volumes named after the first modalities."""
     grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
@@ -101,7 +100,6 @@ def sample_of(
 
 
 def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
-    """Return a label map of BraTS 2017 in another convention."""
     return label_map_of(regions_of(label_map, BRATS2017), convention)
 
 

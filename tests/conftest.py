@@ -35,7 +35,6 @@ settings.load_profile("project")
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """A fresh generator with a fixed seed."""
     return np.random.default_rng(0)
 
 
@@ -66,7 +65,6 @@ def tiny_data(tiny_scans: Path) -> "FoldData":
 
 @pytest.fixture(scope="session")
 def data(tiny_data: "FoldData") -> "FoldData":
-    """The same, unless a module has a fold of its own."""
     return tiny_data
 
 
@@ -78,7 +76,6 @@ def tiny_prepared(tiny_data: "FoldData") -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_scans: Path, tiny_prepared: Path) -> Path:
-    """A run of fold 0 of `tiny_scans`, trained for one epoch, to be read only."""
     from brats_seg.training.trainer import train_fold
     from tests.training_builders import tiny_settings
 
@@ -98,7 +95,6 @@ def cubes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def five_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The prepared cases of five phantoms of brains, to be read only."""
     from brats_seg.cases.phantom import write_phantom_cases
     from tests.prepared import prepare
 
@@ -110,14 +106,12 @@ def five_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the program in the folder of the test, which becomes the current one."""
     monkeypatch.chdir(tmp_path)
     return partial(call, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Page]:
-    """A headless Chromium; the test is skipped where there is none."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
     with opened_browser() as page:
@@ -126,7 +120,6 @@ def browser() -> Iterator[Page]:
 
 @pytest.fixture
 def real_data() -> Path:
-    """The folder of real cases; the test is skipped where there is none."""
     folder = os.environ.get("BRATS_REAL_DATA")
     if not folder:
         pytest.skip("BRATS_REAL_DATA names no folder of real cases")

@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from brats_seg.config import load_config
-from brats_seg.data.fold import open_fold
+from brats_seg import Trainer, load_config, open_fold
 from brats_seg.progress import untracked
 from brats_seg.runtime.memory import MEGABYTE, read_numbers
-from brats_seg.training.trainer import Trainer
 
 
 def space_mb(name: str) -> float:

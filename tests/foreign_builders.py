@@ -97,7 +97,6 @@ def nnunet_network(n_out: int, seed: int, *, is_residual: bool = False) -> Nnune
 
 
 def write_fold(folder: Path, network: NnunetNetwork, **entries: Any) -> Path:
-    """Write a checkpoint as nnU-Net does: weights that two modules share have two names."""
     weights = {}
     for name, value in network.state_dict().items():
         weights[name] = value
@@ -172,5 +171,4 @@ def write_bundle(
 
 
 def part(target: str, **arguments: Any) -> dict[str, Any]:
-    """Return the description of an object in the configuration of a bundle."""
     return {"_target_": target, **arguments}

@@ -96,7 +96,6 @@ def write_run(
     remark: str = "",
     **entries: Any,
 ) -> Path:
-    """Write the best checkpoint of a run, with random weights; further entries are as given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
@@ -115,7 +114,6 @@ def write_fold(
     subsets: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
 ) -> Path:
-    """Write a run that was trained on all prepared cases but some."""
     train = tuple(case_id for case_id in CASES if case_id not in held_out)
     split = Split(train=train, validation=tuple(held_out))
     fingerprint = open_split(prepared, split).fingerprint

@@ -14,16 +14,13 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from brats_seg.config import load_config
+from brats_seg import MicroBatch, build_model, load_config, phantom_patches
 from brats_seg.data.fold import FoldData
 from brats_seg.inference.method import input_of_crop
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
-from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from brats_seg.models.norm import ActivatedNorm, check_in_place
 from brats_seg.runtime.device import Device
-from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import DiceBce, task_of
 from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
 from brats_seg.training.ranks import Ranks

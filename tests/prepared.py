@@ -12,12 +12,10 @@ from tests.builders import SHAPE, write_case
 
 
 def prepare(root: Path, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:
-    """Index a data folder and prepare all its cases."""
     return prepare_index(index_cases(root), folder, n_workers=n_workers)
 
 
 def prepare_index(index: CaseIndex, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:
-    """Prepare all cases of an index."""
     return prepare_cases(index.cases, folder, StoreConfig(), n_workers=n_workers)
 
 

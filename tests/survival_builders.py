@@ -63,6 +63,5 @@ def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Stud
 
 
 def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0, with_cox=False) -> Plan:
-    """Return a plan with one quick family."""
     families = (RIDGE, COX) if with_cox else (RIDGE,)
     return Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=families)

@@ -9,19 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg import Reconstructor, build_model, write_phantom_cases
 from brats_seg.config import Config, ModelConfig, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import task_of
-from tests.builders import write_case
-from tests.training_builders import StopAtCheck, check_same_runs, train
+from tests.training_builders import train
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +48,6 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
 
 
 def test_only_the_vector_is_decoded(network: Autoencoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a vector of zeros two images come back alike; with their own they do not."""
     images = make_image(20, 20, 20), make_image(20, 20, 20, seed=1)
     one, other = map(network, images)
     assert not torch.allclose(one, other, atol=1e-3)
@@ -102,18 +98,7 @@ def settings(*changes: str) -> Config:
 
 @pytest.fixture
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid that takes a moment; what is tested does not depend on it."""
     monkeypatch.setattr(autoencoder, "GRID", SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=(24, 20 + number, 16))
-    return open_fold(
-        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
-    )
 
 
 @pytest.mark.usefixtures("small_grid")
@@ -134,19 +119,8 @@ def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_r
     assert sample.image.shape[0] == 4
 
 
-@pytest.mark.usefixtures("small_grid")
-def test_a_stopped_run_ends_with_the_same_weights(data: FoldData, tmp_path: Path) -> None:
-    """Stopped within the validation of the first epoch."""
-    whole, run = tmp_path / "undisturbed", tmp_path / "stopped"
-    runs = (train(data, whole, settings()), train(data, run, settings(), StopAtCheck(4)))
-    resumed = train(data, run, settings())
-    assert [one.finished for one in (*runs, resumed)] == [True, False, True]
-    check_same_runs(run, whole)
-
-
 @pytest.mark.slow
 def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path) -> None:
-    """With the default settings, on phantoms: ten epochs of six cases."""
     write_phantom_cases(tmp_path / "scans", n_cases=9, seed=0)
     config = settings("model.latent=512", "training.n_epochs=10")
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")

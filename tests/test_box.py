@@ -13,7 +13,6 @@ BOXES = st.builds(Box.at, CORNERS, SIZES)
 
 
 def mask_of(box: Box) -> Mask:
-    """Return which voxels of `SHAPE`, with a margin of 20 on each side, are in a box."""
     at = np.indices([n + 40 for n in SHAPE]).T - 20
     return ((at >= box.start) & (at < box.stop)).all(axis=-1).T
 

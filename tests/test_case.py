@@ -12,18 +12,15 @@ from brats_seg.cases import nifti
 from brats_seg.cases.case import (
     Case,
     case_of_arrays,
-    check_one_grid,
-    have_one_grid,
     load_case,
     read_case_files,
 )
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
-from brats_seg.errors import CaseError, ConfigError, LabelError
+from brats_seg.errors import CaseError, LabelError
 from brats_seg.labels import BRATS2017, BRATS2024, MODALITIES, MSD
 from tests import builders
 from tests.builders import SHAPE
-from tests.check_builders import geometry
 
 
 def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> Case:
@@ -34,7 +31,6 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
     read_packed = nifti.read_packed
 
@@ -83,7 +79,6 @@ def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]
 
 
 def test_a_gli_case_of_the_2024_shape_is_of_2024(tmp_path: Path) -> None:
-    """Index and `load_case` agree."""
     case_id, values = "BraTS-GLI-00001-000", (0, 1, 2, 4)
     rng = np.random.default_rng(0)
     for modality in (*MODALITIES, "seg"):
@@ -121,19 +116,11 @@ def test_an_unknown_label_value_is_refused_and_no_tumour_is_not(tmp_path: Path) 
         load_case(case)
 
 
-def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
-    case = written(tmp_path, convention=BRATS2024)
-    assert load_case(case, labels="brats2024").convention == BRATS2024
-    with pytest.raises(ConfigError, match="'brats3' is unknown"):
-        load_case(case, labels="brats3")
-
-
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
 def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> None:
     flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-    loaded = case_of_arrays(
-        "BraTS2021_00000", builders.make_volumes().astype(dtype)[:, ::-1], flipped
-    )
+    images = builders.make_volumes().astype(dtype)[:, ::-1]
+    loaded = case_of_arrays("BraTS2021_00000", images, flipped)
     assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
@@ -166,27 +153,3 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
         load_case(case)
     assert len(load_case(case, modalities=("t1n", "t2f")).volumes) == 2
     assert not case.usable
-
-
-def test_every_file_off_the_grid_is_named() -> None:
-    shapes = {"a": SHAPE, "b": (1, 2, 3), "c": SHAPE, "d": (4, 5, 6)}
-    grids = [(name, geometry(shape)) for name, shape in shapes.items()]
-    with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
-        check_one_grid("case_1", grids)
-    check_one_grid("case_1", grids[:1])
-    check_one_grid("case_1", [])
-
-
-@pytest.mark.parametrize(
-    ("millimetres", "is_same"), [(0.0, True), (0.0009, True), (0.0011, False), (1, False)]
-)
-def test_affines_may_differ_by_rounding_only(millimetres: float, is_same: bool) -> None:
-    affine = builders.BRATS_AFFINE.copy()
-    affine[1, 3] += millimetres
-    grid = geometry(SHAPE, builders.BRATS_AFFINE)
-    assert have_one_grid(grid, geometry(SHAPE, affine)) is is_same
-    assert not have_one_grid(
-        grid, geometry(SHAPE, builders.BRATS_AFFINE @ np.diag([-1.0, 1, 1, 1]))
-    )
-    # the releases code the label map otherwise than the scans
-    assert have_one_grid(grid, replace(grid, qform_code=2, sform_code=0))

@@ -10,7 +10,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.figures.cases import CaseView, open_view, with_prediction
+from brats_seg.figures.cases import CaseView
 from brats_seg.pages import case
 from tests.test_pages import moved_view
 
@@ -65,7 +65,6 @@ def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
 def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
     view: CaseView, dtype: type, factor: float, step: float | None
 ) -> None:
-    """nibabel reads what the page makes of them."""
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
     box = case._box_of(view)
@@ -85,11 +84,7 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
         np.testing.assert_array_equal(codes >> 4 * k & 15, side.label_map[box.slices])
 
 
-def test_large_scans_are_rounded_until_the_page_is_small_enough(
-    view: CaseView,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_scans_are_rounded_until_the_page_is_small(view, tmp_path, monkeypatch):
     box = case._box_of(view)
     exact = case.embedded_volumes(view, box)
     n_bytes = sum(len(volume.data) for volume in exact)
@@ -101,20 +96,3 @@ def test_large_scans_are_rounded_until_the_page_is_small_enough(
     assert {volume.step for volume in exact[:4]} == {1}
     assert rounded[0].step >= 4
     assert "rounded to steps of at most" in (tmp_path / "a.html").read_text()
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_the_page_of_a_real_case_is_small_enough(real_data: Path, tmp_path: Path) -> None:
-    """The scans that take most room of those that there are, of 30,000 grey levels, with all layers."""
-    case_id = "Brats18_TCIA10_637_1"
-    view = open_view(real_data / "BraTS2018" / "LGG" / case_id)
-    predictions = real_data / "metric_fixtures" / "network_predictions"
-    view = with_prediction(view, predictions / f"{case_id}.nii.gz")
-    noise = np.random.default_rng(0).random(view.images.shape[1:], np.float32)
-    assert view.prediction is not None
-    # as uncertain as a network is around the whole tumour
-    entropy = np.where(view.prediction.label_map > 0, noise, 0)
-    case.write_case_page(replace(view, uncertainty=entropy), tmp_path / "a.html")
-    assert (tmp_path / "a.html").stat().st_size < 15_000_000
-    assert "Intensities in the viewer</dt><dd>as in the files" in (tmp_path / "a.html").read_text()

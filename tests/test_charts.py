@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
@@ -11,10 +10,9 @@ from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import joined_scores
-from brats_seg.figures.charts import cohort_figure, score_figure, survival_figure, volume_figure
+from brats_seg.figures.charts import cohort_figure, score_figure, survival_figure
 from brats_seg.labels import REGIONS
 from tests.builders import make_case
-from tests.test_cases import cut_off
 from tests.test_scores import score_row
 
 
@@ -67,14 +65,6 @@ def test_each_histogram_says_how_many_are_known() -> None:
     assert words == ["died", "alive at last contact"]
 
 
-def test_a_histogram_has_bins_that_suit_the_number_of_cases() -> None:
-    """Twelve cases in twenty bins are a row of ones."""
-    for n_cases, n_bins in ((1, 1), (12, 5), (1251, 22)):
-        values = np.random.default_rng(0).normal(60, 11, n_cases)
-        (axes,) = volume_figure({"wt": values}).axes
-        assert (len({bar.get_x() for bar in axes.patches}), heights(axes)) == (n_bins, n_cases)
-
-
 def test_what_is_equal_or_not_known_is_drawn_and_said() -> None:
     age, survival, volume = cohort_of([5, 5, 5], [None] * 3, [False] * 3, [0, 0, 0]).axes
     assert heights(age) == heights(volume) == 3
@@ -85,16 +75,6 @@ def test_what_is_equal_or_not_known_is_drawn_and_said() -> None:
     assert [text.get_text() for text in days.get_legend().get_texts()] == ["died"]
     with pytest.raises(UsageError, match="of 1 case neither age, survival nor label map"):
         cohort_of([None], [None], [False], [None])
-
-
-def test_a_long_title_is_inside_the_chart() -> None:
-    title = "Held-out cases: " + "no better than age " * 4
-    scores = pd.DataFrame(score_row(f"case{k}", 0.5) for k in range(1251))
-    for figure in (
-        survival_figure([100], [200], [False], title=title),
-        score_figure(scores, column="sensitivity"),
-    ):
-        assert figure.axes[0].get_title() not in cut_off(figure)
 
 
 def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:

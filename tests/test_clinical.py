@@ -61,7 +61,6 @@ def test_a_missing_value_is_none_and_a_survivor_is_censored(tmp_path, missing):
 
 
 def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
-    """The age stands under the id of 2019, the grade in the mapping."""
     survival = "BraTS19ID,Age,Survival,ResectionStatus\nBraTS19_TCIA02_606_1,45.4,NA,NA\n"
     table = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival)
     for case_id in MAPPING_2020.splitlines()[2].split(",")[1:]:
@@ -71,7 +70,6 @@ def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path):
 
 
 def test_patients_without_older_ids_stay_apart(tmp_path):
-    """NA does not count as a common id."""
     mapping = "Grade,BraTS_2018_subject_ID,BraTS_2019_subject_ID\nHGG,NA,A\nLGG,NA,B\n"
     table = read(tmp_path, name_mapping=mapping)
     assert (table.row("A").grade, table.row("B").grade) == ("HGG", "LGG")
@@ -79,7 +77,6 @@ def test_patients_without_older_ids_stay_apart(tmp_path):
 
 
 def test_mappings_of_two_years_are_joined(tmp_path):
-    """The age stands under an id that only the older mapping has."""
     older = "Grade,BraTS_2017_subject_ID,BraTS_2019_subject_ID\nHGG,Brats17_AAA_1,BraTS19_AAA_1\n"
     newer = "Grade,BraTS_2019_subject_ID,BraTS_2020_subject_ID\nHGG,BraTS19_AAA_1,BraTS20_A\n"
     tables = {"name_mapping": older, "name_mapping_new": newer}
@@ -98,7 +95,6 @@ def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
-    """With a byte order mark, other line ends, blank cells and short rows."""
     table = read(tmp_path, survival_data="\ufeffBraTS19ID,Age,Survival\r\nA, 60 ,\r\n,,\r\nB\r\n")
     assert (table.row("A").age_years, table.row("A").survival_days) == (60, None)
     assert table.row("B").age_years is None
@@ -143,22 +139,6 @@ def test_cases_get_grade_age_and_patient(tmp_path):
         # what a case knows already stays
         ("Brats18_AAA_1", ids[1], "LGG", 0.0),
     ]
-
-
-@pytest.mark.real
-def test_the_official_tables_are_read_whole(real_data):
-    """Counts taken from the files with grep."""
-    table = clinical.read_clinical_tables(real_data)
-    rows = [row for case_id, row in table.rows.items() if case_id.startswith("brats19_")]
-    assert len(rows) == 335
-    assert sum(row.grade == "HGG" for row in rows) == 259
-    assert sum(row.age_years is not None for row in rows) == 240
-    assert sorted(row.survival_days for row in rows if row.survival_censored) == [361, 1029]
-    assert table.row("Brats17_TCIA_606_1").age_years == 45.40273973
-    folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
-    filled = clinical.with_clinical([make_case(path.name) for path in folders], table)
-    assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
-    assert len(folders) == 9
 
 
 def test_named_tables_count_before_those_of_the_folder(tmp_path):

@@ -6,16 +6,12 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jsonschema
-import nibabel as nib
-import numpy as np
 import pandas as pd
 import pytest
 import typer
@@ -28,7 +24,16 @@ from brats_seg.figures.draw import FIGURES
 from brats_seg.labels import BRATS2023, MODALITY_SUBSETS
 from brats_seg.presets import KINDS, SHORT
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import Done, Run, call, check_json, make_label_map, write_case, write_nifti
+from tests.builders import (
+    Done,
+    Run,
+    call,
+    check_json,
+    make_label_map,
+    start,
+    write_case,
+    write_nifti,
+)
 from tests.inference_builders import IDENTITY, write_run
 
 TINY = (
@@ -135,7 +140,6 @@ def flow(work: Path) -> dict[int, Done]:
 
 @pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])
 def test_each_step_writes_files_and_reports(work: Path, flow: dict[int, Done], number: int) -> None:
-    """Messages go to standard error, and the JSON alone to standard output."""
     step, done = FLOW[number], flow[number]
     assert done.code == 0, done.err
     assert re.search(step.fact, done.err, re.DOTALL), done.err
@@ -193,50 +197,29 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
     assert (work / "runs" / "again" / "config.yaml").read_text() == config.read_text()
 
 
-def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) -> None:
-    for path in (work / "out").glob("*.nii.gz"):
-        assert path.read_bytes() == (work / "from-model" / path.name).read_bytes()
-    assert "- licence: CC0\n" in (work / "model" / "README.md").read_text()
-    single = np.asarray(nib.load(work / "single" / "me.nii.gz").dataobj)
-    assert set(np.unique(single)) <= {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
         ("train --set training.epochs=3", 2, "Did you mean n_epochs?"),
         ("train --preset kagle", 2, "Did you mean kaggle-t4?"),
-        ("train --config nowhere.yaml", 2, "nowhere.yaml cannot be read"),
         ("train --fold 7", 2, "fold 7"),
-        ("train --device cuda:9", 3, "torch sees"),
         ("train --set folds.n_folds=9", 2, "6 patients cannot fill 9 folds"),
         ("train --epochs 3 --hours 1", 2, "--epochs 3 and --hours 1"),
-        ("train --run file/run", 3, "file/run"),
         ("train --preset cpu", 2, "keeps its own settings"),
-        ("settings learning_rate", 2, "'learning_rate'"),
         ("certify --patches 2", 2, "--run"),
-        ("crossval --folds x", 2, "'x'"),
         ("crossval --folds 0,7", 2, "fold 7"),
-        ("crossval --protocol legac", 2, "protocol 'legac' is unknown"),
         ("crossval --network autoencoder", 2, "autoencoder"),
         ("crossval -o taken", 2, "taken/model exists and holds no exported model"),
         ("crossval -o file", 3, "cannot be written"),
         ("predict data --model runs/fold0 --t1n file", 2, "give either DATA, or one case"),
-        ("predict --model runs/fold0", 2, "give either DATA, or one case"),
         ("predict data --model runs/fold0 --case me", 2, "which --case names"),
         ("predict data --model nothing", 2, "nothing does not exist; expected --model: Run,"),
         ("predict data --model empty", 2, "empty is an empty folder"),
-        ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
-        ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
-        ("predict data --model runs/fold0 --workers many", 2, "'many'"),
-        ("predict data --model runs/fold0 --device gpu", 2, "device 'gpu' is unknown"),
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
-        ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
         ("predict cases.json --model runs/fold0", 2, "cases.json"),
+        ("predict data data --model runs/fold0 --watch 1", 2, "--watch takes one folder"),
         ("evaluate data", 2, "two with --compare A B"),
-        ("evaluate data data --task GLIO", 2, "Did you mean GLI?"),
-        ("index nowhere", 2, "nowhere does not exist"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
     ],
@@ -267,6 +250,7 @@ MISTAKES = (
     "train --data nosuch",
     "train --data . --set trainin.seed=3",
     "train --data . --device gpu",
+    "train --data . --config nosuch.yaml",
     "train --data . --fold 9",
     "train --data . --run /dev/null/run",
     "plan --device t5",
@@ -279,6 +263,7 @@ MISTAKES = (
     "predict . -o out --model . --set overlp=1",
     "predict . -o out --model . --window half",
     "predict . -o out --model . --workers many",
+    "index nosuch",
     "predict . -o out --model . --series t1x=3",
     "predict . -o /dev/null/out --model .",
     "predict -o out --model .",
@@ -301,13 +286,11 @@ def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
             try:
                 main()
             except SystemExit as end:
-                assert end.code in (2, 3), line
+                assert end.code == 2 + ("/dev/null" in line), line
             assert "torch" not in sys.modules, line
     """
     (tmp_path / "empty").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = start([sys.executable, "-c", program], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(MISTAKES)
     assert done.stderr.count("error: empty is an empty folder") == 2
@@ -315,7 +298,6 @@ def test_a_mistake_is_answered_before_torch_is_imported(tmp_path: Path) -> None:
 
 
 def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
-    """The message names case, file, what was found, what was expected, and what to try."""
     train = ("train", "--data", brats_root, *shlex.split(TINY))
     next(brats_root.glob("BraTS2021_00003/*_t2.nii.gz")).unlink()
     refused, _, error = run(*train)
@@ -330,20 +312,10 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
         assert re.search(rf"case {case_id}, file .*: found .*{re.escape(found)}.*; expected", shown)
 
 
-@pytest.mark.parametrize(
-    ("n_cases", "labelled", "message"),
-    [
-        (1, True, "1 patient cannot fill 2 folds"),
-        (2, False, "no usable label map"),
-    ],
-)
-def test_unusable_scans_are_refused(run: Run, n_cases: int, labelled: bool, message: str) -> None:
-    Path("scans").mkdir()
-    for seed in range(n_cases):
-        write_case(Path("scans"), f"BraTS2021_{seed:05d}", labelled=labelled, seed=seed)
+def test_scans_without_label_maps_are_refused_by_train(run: Run) -> None:
+    write_case(Path("scans"), labelled=False)
     done = run("train", "--data", "scans", *shlex.split(TINY))
-    assert done.code == 2
-    assert message in done.err
+    assert (done.code, "no usable label map" in done.err) == (2, True)
 
 
 def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path) -> None:
@@ -366,11 +338,8 @@ def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path
 
 
 def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "brats_seg", "phantom", "scans", "--number", "1"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
+    line = f"exec {sys.executable} -m brats_seg phantom scans --number 1 > /dev/full"
+    done = start(["sh", "-c", line], tmp_path)
     lost = "error: the output of the command is lost: No space left on device\n"
     assert (done.returncode, done.stderr) == (3, lost)
     assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5
@@ -388,7 +357,6 @@ def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[int, Done]) -> None:
-    """The run of the flow is kept; a case whose scan is damaged afterwards is named."""
     line = f"crossval --data data --prepared ready {TINY}"
     tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
@@ -417,19 +385,6 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     assert "BraTS2021_00003: no prediction, given the worst scores" in failed.out
 
 
-@pytest.mark.slow
-def test_ctrl_c_prints_how_to_resume(tmp_path: Path, tiny_scans: Path) -> None:
-    line = f"crossval --data {tiny_scans} --prepared ready {TINY} --epochs 9999"
-    command = [sys.executable, "-m", "brats_seg", *shlex.split(line)]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    while not (tmp_path / "runs" / "fold0" / "last.pt").exists() and process.poll() is None:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, _ = process.communicate()
-    assert process.returncode == 128 + signal.SIGINT
-    assert "stopped: SIGINT was received. The same command continues" in shown
-
-
 def test_the_json_has_null_for_nan_takes_any_file_name_and_is_checked() -> None:
     text = json_text("reconstruct", None, {"mean_rmse": float("nan")})
     assert json.loads(text)["mean_rmse"] is None
@@ -442,7 +397,6 @@ def test_the_json_has_null_for_nan_takes_any_file_name_and_is_checked() -> None:
 
 
 def test_options_are_few_and_mean_the_same_everywhere() -> None:
-    """Short forms of settings, `--json` and the options of settings count once."""
     shared = set(SHORT) | {"--preset", "--config", "--set", "--json"}
     own = 0
     for command in (command for panel in COMMANDS.values() for command in panel):
@@ -493,15 +447,12 @@ def test_a_failed_case_ends_predict_with_one(run: Run, brats_root: Path, model: 
     assert "5 predicted, 0 finished before, 1 failed" in said
 
 
-def test_a_case_of_two_files_needs_a_model_for_it(run: Run, model: Path, tmp_path: Path) -> None:
+def test_a_case_of_two_files_is_predicted_by_a_model_for_it(run: Run, tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
     flags = [f"--{flag}={folder}/{folder.name}_{name}.nii.gz" for flag, name in TWO_FILES]
-    identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
-    trained = write_run(tmp_path / "trained", identity=identity)
-    refused = run("predict", *flags, "-o", "refused", "--model", model, *PLAIN)
-    done = run("predict", *flags, "-o", "out", "--model", trained, *PLAIN)
-    assert (refused.code, done.code) == (1, 0), done.err
-    assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f" in refused.out
+    model = write_run(tmp_path / "run", identity=replace(IDENTITY, subsets=MODALITY_SUBSETS))
+    done = run("predict", *flags, "-o", "out", "--model", model, *PLAIN)
+    assert done.code == 0, done.err
     assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done.out
 
 
@@ -520,31 +471,19 @@ def test_another_convention_than_the_release_is_said(run: Run, model: Path, tmp_
 
 
 def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_path: Path) -> None:
-    flags = (
-        "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
-        "--convention brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
-        "--set smallest_et_mm3=50 --set preview=false"
-    )
+    given = {"overlap": 0.25, "smallest_et_mm3": 50, "preview": False}
+    given |= {"thresholds": [0.4, 0.5, 0.6], "smallest_mm3": [9, 8, 7]}
+    flags = "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32"
+    options = [*flags.split(), "--convention", "brats2023"]
+    options += [f"--set={name}={str(value).strip('[]')}" for name, value in given.items()]
     case = tiny_scans / "BraTS2021_00000"
-    done = run("predict", case, "-o", "out", "--model", model, *flags.split())
+    done = run("predict", case, "-o", "out", "--model", model, *options)
     assert done.code == 0, done.err
     (record,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
-    assert record["settings"] == {
-        "device": "cpu",
-        "precision": "fp32",
-        "window": [16, 16, 16],
-        "overlap": 0.25,
-        "tta": True,
-        "thresholds": [0.4, 0.5, 0.6],
-        "smallest_mm3": [9, 8, 7],
-        "smallest_et_mm3": 50,
-        "labels": "brats2023",
-        "probabilities": True,
-        "uncertainty": True,
-        "preview": False,
-        "report": False,
-        "layout": "plain",
-    }
+    switches = dict.fromkeys(("tta", "probabilities", "uncertainty"), True)
+    named = {"device": "cpu", "precision": "fp32", "window": [16] * 3, "labels": "brats2023"}
+    usual = {"report": False, "layout": "plain"}
+    assert record["settings"] == given | switches | named | usual
     assert record["convention"] == "brats2023"
     assert all((tmp_path / "out" / name).is_file() for name in record["outputs"])
     assert len(record["outputs"]) == 5
@@ -553,15 +492,7 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
 @pytest.mark.parametrize(
     ("place", "n_done"), [("cli.use.print_outcome", 1), ("inference.predict.entropy", 0)]
 )
-def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
-    run: Run,
-    tiny_scans: Path,
-    model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-    n_done: int,
-) -> None:
-    """Between two cases, and within a case."""
+def test_ctrl_c_says_how_to_go_on(run, tiny_scans, model, monkeypatch, place, n_done):
     monkeypatch.setattr(f"brats_seg.{place}", interrupt)
     flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
     code, _, said = run("predict", tiny_scans, *flags)
@@ -571,18 +502,9 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
 
 
 def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
-    run: Run, tiny_scans: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("empty").mkdir()
-    options = ("-o", "out", "--model", model, *PLAIN)
-    refused = [
-        run("predict", "empty", *options),
-        run("predict", tiny_scans, tiny_scans, *options, "--watch", "1"),
-        run("predict", tiny_scans, *options, "--watch", "0"),
-    ]
-    assert [done.code for done in refused] == [2, 2, 2]
-    assert "error: empty is an empty folder; expected data" in refused[0].err
-    assert "--watch takes one folder" in refused[1].err
     n_looks = iter(range(3))
 
     def wait(_: float) -> None:
@@ -590,7 +512,8 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
-    done = run("predict", "empty", *options, "--watch", "1", "--identifiers")
+    options = ("-o", "out", "--model", model, *PLAIN, "--watch", "1", "--identifiers")
+    done = run("predict", "empty", *options)
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
     assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err
     assert f"predict empty -o out --model {model}" in done.err

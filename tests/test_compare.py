@@ -10,11 +10,9 @@ import pytest
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.compare import compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import LESION_COLUMNS, joined_scores
+from brats_seg.evaluation.scores import joined_scores
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
-
-LESIONS = dict(zip(LESION_COLUMNS, (1.0, 0.0, 1.0, 1.0, 0, 0, 0), strict=True))
 
 
 def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.DataFrame:
@@ -51,11 +49,9 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
         if number < 2:
             write_nifti(tmp_path / "short" / name, make_label_map(seed=number))
     folders = (tmp_path / "long", tmp_path / "short")
+    legacy = protocol_named("legacy")
     whole, shared = (
-        compare_folders(
-            brats_root, folders, protocol_named("legacy"), only_predicted=only_predicted
-        )
-        for only_predicted in (False, True)
+        compare_folders(brats_root, folders, legacy, only_predicted=only) for only in (False, True)
     )
     assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
     assert whole.comparison.ranking[0].name == str(folders[0])
@@ -79,19 +75,6 @@ def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:
     assert ranking[-1].p_value is None
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_mean_ranks_equal_those_of_mist(seed: int) -> None:
-    """With mist-medical, as the environment of `make bench` has it."""
-    mist = pytest.importorskip("mist.evaluation.ranking")
-    values = np.random.default_rng(seed).integers(0, 6, (4, 2, 7)) / 5
-    sets = [table(*one.tolist()) for one in values]
-    columns = {"case_id": "id", "dice": "wt_dice", "hd95": "wt_haus95"}
-    theirs = [one[[*columns]].rename(columns=columns) for one in sets]
-    ranking = rank_sets("abcd", sets, np.random.default_rng(0))
-    expected = dict(mist.rank_results(theirs, [*"abcd"])[0].itertuples(index=False, name=None))
-    assert {one.name: one.mean_rank for one in ranking} == pytest.approx(expected)
-
-
 def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
     """Twelve cases won by one set: only one in 2**12 exchanges keeps the lead."""
     dices = np.linspace(0.3, 0.8, 12)
@@ -102,17 +85,6 @@ def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
     assert clear[0].p_value == pytest.approx(1 / 2**12, abs=5e-4)
     assert [standing.name for standing in tied] == ["=", "also"]
     assert (tied[0].p_value, tied[0].mean_rank) == (1, 1.5)
-
-
-def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -> None:
-    """The scores of whole regions rank them the other way."""
-    sets = [
-        table([dice]).assign(**LESIONS | {"lesionwise_dice": lesion_dice})
-        for dice, lesion_dice in ((0.9, 0.3), (0.4, 0.7))
-    ]
-    found = compare_scores(("whole", "lesions"), (sets[0], sets[1]), rng)
-    assert [standing.name for standing in found.ranking] == ["lesions", "whole"]
-    assert [test.column for test in found.tests] == ["dice", "hd95", *LESION_COLUMNS[:4]]
 
 
 def test_sets_of_2025_are_ranked_by_dice_and_nsd(rng: np.random.Generator) -> None:

@@ -11,7 +11,6 @@ from brats_seg.presets import LEARNING_RATES, PRESETS
 
 
 def test_later_sources_win_over_earlier_ones():
-    """Defaults, then preset, then text, then key=value, of which the last wins."""
     text = "training: {n_epochs: 7, micro_batch: 2}"
     assignments = ["training.micro_batch=3", "training.micro_batch=1"]
     config = load_config(preset="demo", text=text, assignments=assignments)
@@ -24,7 +23,6 @@ def test_later_sources_win_over_earlier_ones():
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
-    """With any of them, an autoencoder learns whole brains."""
     before = copy.deepcopy(PRESETS)
     config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
     written = yaml.safe_load(config.to_yaml())
@@ -41,17 +39,14 @@ def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
 @pytest.mark.parametrize(
     ("assignment", "section", "key", "value"),
     [
-        ("training.n_epochs=3", "training", "n_epochs", 3),
         (" training.n_epochs = 3", "training", "n_epochs", 3),
         ("optimizer.lr=3e-4", "optimizer", "lr", 3e-4),
         ("optimizer.clip_norm=null", "optimizer", "clip_norm", None),
         ("patch.size=[32, 48, 64]", "patch", "size", (32, 48, 64)),
-        ("patch.size=whole", "patch", "size", "whole"),
         ("cases.skip_bad=true", "cases", "skip_bad", True),
         ("training.device=cuda:1", "training", "device", "cuda:1"),
         ("model.widths=16,32", "model", "widths", (16, 32)),
         ("model.widths=16", "model", "widths", (16,)),
-        ("model.widths=[16, 32]", "model", "widths", (16, 32)),
         ("store.spacing_mm=1,1, 1.5", "store", "spacing_mm", (1, 1, 1.5)),
         ("training.transforms=a.b,c.d", "training", "transforms", ("a.b", "c.d")),
         ("validation.every=auto", "validation", "every", "auto"),

@@ -6,12 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.builders import ROOT, shell, variables_of_installation
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
 PAGE = (ROOT / "docs" / "running.md").read_text()
 
 
@@ -61,7 +59,6 @@ def test_the_lines_of_the_page_have_arguments_that_the_dockerfile_knows() -> Non
 
 @pytest.mark.slow
 def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
-    """In an environment that finds the other packages here, so that nothing is downloaded."""
     script = [
         f"{sys.executable} -m venv {tmp_path / 'venv'}",
         f". {tmp_path / 'venv/bin/activate'}",
@@ -74,12 +71,3 @@ def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
     assert '"can_work": true' in shown
     assert "finished after 1 epoch" in shown
     assert (tmp_path / "image/work/runs/fold0/best.pt").is_file()
-
-
-def test_the_workflow_calls_targets_that_exist() -> None:
-    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
-    lines = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
-    targets = [target for line in lines for target in re.findall(r"make ([\w-]+)", line)]
-    makefile = (ROOT / "Makefile").read_text()
-    assert targets == ["check", "test", "test-all"]
-    assert all(f"\n{target}:" in makefile for target in targets)

@@ -112,7 +112,6 @@ def test_the_command_prints_the_series_as_json(tmp_path: Path, run: Run) -> None
 
 @pytest.mark.parametrize("option", ["--identifiers", "--series=t1c=5"])
 def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option: str) -> None:
-    """Also where DICOM examinations are given beside them, before anything is converted."""
     write_examination(tmp_path / "dicom")
     (tmp_path / "run").mkdir()
     (tmp_path / "run/best.pt").touch()
@@ -126,6 +125,4 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
     assert not (tmp_path / "out").exists()
     # DICOM files alone are taken: the model is missing
     ended = call(tmp_path, "predict", "dicom", "-o", "out", "--model", "run", option)
-    assert ended.code in (2, 3)
-    assert "NIfTI" not in ended.err
-    assert call(tmp_path, "convert", "scans", "-o", "out", option).code in (2, 3)
+    assert (ended.code in (2, 3), "NIfTI" in ended.err) == (True, False)

@@ -1,7 +1,6 @@
 """Test the choice of CPU threads: quotas of containers, and settings of a person."""
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from brats_seg import cpu_threads
 from brats_seg.cpu_threads import available_cpus, choose_threads, cpu_quota
 from brats_seg.runtime.device import SMALL_PATCH, threads_for
+from tests.builders import ROOT, start
 
 CPU = torch.device("cpu")
 
@@ -65,16 +65,13 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
 def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, str]) -> None:
-    """In every way in, and for the processes that it starts."""
     names = (*cpu_threads.NUMBERS, *cpu_threads.WAITING)
     bare = {key: value for key, value in os.environ.items() if key not in names}
     code = (
         "import brats_seg, os, sys; assert 'torch' not in sys.modules; "
         f"print({{n: os.environ[n] for n in {names} if n in os.environ}})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**bare, **given}, capture_output=True, check=True
-    )
+    done = start([sys.executable, "-c", code], ROOT, {**bare, **given})
     expected = given or {"GOMP_SPINCOUNT": str(cpu_threads.SPIN_COUNT)}
     found = eval(done.stdout)
     assert given or found.pop("OMP_NUM_THREADS", "1")
@@ -82,7 +79,6 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
 
 
 def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine of two CPUs."""
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
     for name in cpu_threads.NUMBERS:
         monkeypatch.delenv(name, raising=False)

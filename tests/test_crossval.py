@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg import crossval
+from brats_seg import PredictionSettings, crossval, export_model, load_model, read_scores
 from brats_seg.cases.case import Case
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
-from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model import load_model
 from brats_seg.inference.results import OutputFolder
-from brats_seg.inference.settings import PredictionSettings
 from tests.inference_builders import CASES, CPU, write_fold
 
 LEGACY = protocol_named("legacy")

@@ -22,7 +22,6 @@ def modules_with_examples() -> list[str]:
 
 @pytest.mark.parametrize("name", modules_with_examples())
 def test_the_examples_run(name, tmp_path, monkeypatch, brats_root):
-    """In a folder that holds `data`, six small labelled cases."""
     monkeypatch.chdir(brats_root.parent)
     # the log of a command that another test has run would be taken for what the examples print
     monkeypatch.setattr(logging.getLogger("brats_seg"), "handlers", [])
@@ -31,10 +30,3 @@ def test_the_examples_run(name, tmp_path, monkeypatch, brats_root):
     )
     assert result.attempted
     assert result.failed == 0
-
-
-def test_a_wrong_example_is_seen() -> None:
-    """The test of the test."""
-    example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
-    result = doctest.DocTestRunner(verbose=False).run(example, out=lambda _: None)
-    assert result.failed == 1

@@ -34,14 +34,6 @@ def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> No
     assert "1 with problems, such as BraTS2021_00003" in warning.found
 
 
-def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
-    monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
-    diagnosis = diagnose()
-    assert [one.check for one in diagnosis.findings] == ["Python", "packages"]
-    assert not diagnosis.can_work
-
-
 def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}
@@ -75,7 +67,6 @@ def test_packages_are_compared_with_the_required_versions(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
 def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> None:
-    """Nothing is installed but the package: a folder with its source and its metadata."""
     (tmp_path / "brats_seg").symlink_to(ROOT / "brats_seg")
     described = touch(tmp_path, "brats_seg-0.1.0.dist-info/METADATA")
     (described / "brats_seg-0.1.0.dist-info/METADATA").write_text(

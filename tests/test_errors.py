@@ -21,7 +21,6 @@ def subclasses(kind: type) -> set[type]:
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    """Every class is listed with the exit code it has, which is that of its kind."""
     listed = re.findall(r"(\w+Error) +(\d)", errors.__doc__ or "")
     own = {kind for kind in subclasses(BratsError) if kind.__module__ == errors.__name__}
     assert sorted(listed) == sorted((kind.__name__, f"{kind.exit_code}") for kind in own)

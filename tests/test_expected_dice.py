@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from brats_seg import export_model, load_model
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
-from brats_seg.inference.export import export_model
-from brats_seg.inference.model import load_model
 from brats_seg.quality import expected_dice
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.wings import Notes
@@ -39,7 +38,6 @@ def test_the_mean_probability_is_that_inside_each_region() -> None:
 
 
 def test_a_line_is_found_of_each_region_that_enough_cases_have() -> None:
-    """Its interval has no width where all cases lie on it; less sure cases are never better."""
     sure = np.linspace(0.5, 0.9, 12)
     cases = [np.array([x, x, x if x < 0.6 else np.nan]) for x in sure]
     counts = [counts_of(x, 1.2 * x - 0.2, x) for x in sure]
@@ -78,9 +76,8 @@ def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None
         x = rng.uniform(0.5, 1, n_cases + 1)
         y = np.clip(1.4 * x - 0.45 + rng.normal(0, 0.08, n_cases + 1), 0, 1)
         counts = [counts_of(value, value, value) for value in y]
-        (line, *_) = expected_dice.fit_predicted_dice(
-            [np.full(3, value) for value in x[:-1]], counts[:-1]
-        )
+        sure = [np.full(3, value) for value in x[:-1]]
+        (line, *_) = expected_dice.fit_predicted_dice(sure, counts[:-1])
         expected = line.at(x[-1])
         n_covered += expected.low - 1e-3 <= dice(counts[-1])[0] <= expected.high + 1e-3
     assert n_covered / 250 > expected_dice.COVERAGE - 0.05
@@ -96,7 +93,6 @@ NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
 def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> None:
-    """It describes a model, but does not change it: its fingerprint is that without it."""
     plain, one = write_run(tmp_path / "plain"), write_run(tmp_path / "one", notes=NOTES)
     two = write_run(tmp_path / "two", seed=1, notes=NOTES)
     export_model([one], tmp_path / "model")
@@ -104,14 +100,11 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
     assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
-    assert (expected_dice.dice_lines(both.notes), expected_dice.dice_lines(mixed.notes)) == (
-        LINES,
-        (),
-    )
+    found = [expected_dice.dice_lines(one.notes) for one in (both, mixed)]
+    assert found == [LINES, ()]
 
 
 def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:
-    """Of a usual and a swapped scan; a model without a fit has no columns of it."""
     # less than 100 ml in voxels of 1 mm: its size and shape are not judged
     images, _ = phantom(20, (59, 70, 58))
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):

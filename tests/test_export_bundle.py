@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 from monai.bundle import ConfigParser
 
-from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.export import export_model
-from brats_seg.inference.model import load_model
-from brats_seg.inference.settings import PredictionSettings
+from brats_seg import PredictionSettings, export_model, load_model, predict_folder
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, plain_environment, shell, start, write_case
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
@@ -111,7 +108,6 @@ def test_a_bundle_predicts_alone(bundles: Path, case: Path, tmp_path: Path, name
 
 @pytest.mark.slow
 def test_the_example_of_the_page_runs_alone(bundles: Path, case: Path, tmp_path: Path) -> None:
-    """The versions are those that were tested; the README of the bundle has the same lines."""
     (block,) = (text for text in blocks(PAGES["docs/other-tools.md"], "bash") if "monai" in text)
     use = (bundles / "plain" / "docs" / "README.md").read_text()
     assert [line for line in block.splitlines() if line.strip() not in use] == ["cd bundle"]

@@ -148,7 +148,6 @@ PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     ],
 )
 def test_runs_that_do_not_fit_are_refused(root, tmp_path, kinds, config, message):
-    """The run is of another spacing than the one that is given beside it."""
     identity = replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))
     run = write_trained(tmp_path / "run", config=config, identity=identity)
     other = run if len(kinds) == 1 else write_trained(tmp_path / "other")
@@ -164,12 +163,8 @@ JOINED = Case(case_id="A", patient_id="person", release="brats2023-gli")
 @pytest.mark.parametrize(
     ("train", "case_id", "patient_id", "seen"),
     [
-        ("A", "A", "A", "yes"),
         ("A", "held", "held", "no"),
-        # another time point of a patient, and another patient
-        ("BraTS-GLI-00005-000", "BraTS-GLI-00005-001", "BraTS-GLI-00005", "yes"),
-        ("BraTS-GLI-00005-000", "BraTS-GLI-00006-000", "BraTS-GLI-00006", "no"),
-        # ids that the index or a table joins
+        # ids that the index or a table joins; others are in `test_weights.py`
         ("A", "B", "person", "yes"),
         ("A", "BraTS20_Training_001", "another", "yes"),
         ("A", "BraTS20_Training_002", "another", "no"),

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from brats_seg import files
 from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
-from tests.builders import limited_files, touch
+from tests.builders import touch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 GONE = (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
@@ -75,15 +76,6 @@ def test_an_error_of_the_drive_says_what_to_do(tmp_path, write, number, error, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_text("old")
-    too_large = pytest.raises(EnvironmentalError, match=r"a could not be written: .*ulimit -f")
-    with limited_files(1000), too_large, files.whole_file(path) as beside:
-        beside.write_bytes(bytes(2000))
-    assert content_of(path) == "old"
-
-
 def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
     """Processes of two containers have the same ids."""
     with files.whole_file(tmp_path / "a") as first, files.whole_file(tmp_path / "a") as second:
@@ -107,9 +99,7 @@ def test_the_clean_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("folders", [False, True])
 def test_only_what_killed_processes_left_is_removed(tmp_path: Path, folders: bool) -> None:
-    touch(
-        tmp_path, *(f"{name}/file" for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"))
-    )
+    touch(tmp_path, *(f"{n}/file" for n in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c")))
     touch(tmp_path, ".5-folds.csv")  # with folders, another process may be writing it
     files.remove_leftovers(tmp_path, folders=folders)
     left = {".5-folds.csv"} if folders else {".12-new-a", ".3-old-a"}
@@ -131,6 +121,15 @@ def test_a_failed_renaming_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.rglob("*")) == [path, path / "old"]
 
 
+def wait_for(is_true: Callable[[], bool]) -> None:
+    """Wait for what another thread does, however busy the machine is."""
+    for _ in range(6000):
+        if is_true():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not happen within a minute")
+
+
 def test_a_taken_lock_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     order = []
@@ -142,7 +141,7 @@ def test_a_taken_lock_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFix
     with files.locked(tmp_path / ".lock"):
         thread = threading.Thread(target=second)
         thread.start()
-        thread.join(timeout=0.2)
+        wait_for(lambda: "waiting for another process" in caplog.text)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
@@ -156,7 +155,6 @@ def hold_with_a_child_and_die(path: Path) -> None:
 
 
 def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
-    """Workers share the lock, and end by themselves."""
     process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
     process.start()
     process.join()

@@ -75,9 +75,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
     folds.check_fold(4, tmp_path, FoldConfig())
     folds.check_fold(6, tmp_path, NOTEBOOK)
     for fold in (5, -1):
-        with pytest.raises(
-            FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4\. Choose"
-        ):
+        with pytest.raises(FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4"):
             folds.check_fold(fold, tmp_path, FoldConfig())
     folds.write_folds(make_table(("A", "a", 1), ("B", "b", 5)), tmp_path / "folds-5-seed55.csv")
     folds.check_fold(5, tmp_path, FoldConfig())
@@ -98,10 +96,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         (b"\x1f\x8b\xff\xfe" * 9, r"no fold table: .*folds\.csv .*Correct it, or remove it"),
         (None, r"no fold table: .*folds\.csv does not exist"),
         # a manual edit may separate the scans of a patient
-        (
-            b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0",
-            r"folds\.csv: patient P3 lies in folds 1, 2; .*Correct it",
-        ),
+        (b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0", r"folds\.csv: patient P3 lies in"),
     ],
 )
 def test_a_file_that_is_no_fold_table_is_refused(tmp_path, content, match):
@@ -113,7 +108,6 @@ def test_a_file_that_is_no_fold_table_is_refused(tmp_path, content, match):
 
 
 def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
-    """With a byte order mark, other line ends, columns moved and one added."""
     path = tmp_path / "folds.csv"
     path.write_bytes(b"\xef\xbb\xbffold,case_id,x,patient_id\r\n0,A,,a\r\n1,B,x,b\r\n,C,,c\r\n")
     assert folds.read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
@@ -140,9 +134,7 @@ def test_a_table_must_cover_its_cases_without_a_leak(case_ids, values, match):
 
 def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path):
     path = tmp_path / "split.csv"
-    with pytest.raises(
-        FoldError, match=r"no split of a run: .*split\.csv does not exist; .* written"
-    ):
+    with pytest.raises(FoldError, match=r"no split of a run: .*split\.csv does not exist"):
         folds.read_split(path)
     folds.write_split(TABLE.split(0), path)
     assert folds.read_split(path) == TABLE.split(0)
@@ -182,7 +174,6 @@ def make_cohort(seed: int) -> list[Case]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_each_case_is_held_out_once_and_kinds_of_patients_are_spread_evenly(seed):
-    """Each fold holds a fifth of every kind of patient, give or take a few scans."""
     cases = make_cohort(seed)
     shuffled = [cases[i] for i in np.random.default_rng(seed).permutation(len(cases))]
     table = folds.make_folds(cases, FoldConfig())
@@ -209,7 +200,6 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
 
 
 def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
-    """Each fold gets one of every five neighbours in volume."""
     cases = [make_case(f"C{n:03d}", tumour_ml=float((n * 37) % 100)) for n in range(100)]
     fold = fold_of(folds.make_folds(cases, FoldConfig()))
     by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
@@ -257,11 +247,7 @@ def test_a_scan_under_two_ids_keeps_both_patients_in_one_fold(name, same, other)
             FoldConfig(),
             r"4 patients cannot fill 5 folds \(those who share .*fewer folds: --set folds\.n_folds",
         ),
-        (
-            numbered_cases(20),
-            NOTEBOOK,
-            r"only 0 of 20 cases have an age.* survival_\*\.csv .*scheme=stratified",
-        ),
+        (numbered_cases(20), NOTEBOOK, r"only 0 of 20 cases have an age.* survival_\*\.csv"),
         (numbered_cases(6, age_years=50.0), NOTEBOOK, "only 6 of 6 .* too few of one decade"),
     ],
 )
@@ -285,9 +271,7 @@ def test_the_notebook_scheme_is_that_of_the_notebook(seed):
         splits = list(splitter.split(frame, frame["age"] // 10 * 10))
     for fold, (_, held_out) in enumerate(splits):
         expected |= dict.fromkeys(frame["id"].iloc[held_out], fold)
-    table = folds.make_folds(
-        [make_case(name, age_years=ages.get(name)) for name in ids[::-1]], NOTEBOOK
-    )
+    table = folds.make_folds([make_case(n, age_years=ages.get(n)) for n in ids[::-1]], NOTEBOOK)
     assert fold_of(table) == expected
     assert expected["BraTS20_Training_355"] is None
     assert table.folds == tuple(range(7))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.find import find_cases
+from brats_seg import PredictionSettings, Predictor, export_model, find_cases, predict_folder
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.data.store import open_case
 from brats_seg.errors import FoldError, UsageError
@@ -16,12 +16,8 @@ from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference import held_out as module
-from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import measure_subsets, open_held_out
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
 from brats_seg.progress import untracked
@@ -125,10 +121,7 @@ def test_measured_once(tmp_path, tiny_prepared, monkeypatch):
 
 
 def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: Path) -> None:
-    runs = [
-        write_fold(tmp_path / case_id, tiny_prepared, [case_id], subsets=FEW)
-        for case_id in CASES[:2]
-    ]
+    runs = [write_fold(tmp_path / one, tiny_prepared, [one], subsets=FEW) for one in CASES[:2]]
     plain = write_fold(tmp_path / "plain", tiny_prepared, CASES[:1])
     content = (plain / "best.pt").read_bytes()
     for index, run in enumerate((runs[0], plain)):

@@ -53,15 +53,9 @@ def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     ]
     assert table["val_dice"].isna().tolist() == [True, False]
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
-    for content, message in (
-        ("epoch\n", "holds no epochs"),
-        ("", "holds no epochs"),
-        (None, "does not exist; expected"),
-    ):
-        (tmp_path / "history.csv").unlink()
-        if content is not None:
-            (tmp_path / "history.csv").write_text(content)
-        with pytest.raises(UsageError, match=message):
+    for content in ("epoch\n", ""):
+        (tmp_path / "history.csv").write_text(content)
+        with pytest.raises(UsageError, match="holds no epochs"):
             read_history(tmp_path)
 
 
@@ -92,15 +86,6 @@ def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_ent
         assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "RMSE in the brain"]
         assert list(table.columns)[4:6] == ["train_rmse", "val_rmse"]
         assert not [column for column in table if "dice" in column or "jaccard" in column]
-
-
-def test_the_line_of_the_log_shows_the_values() -> None:
-    for validated, scores, expected in (
-        (False, OVERLAP, "epoch 2/5 | training loss 1.0000 Dice"),
-        (True, OVERLAP, "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard"),
-        (True, ERRORS, "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C"),
-    ):
-        assert expected in history.epoch_line(row(2, validated=validated, scores=scores), 5)
 
 
 def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +132,6 @@ def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...])
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return the curves in the event files of a folder: epochs and values by name."""
     from tensorboardX.proto.event_pb2 import Event
 
     curves: dict[str, list[tuple[int, float]]] = {}
@@ -182,9 +166,7 @@ def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
 def test_unwritable_events_end_it(monkeypatch, run, tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     if find_spec("tensorboardX"):
-        with pytest.raises(
-            EnvironmentalError, match="tensorboard cannot be written: NotADirectory"
-        ):
+        with pytest.raises(EnvironmentalError, match="tensorboard cannot be written"):
             track(TENSORBOARD, tmp_path, ())
     monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
     code, _, errors = run("train", "--data", tmp_path, "--set", "tracking.to=tensorboard")

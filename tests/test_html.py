@@ -17,7 +17,6 @@ NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4a
 
 
 def test_a_page_says_research_use_only_and_its_policy_forbids_requests(tmp_path: Path) -> None:
-    """It is written whole, with any file name."""
     write_page(tmp_path / "new" / "a.html", "page.html", title="caf\udce9")
     page = (tmp_path / "new" / "a.html").read_text()
 

@@ -28,8 +28,6 @@ def ask(network: nn.Module, size: int = 8, device: Device = CPU) -> None:
 
 
 class Layer(nn.Module):
-    """A layer that computes a given function."""
-
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -118,7 +116,6 @@ def test_layers_over_the_batch_are_refused(name: str, device: Device, last_is_ze
     ],
 )
 def test_spectral_norm_must_be_frozen(make: Callable[[nn.Module], nn.Module], layer: str) -> None:
-    """Also where the power iteration has converged, until the weights change."""
     for seed in range(5):
         torch.manual_seed(seed)
         norm = make(nn.Conv3d(6, 6, 1))

@@ -5,13 +5,7 @@ import numpy as np
 import pytest
 import torch
 from monai.data import MetaTensor
-from monai.transforms import (
-    AdjustContrast,
-    RandGaussianNoise,
-    RandSimulateLowResolution,
-    ScaleIntensityFixedMean,
-)
-from scipy.stats import ks_2samp
+from monai.transforms import AdjustContrast, RandSimulateLowResolution, ScaleIntensityFixedMean
 from torch import Tensor
 
 from brats_seg.data import intensities
@@ -93,19 +87,6 @@ def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) ->
     np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
     assert len(set(factors[:, 0].tolist())) == 4
     assert ((factors > 0.75) & (factors < 1.25)).all()
-    # contrast moves values from the mean within their range
-    for old, new in zip(before, inside(changed(intensities.change_contrast, seed)), strict=True):
-        within = (new > old.min()) & (new < old.max())
-        factors = (new[within] - old.mean()) / (old[within] - old.mean())
-        assert factors.std() < 1e-3
-        assert 0.75 < factors.mean() < 1.25
-        assert old.min() <= new.min() < new.max() <= old.max()
-    # gamma keeps mean, deviation and order
-    for change in (intensities.change_gamma, intensities.change_inverted_gamma):
-        after = inside(changed(change, seed))
-        np.testing.assert_allclose(after.mean(axis=1), before.mean(axis=1), atol=1e-5)
-        np.testing.assert_allclose(after.std(axis=1), before.std(axis=1), rtol=1e-4)
-        np.testing.assert_array_equal(after.argsort(axis=1), before.argsort(axis=1))
 
 
 def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
@@ -172,14 +153,8 @@ def test_a_change_is_monais_where_all_is_brain(ours, factor, theirs, monkeypatch
     np.testing.assert_allclose(found, theirs(BRAIN_THROUGHOUT), atol=2e-3)
 
 
-def test_noise_and_blur_are_monais(monkeypatch: pytest.MonkeyPatch, all_channels: None) -> None:
+def test_low_resolution_is_monais(monkeypatch: pytest.MonkeyPatch, all_channels: None) -> None:
     """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
-    monkeypatch.setattr(intensities, "NOISE_STD", (0.1, 0.1))
-    noise = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)
-    spread = (
-        changed(intensities.add_noise, image=torch.full((4, 20, 20, 20), 5.0)).numpy().ravel() - 5
-    )
-    assert ks_2samp(spread, noise(torch.zeros(4, 20, 20, 20)).numpy().ravel()).pvalue > 0.01
     monkeypatch.setattr(intensities, "RESOLUTION", (0.5, 0.5))
     theirs = RandSimulateLowResolution(
         prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"
@@ -195,9 +170,7 @@ def test_noise_and_blur_are_monais(monkeypatch: pytest.MonkeyPatch, all_channels
 
 
 def kept_of(image: Tensor) -> tuple[str, ...]:
-    return tuple(
-        name for name, channel in zip(MODALITIES, image, strict=True) if bool(channel.any())
-    )
+    return tuple(n for n, channel in zip(MODALITIES, image, strict=True) if bool(channel.any()))
 
 
 def test_modality_dropout_leaves_every_subset_of_whole_channels_equally_often() -> None:

@@ -8,22 +8,10 @@ from itertools import pairwise, product
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
-from brats_seg.config import LossConfig, ModelConfig
-from brats_seg.models.build import build_model
-from brats_seg.models.interface import (
-    ActivationCheckpointing,
-    TrainingOutput,
-    as_output,
-    output_from,
-    set_activation_checkpointing,
-    structure_of,
-    tensors_of,
-)
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.optimisation import Accumulator
+from brats_seg import DiceBce, MicroBatch, build_model
+from brats_seg.config import ModelConfig
+from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from tests.training_builders import same, saved_bytes
 
 WIDTHS = (4, 6, 8)
@@ -66,15 +54,6 @@ def gradients(
     return [loss, *found, torch.rand(1)]
 
 
-def test_outputs_are_taken_apart_and_put_together() -> None:
-    fine, coarse = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 3, 2, 2, 2)
-    output = TrainingOutput(logits=(fine, coarse))
-    assert as_output(fine).logits == (fine,)
-    assert as_output(output) is output
-    assert output_from(structure_of(output), tensors_of(output)) == output
-    assert output_from(structure_of(fine), tensors_of(fine)) is fine
-
-
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
@@ -83,7 +62,6 @@ def test_outputs_are_taken_apart_and_put_together() -> None:
     ],
 )
 def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
-    """The loss and later random numbers are the same, too."""
     is_large = name == "swin-unetr"
     network = make_network(name, 64 if is_large else 16)
     image = torch.randn(1, 4, 64, 32, 32) if is_large else None
@@ -102,21 +80,6 @@ def test_random_layers_replay(precision: torch.dtype) -> None:
     # the negative control
     network.encoder[0].dropout.p = 0.31
     assert not same(before, gradients(network, precision))
-
-
-@pytest.mark.parametrize("mode", LOWER)
-def test_two_passes_of_accumulation_replay_too(mode: ActivationCheckpointing) -> None:
-    """Batch Dice over three micro-batches, with dropout."""
-    found = []
-    for taken in (ActivationCheckpointing.NONE, mode):
-        network = with_dropout(make_network())
-        network.checkpointing = taken
-        criterion = BatchDiceBce(LossConfig(batch_dice=True))
-        accumulator = Accumulator(network, criterion, SGD(network.parameters(), lr=0.1))
-        torch.manual_seed(3)
-        result = accumulator.step([make_batch(n, seed=n) for n in (1, 2, 1)])
-        found.append([torch.tensor(result.loss), *network.parameters(), torch.rand(1)])
-    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

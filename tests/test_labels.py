@@ -9,7 +9,6 @@ from hypothesis.extra.numpy import arrays
 from brats_seg import labels
 from brats_seg.cases.layouts import check_values
 from brats_seg.errors import ConfigError, LabelError
-from tests.builders import make_label_map
 
 
 def test_modalities_and_regions_keep_their_order() -> None:
@@ -53,11 +52,6 @@ def test_regions_equal_a_slow_loop(data: st.DataObject, convention: labels.Label
     np.testing.assert_array_equal(labels.regions_of(written, convention), regions)
     if convention in (labels.BRATS2017, labels.BRATS2023, labels.MSD):
         np.testing.assert_array_equal(written, label_map)
-
-
-def test_a_label_map_without_et_has_none() -> None:
-    regions = labels.regions_of(make_label_map(with_et=False), labels.BRATS2017)
-    assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
 
 
 def test_a_convention_is_found_by_its_name_and_has_its_values() -> None:

@@ -86,7 +86,6 @@ def test_every_part_has_a_floor_and_imports_point_down() -> None:
 
 
 def test_the_light_parts_do_not_import_torch() -> None:
-    """Also not by way of a library: `--help` and a case index must be quick."""
     low = [path for path in FILES if part_of(path) in TORCH_FREE]
     light = [module_name(path) for path in FILES if part_of(path) in TORCH_FREE_AT_IMPORT]
     code = f"import sys; import {', '.join(light)}; print(*sorted(set(sys.modules) & {HEAVY}))"
@@ -128,7 +127,6 @@ FORBIDDEN = (
 
 
 def test_a_forbidden_import_is_seen() -> None:
-    """The test of the tests: an import that breaks the rule is found."""
     for part, source, expected in FORBIDDEN:
         assert violations(part, source) == expected, source
     for source, heavy in (

@@ -1,6 +1,5 @@
 """Folders and names of files, ids, releases and label conventions."""
 
-import csv
 import os
 import re
 from pathlib import Path
@@ -111,18 +110,6 @@ def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
         case_id, _, patient_id = marked.partition("=")
         patient_id = patient_id or re.sub(".*<|>.*", "", marked)
         assert layouts.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
-
-
-@pytest.mark.real
-def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
-    columns = [f"BraTS_{year}_subject_ID" for year in (2017, 2018, 2019)]
-    with (real_data / "tables" / "name_mapping.csv").open() as stream:
-        rows = [
-            [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
-        ]
-    patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
-    assert all(len(patient) == 1 for patient in patients)
-    assert len(set.union(*patients)) == len(rows) == 335
 
 
 SHAPE_2024 = (182, 218, 182)

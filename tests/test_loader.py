@@ -1,6 +1,5 @@
 import multiprocessing
 import os
-import pickle
 import signal
 from collections import Counter
 from collections.abc import Callable
@@ -12,19 +11,13 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from monai.transforms import (
-    Compose,
-    MapTransform,
-    RandAffined,
-    RandGaussianNoised,
-    RandomizableTransform,
-)
+from monai.transforms import Compose, MapTransform, RandGaussianNoised, RandomizableTransform
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
 from brats_seg.data import loader
 from brats_seg.data.store import open_case
-from brats_seg.data.transforms import KEYS, transforms_named
+from brats_seg.data.transforms import transforms_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
@@ -55,9 +48,8 @@ def make_dataset(
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
     assert loader.stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
-    seeds = {
-        loader.stable_seed(*p) for p in ((1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,))
-    }
+    parts = (1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)
+    seeds = {loader.stable_seed(*one) for one in parts}
     assert len(seeds) == 6
     assert all(0 <= seed < 2**63 for seed in seeds)
     changes = ({}, {"epoch": 4}, {"case_id": "b"}, {"draw": 0})
@@ -76,16 +68,13 @@ def test_an_epoch_has_every_case_equally_often_in_an_order_of_its_own() -> None:
     assert {key.draw for key in keys} == {0, 1, 2}
     assert list(keys) != sorted(keys, key=lambda patch: (patch.case_id, patch.draw))
     assert keys == loader.epoch_patches(ids[::-1], 2, 3, 55)
-    assert (
-        len({loader.epoch_patches(ids, *other)[0].case_id for other in ((3, 3, 55), (2, 3, 56))})
-        == 2
-    )
+    others = (loader.epoch_patches(ids, *given) for given in ((3, 3, 55), (2, 3, 56)))
+    assert len({keys[0].case_id for keys in others}) == 2
 
 
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(tiny_prepared: Path) -> None:
-    samples = loader.patch_loader(
-        make_dataset(tiny_prepared), loader.epoch_patches(IDS, 0, 20, 1), 2
-    )
+    keys = loader.epoch_patches(IDS, 0, 20, 1)
+    samples = loader.patch_loader(make_dataset(tiny_prepared), keys, 2)
     next(samples)
     assert len(multiprocessing.active_children()) == 2
     samples.close()
@@ -135,16 +124,11 @@ class RandShiftOfTheirs(RandomizableTransform, MapTransform):
         return {**data, "image": data["image"] + self.R.uniform(1, 2)}
 
 
-def rotation_and_noise() -> Compose:
-    return Compose(
-        [
-            RandAffined(KEYS, prob=1.0, rotate_range=0.3, mode=("bilinear", "nearest")),
-            RandGaussianNoised("image", prob=0.5),
-        ]
-    )
+def noise() -> Compose:
+    return Compose([RandGaussianNoised("image", prob=1.0)])
 
 
-NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.rotation_and_noise")
+NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.noise")
 
 
 @pytest.mark.parametrize("n_workers", [0, 1, 2])
@@ -204,7 +188,6 @@ def equal(one: loader.Sample, other: loader.Sample) -> bool:
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str) -> None:
-    """A sample that is held does not change when others are made."""
     dataset, plain = dataset_of(cubes, augment), dataset_of(cubes)
     held = [dataset[key] for key in keys_of(20)]
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
@@ -225,7 +208,6 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(cubes: Path, augment: str)
 
 @pytest.mark.parametrize("size", [(60, 60, 60), "whole", None])
 def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -> None:
-    """A whole case is rounded up to a size that the network takes, but for a held-out one."""
     case, key = open_case(cubes, PAIR[0]), keys_of(1)[0]
     sample = dataset_of(cubes, size=size)[key] if size else loader.whole_case(cubes, PAIR[0])
     box = Box.at((0, 0, 0), (48, 48, 64) if size else case.shape)
@@ -273,33 +255,6 @@ def ends_of(
     """Return what sends a sample, and what receives it; here both ends are in one process."""
     sender = loader._Sender(cast(loader.PatchDataset, samples))
     return lambda index: sender.send(cast(loader.PatchKey, index)), loader._Receiver()
-
-
-def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
-    samples = [make_sample(number) for number in range(10)]
-    whole = torch.arange(24.0).reshape(1, 2, 3, 4)
-    samples.append(loader.Sample(image=whole, target=whole, case_id="autoencoder"))
-    (send, receiver), blocks = ends_of(samples), set()
-    for index, sample in enumerate(samples):
-        sent = send(index)
-        assert (sent.memory is not None) == (index == 0)
-        assert index == 0 or len(pickle.dumps(sent)) < 1000
-        blocks.add(sent.block)
-        found = receiver.receive(sent)
-        assert equal(found, sample)
-        assert (found.image.dtype, found.target.dtype) == (sample.image.dtype, sample.target.dtype)
-        is_one = found.image.data_ptr() == found.target.data_ptr()
-        assert is_one == (sample.case_id == "autoencoder")
-        del found
-    assert blocks == {0}
-    # larger samples get a larger block, and smaller ones share it
-    send, receiver = ends_of([make_sample(1, edge) for edge in (4, 8, 6, 4)])
-    blocks_by_size = []
-    for number in range(4):
-        sent = send(number)
-        blocks_by_size.append(sent.block)
-        receiver.receive(sent)
-    assert blocks_by_size == [0, 1, 1, 0]
 
 
 def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:

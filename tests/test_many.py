@@ -6,18 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.many import Failure, map_cases, worker_pool, write_failures
+from brats_seg.cases.many import map_cases, worker_pool
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError
-from brats_seg.progress import Item
 from tests.builders import limited_files
+from tests.test_files import wait_for
+from tests.training_builders import Recorder
 
 CASES = [Case(case_id=name, patient_id=name, release="unknown") for name in "abcd"]
 
@@ -67,15 +66,9 @@ def die(_: object) -> None:
     ],
 )
 def test_a_case_that_fails_does_not_stop_the_others(n_workers, function, results, failures, caplog):
-    shown = []
-
-    def track(items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
-        for item in items:
-            shown.append((what, total))
-            yield item
-
+    track = Recorder()
     done = map_cases(function, CASES, "working", n_workers=n_workers, track=track)
-    assert (done.results, shown) == (results, [("working", 4)] * 4)
+    assert (done.results, track.works) == (results, [("working", 4)])
     for failure, (error, message) in zip(done.failures, failures, strict=True):
         assert (failure.case_id, failure.error) == ("b", error)
         assert failure.message.startswith(message)
@@ -96,14 +89,6 @@ def test_a_killed_process_ends_the_whole() -> None:
     killed = r"was killed, .* memory ran out\. Use fewer workers"
     with pytest.raises(EnvironmentalError, match=killed):
         map_cases(die, CASES, "dying", n_workers=2)
-
-
-def test_failures_are_a_table(tmp_path: Path) -> None:
-    path, header = tmp_path / "failures.csv", "case_id,error,message\n"
-    write_failures([], path)
-    assert path.read_text() == header
-    write_failures([Failure(case_id="b", error="CaseError", message='found "a, b"')], path)
-    assert path.read_text() == f'{header}b,CaseError,"found ""a, b"""\n'
 
 
 # a process with one worker that it never gives work to; prints the worker's id
@@ -148,15 +133,11 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         worker = psutil.Process(int(parent.stdout.readline()))
         assert worker.is_running()
         parent.kill()
-    deadline = time.monotonic() + 10
     # a dead process whose parent is gone may be a zombie until it is collected
-    while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_a_pool_that_cannot_be_made_is_an_error_of_the_machine() -> None:
-    """Its locks are files in shared memory."""
     with (
         limited_files(1),
         pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm"),

@@ -17,7 +17,7 @@ from brats_seg.models.interface import (
     as_output,
     set_activation_checkpointing,
 )
-from brats_seg.presets import NETWORKS, PRESETS
+from brats_seg.presets import NETWORKS
 from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
@@ -92,7 +92,6 @@ CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
 def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    """Also for a GPU that this machine does not have; what is given wins over the preset."""
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
@@ -121,7 +120,6 @@ def mean_of_output(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
 
 
 def chain(n_hidden: int) -> nn.Module:
-    """1x1x1 convolutions with ten channels between them; each keeps its input."""
     middle = [nn.Conv3d(10, 10, 1) for _ in range(n_hidden - 1)]
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
@@ -133,7 +131,6 @@ def counted(network: nn.Module) -> int:
 
 @pytest.mark.parametrize("n_hidden", [1, 2, 5])
 def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
-    """Bytes per voxel at the peak, in the backward pass of the last convolution."""
     sample = 4 * 2 + 3 * 1
     # as float32 on the device
     image, target = 4 * 4, 3 * 4
@@ -170,10 +167,8 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
 
 @pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
 def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
-    footprint, alone = (
-        footprint_of(settings("training.effective_batch=2")),
-        footprint_of(settings()),
-    )
+    footprint = footprint_of(settings("training.effective_batch=2"))
+    alone = footprint_of(settings())
     sizes = [(16, 16, 16), (16, 24, 16), (32, 32, 32), PATCH]
     for kind in KINDS:
         mode = MemoryMode(micro_batch=1, checkpointing=kind)
@@ -298,19 +293,6 @@ def test_several_gpus(monkeypatch: pytest.MonkeyPatch, device: str, preset: str,
     assert chosen.reason.endswith("MiB, with checkpointing top")
 
 
-def test_what_is_given_wins() -> None:
-    assignments = ["optimizer.lr=0.5", "model.widths=4,8"]
-    chosen = choose_settings(assignments=assignments, values={**ON_CPU, "patch.size": "16,16,16"})
-    assert chosen.config.optimizer.lr == 0.5
-    assert chosen.config.model.widths == (4, 8)
-    assert chosen.config.patch.size == (16, 16, 16)
-    assert chosen.config.validation.every == PRESETS["cpu"]["validation"]["every"]
-    # whole brains stay whole
-    chosen = choose_settings(values={**ON_CPU, "model.name": "autoencoder"})
-    assert chosen.config.patch.size == "whole"
-    assert "autoencoder, whole brains" in chosen.reason
-
-
 def test_a_network_that_cannot_be_built_is_refused_before_anything_is_prepared() -> None:
     with pytest.raises(ConfigError, match=r"cannot be built with model\.arguments"):
         choose_settings(values={**ON_CPU, "model.name": "torch.nn.Conv3d"})
@@ -338,7 +320,6 @@ def begun(tmp_path: Path) -> Path:
 
 
 def test_a_begun_run_keeps_its_settings(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is given wins, and a run without a checkpoint has not begun."""
     monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
     chosen = choose_settings(run_paths=[begun.with_name("missing"), begun])
     assert chosen.config == load_config(text=(begun / "config.yaml").read_text())

@@ -28,17 +28,6 @@ from brats_seg.evaluation.metrics import (
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.shapes import cell_areas, cell_codes
 
-# Dice of WT, TC and ET, computed independently of this package
-REAL_DICE = {
-    "Brats18_TCIA01_201_1": (0.977008, 0.949677, 0.895188),
-    "Brats18_TCIA01_378_1": (0.892821, 0.960771, 0.937013),
-    "Brats18_TCIA01_499_1": (0.950898, 0.963540, 0.946385),
-    "Brats18_TCIA02_135_1": (0.949080, 0.936475, 0.892750),
-    "Brats18_TCIA02_606_1": (0.933685, 0.923957, 0.858478),
-    "Brats18_TCIA03_265_1": (0.955043, 0.934683, 0.835697),
-    "Brats18_TCIA10_637_1": (0.952151, 0.892023, 0.869339),
-    "Brats18_TCIA13_623_1": (0.952634, 0.950614, 0.782012),
-}
 MM: Spacing = (1.0, 1.0, 1.0)
 EMPTY = np.zeros((6, 5, 4), dtype=bool)
 REGION_MASKS = arrays(bool, (3, 4, 3, 2))
@@ -47,7 +36,6 @@ SPACINGS = st.sampled_from([MM, (1.0, 1.5, 3.0)])
 
 
 def row_masks(*rows: str) -> RegionMasks:
-    """Return region masks (3, n, 1, 1) from a text per region, with `#` inside."""
     return np.array([[letter == "#" for letter in row] for row in rows])[:, :, None, None]
 
 
@@ -139,9 +127,8 @@ def test_distances_equal_pairwise_ones(one: Mask, other: Mask, spacing_mm: Spaci
     one[2, 2, 2] = other[3, 1, 0] = True  # neither is empty
     tolerances = (0.5, 1.0, 2.0)
     distances = cdist(slow_surface(one) * spacing_mm, slow_surface(other) * spacing_mm)
-    assert hausdorff95(one, other, spacing_mm) == pytest.approx(
-        slow_hausdorff95(one, other, spacing_mm)
-    )
+    expected = slow_hausdorff95(one, other, spacing_mm)
+    assert hausdorff95(one, other, spacing_mm) == pytest.approx(expected)
     assert hausdorff95(one, other, spacing_mm) == hausdorff95(other, one, spacing_mm)
     sides = surface_distances(one, other, spacing_mm)
     assert [surface_dice(sides, tolerance) for tolerance in tolerances] == pytest.approx(
@@ -150,15 +137,7 @@ def test_distances_equal_pairwise_ones(one: Mask, other: Mask, spacing_mm: Spaci
 
 
 @pytest.mark.parametrize(
-    ("seed", "cubic", "flat"),
-    [
-        (0, 4.358899, 6.708204),
-        (1, 4.123106, 6.78233),
-        (2, 3.316625, 5.5),
-        (3, 4.0, 6.0),
-        (4, 4.582576, 6.873864),
-        (5, 4.582576, 9.0),
-    ],
+    ("seed", "cubic", "flat"), [(0, 4.358899, 6.708204), (1, 4.123106, 6.78233), (5, 4.582576, 9)]
 )
 def test_hd95_equals_that_of_surface_distance(seed: int, cubic: float, flat: float) -> None:
     """Values of Surface-Distance-Based-Measures 0.1 on the same masks."""

@@ -10,19 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.case import load_case
-from brats_seg.cases.find import find_inputs, single_input
+from brats_seg import PageOptions, PredictionSettings, Predictor, load_case, write_report
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.html import PageOptions
-from brats_seg.pages.write import write_report
-from tests.builders import make_volumes, write_case, write_nifti
+from tests.builders import make_volumes, write_case
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
 
 CASE_ID = "BraTS2021_00000"
@@ -92,7 +88,6 @@ def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str
 
 
 def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
-    """The network looks at t1c and t2f alone, so that their absence shows."""
     outcomes = {}
     for kept in (MODALITIES, ("t1c", "t2f"), ("t1n", "t2w")):
         name = " ".join(kept)
@@ -111,41 +106,6 @@ def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
     assert (record.modalities, record.expected_loss) == (MODALITIES, None)
     assert record.key == plain.record.key
     assert not any("predicted from" in warning for warning in record.warnings)
-
-
-def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
-    """A file that cannot be read, two files of a modality, one image twice, another task."""
-    damaged = write_case(tmp_path / "damaged", CASE_ID, labelled=False)
-    (damaged / f"{CASE_ID}_t1ce.nii.gz").write_bytes(b"no scan")
-    double = write_subset(tmp_path / "double", ("t1n", "t1c"))
-    (double / f"{CASE_ID}_t1.nii.gz").rename(double / f"{CASE_ID}_T1.nii.gz")
-    (double / f"{CASE_ID}_t1n.nii.gz").write_bytes(b"another file of t1n")
-    same = write_subset(tmp_path / "same", ("t1c", "t2f"))
-    content = (same / f"{CASE_ID}_flair.nii.gz").read_bytes()
-    (same / f"{CASE_ID}_t1ce.nii.gz").write_bytes(content)
-    # t1c alone, and another target than the regions
-    task = tmp_path / "task" / "BraTS-MEN-RT-0001-1" / "BraTS-MEN-RT-0001-1_t1c.nii.gz"
-    write_nifti(task, make_volumes()[1])
-    messages = {
-        name: predict(tmp_path / name, tmp_path / f"out-{name}").record.message
-        for name in ("damaged", "double", "same", "task")
-    }
-    assert f"{CASE_ID}_t1ce.nii.gz" in messages["damaged"]
-    assert "found 2 files for t1n" in messages["double"]
-    assert "found no t2w" not in messages["double"]
-    assert "the same voxels for t1c and t2f" in messages["same"]
-    assert "found a case of the radiotherapy task" in messages["task"]
-    with pytest.raises(CaseError, match=r"file \(none\): .* expected at least one of t1n"):
-        Predictor(model=DROPOUT).read(single_input("nothing", {}))
-
-
-def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> None:
-    folder = write_subset(tmp_path / "scans", ("t2w",))
-    first, again = (predict(tmp_path / "scans", tmp_path / "out") for _ in range(2))
-    (folder / f"{CASE_ID}_t2.nii.gz").rename(folder / f"{CASE_ID}_flair.nii.gz")
-    other = predict(tmp_path / "scans", tmp_path / "out")
-    assert (first.is_new, again.is_new, other.is_new) == (True, False, True)
-    assert other.record.modalities == ("t2f",)
 
 
 def test_only_predict_takes_a_subset_of_files_or_arrays(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks import nets
 from monai.networks.nets import SegResNet
 
-from brats_seg.cases.case import load_case
+from brats_seg import PredictionSettings, Predictor, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.presets import MONAI_NETWORKS
 from tests.builders import write_case
 from tests.foreign_builders import part, write_bundle
@@ -95,9 +93,8 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
     cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]
     expected = cleaned.bool()[[1, 0, 2]].numpy()
     np.testing.assert_array_equal(after >= 0.46, expected)
-    np.testing.assert_array_equal(
-        after[(before >= 0.46) == expected], before[(before >= 0.46) == expected]
-    )
+    same = (before >= 0.46) == expected
+    np.testing.assert_array_equal(after[same], before[same])
     assert (expected != (before >= 0.46)).any()
 
 
@@ -164,10 +161,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
             "the bundle returns bg, liver; expected the regions of BraTS",
         ),
         ({"metadata": {"version": "1"}}, "cannot be used: it has no entry 'network_data_format'"),
-        (
-            {"network_def": {**NETWORK, "act": "$os.system('true')"}},
-            r"code or another object for .\$os.system",
-        ),
+        ({"network_def": {**NETWORK, "act": "$os.system('true')"}}, r"code or another object for"),
         ({"network_def": part("os.system")}, "network is os.system; expected one of AttentionUnet"),
         (
             {"network_def": part("monai.networks.nets.EfficientNetBN", pretrained=True)},
@@ -177,14 +171,8 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         ({"network_def": "@network"}, "inference.json cannot be used"),
         ({"network_def": {**NETWORK, "init_filters": 16}}, "has more weights than the file"),
         ({"network_def": {**NETWORK, "sizes": 3}}, "inference.json cannot .*unexpected keyword"),
-        (
-            before(part("scripts.Mine")),
-            "its transform is scripts.Mine; .* Run this bundle with `python -m monai.bundle run`",
-        ),
-        (
-            before(part("ScaleIntensityd", keys=["label"])),
-            r"ScaleIntensityd is applied to \['label'\]; expected 'image'",
-        ),
+        (before(part("scripts.Mine")), "its transform is scripts.Mine; .* Run this bundle with"),
+        (before(part("ScaleIntensityd", keys=["label"])), r"ScaleIntensityd is applied to"),
         ({"inferer": part("SimpleInferer")}, "its inferer is SimpleInferer"),
         ({"inferer": part("SlidingWindowInferer", roi_size=[96, 96])}, "be used: roi_size.2"),
         (after("Activationsd", softmax=True), "sigmoid: Field required.*, softmax: expected False"),
@@ -198,10 +186,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
             },
             "its postprocessing has another order than Activationsd, Invertd",
         ),
-        (
-            {"inferer": {**WINDOWS, "padding_mode": "reflect"}},
-            "padding_mode: expected .constant. .got .reflect",
-        ),
+        ({"inferer": {**WINDOWS, "padding_mode": "reflect"}}, "padding_mode: expected .constant"),
         ("models/model.pt", "model.pt .*: No such file"),
         ("configs/inference.json", "inference.json .*: No such file"),
     ],

@@ -7,25 +7,13 @@ import torch
 from monai.data import DataLoader, Dataset
 from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet
-from monai.transforms import (
-    Compose,
-    Lambdad,
-    LoadImaged,
-    RandFlipd,
-    RandGaussianNoised,
-    ScaleIntensityd,
-)
+from monai.transforms import Compose, LoadImaged, RandFlipd, RandGaussianNoised, ScaleIntensityd
 
-from brats_seg.cases.folds import Split
-from brats_seg.config import PatchConfig, load_config
-from brats_seg.data.fold import open_split
+from brats_seg import Accumulator, MicroBatch
+from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
-from brats_seg.data.loader import PatchKey
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.optimisation import Accumulator
-from brats_seg.training.run_plan import held_out_patches, plan_run, read_batches
 from tests.builders import make_label_map, make_volumes, write_nifti
 
 PATCH = PatchConfig(size=(32, 32, 32), foreground=1.0)
@@ -72,27 +60,3 @@ def test_our_transforms_work_on_files_that_monai_reads(tmp_path: Path) -> None:
     background = (make_volumes() == 0).all(axis=0)
     assert not found["image"].numpy()[:, background].any()
     np.testing.assert_array_equal(found["label"], regions_of(make_label_map(), BRATS2017))
-
-
-def brighter() -> Lambdad:
-    return Lambdad("image", lambda image: image + 1)
-
-
-def test_the_settings_name_a_transform_for_training_alone(five_prepared: Path) -> None:
-    first, second = (item["case_id"] for item in ITEMS)
-    data = open_split(five_prepared, Split(train=(first,), validation=(second,)))
-    values = {"training.device": "cpu", "training.augment": "none", "patch.size": (32, 32, 32)}
-    plain = plan_run(load_config(preset="demo", values=values), data)
-    named = {**values, "training.transforms": ["tests.test_monai_user.brighter"]}
-    changed = plan_run(load_config(preset="demo", values=named), data)
-    batches = plain.keys(0)
-    [before, *_] = read_batches(plain, batches)
-    [after, *_] = read_batches(changed, batches)
-    for one, other in zip(before.samples, after.samples, strict=True):
-        torch.testing.assert_close(other.image, (one.image.float() + 1).half())
-        assert torch.equal(one.target, other.target)
-    keys = [PatchKey(epoch=0, case_id=second, draw=0)]
-    for one, other in zip(
-        held_out_patches(plain, keys), held_out_patches(changed, keys), strict=True
-    ):
-        assert torch.equal(one.image, other.image)

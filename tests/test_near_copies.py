@@ -10,10 +10,9 @@ import pytest
 from scipy import ndimage
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import make_folds
 from brats_seg.cases.index import index_cases, summarise
-from brats_seg.cases.nifti import Volume, read_volume
+from brats_seg.cases.nifti import Volume
 from brats_seg.config import FoldConfig
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import turn_of, turned
@@ -25,7 +24,6 @@ SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 
 
 def phantom_arrays(seed: int) -> tuple[Array, ...]:
-    """Return four modalities and the label map of a phantom."""
     images, label_map = phantom(seed)
     return (*images, label_map)
 
@@ -146,22 +144,3 @@ def test_phantoms_of_different_patients_and_scans_of_one_are_no_copies() -> None
     arrays = [phantom_arrays(seed)[0] for seed in range(8)]
     assert near_copies([case_of(str(seed), array) for seed, array in enumerate(arrays)]) == ()
     assert near_copies([case_of(name, arrays[0], patient_id="a") for name in ("a-1", "a-2")]) == ()
-
-
-@pytest.mark.real
-@pytest.mark.slow
-def test_no_two_real_patients_are_paired_and_their_copies_are(real_data: Path) -> None:
-    first_modalities = [
-        read_volume(case.path_of(case.images[0]), case_id=case.case_id).array
-        for folder in ("BraTS2018", "BraTS2021", "unlabelled")
-        for case in find_cases(real_data / folder).cases
-        # with its skull and in four grids: it is refused
-        if case.case_id != "TCGA-FG-6692_native"
-    ]
-    cases = [case_of(str(n), array) for n, array in enumerate(first_modalities)]
-    copies = [
-        case_of(f"copy {n}", np.roll(array[5:, :, 2:], 1, axis=1) * 1.01 + 1)
-        for n, array in enumerate(first_modalities)
-    ]
-    assert near_copies(cases) == ()
-    assert near_copies([*cases, *copies]) == tuple((n, n + len(cases)) for n in range(len(cases)))

@@ -84,13 +84,6 @@ def test_nifti_2_is_read(tmp_path: Path) -> None:
         read(path)
 
 
-def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
-    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
-    image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 1000))
-    nib.save(image, tmp_path / "scan.nii.gz")
-    np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
-
-
 def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
     volumes = make_volumes().astype(np.float32)
     path = write_nifti(tmp_path / "BRATS_001.nii.gz", np.moveaxis(volumes, 0, -1))
@@ -353,9 +346,8 @@ def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str,
 
 def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
     affine = np.diag([80.0, 80.0, 80.0, 1.0])
-    volume = nifti.read_volume(
-        write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c"
-    )
+    path = write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine)
+    volume = nifti.read_volume(path, case_id="c")
     assert nifti.planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
     assert nifti.planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
     with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
@@ -392,13 +384,3 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
     path = write_nifti(tmp_path / "c_seg.nii.gz", array)
     with pytest.raises(CaseError, match=rf"c_seg\.nii\.gz: {message}.*not an image"):
         nifti.read_label_map(path, case_id="c")
-
-
-@pytest.mark.real
-def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
-    paths = sorted(real_data.rglob("*.nii.gz"))[::7]
-    assert len(paths) > 5
-    for path in paths:
-        volume = nifti.read_volume(path, case_id="real")
-        np.testing.assert_array_equal(volume.array, oracle(path))
-        np.testing.assert_array_equal(volume.geometry.affine, nib.load(path).affine)

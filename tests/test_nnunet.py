@@ -13,12 +13,10 @@ import pytest
 import torch
 from scipy.ndimage import binary_fill_holes, gaussian_filter
 
-from brats_seg.cases.case import load_case
+from brats_seg import PredictionSettings, export_model, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.export import export_model
 from brats_seg.inference.predict import Prediction, Predictor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
 from tests.foreign_builders import CHANNELS, TISSUE_LABELS, nnunet_network, write_fold, write_nnunet
@@ -155,22 +153,13 @@ class _Code:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (
-            lambda fold: (fold / "checkpoint_final.pth").unlink(),
-            "no checkpoint_final.pth in fold_1; expected .* or give one fold",
-        ),
+        (lambda fold: (fold / "checkpoint_final.pth").unlink(), "no checkpoint_final.pth in"),
         (
             lambda fold: write_fold(fold, nnunet_network(3, seed=0), logging=_Code()),
             "checkpoint_final.pth is not a checkpoint that can be read: it holds something",
         ),
-        (
-            lambda fold: write_fold(fold, nnunet_network(4, seed=0)),
-            "checkpoint_final.pth cannot be used: .* size mismatch for decoder",
-        ),
-        (
-            lambda fold: (fold.parent / "plans.json").write_text("{"),
-            "plans.json cannot be used: Expecting",
-        ),
+        (lambda fold: write_fold(fold, nnunet_network(4, seed=0)), "checkpoint_final.pth cannot"),
+        (lambda fold: (fold.parent / "plans.json").write_text("{"), "plans.json cannot be used"),
     ],
 )
 def test_a_model_with_missing_or_damaged_files_is_refused(tmp_path, capsys, damage, message):

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import venv
-from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
 
 def code_cells(name: str) -> list[str]:
-    """Return the code of a notebook, cell by cell, without what is only for notebooks."""
     notebook = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [cell for cell in cells if not cell.startswith("%")]
@@ -231,52 +229,6 @@ def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
     files = list((NOTEBOOKS / "pages" / name).iterdir())
     assert sorted(f"{name}/{path.name}" for path in files) == sorted(PICTURE.findall(text))
     assert sum(path.stat().st_size for path in files) < 3e6
-
-
-def test_the_age_of_a_page_is_that_of_the_cells_and_not_of_their_outputs() -> None:
-    new = pytest.importorskip("nbformat").v4
-    pages = load_make_pages()
-    ran = {"outputs": [new.new_output("stream", text="2")], "execution_count": 1}
-    cells = (
-        new.new_code_cell("1 + 1"),
-        new.new_code_cell("1 + 1", **ran),
-        new.new_code_cell("1 + 2"),
-    )
-    first, second, third = (pages.hash_of(new.new_notebook(cells=[cell])) for cell in cells)
-    assert first == second != third
-
-
-def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
-    """Pictures in files, tables without style sheets, no log lines, no path of this machine."""
-    new = pytest.importorskip("nbformat").v4
-    page = load_make_pages().Page(name=NAMES[0], folder=tmp_path)
-    style, table = (
-        "<style scoped>\n  th { color: red; }\n</style>\n",
-        "<table><tr><td>1</td></tr></table>",
-    )
-    shown = (
-        {"image/png": b64encode(b"png").decode()},
-        {"text/html": f"<div>\n{style}{table}\n</div>", "text/plain": "1"},
-        {"image/png": b64encode(b"another").decode()},
-    )
-    outputs = [
-        new.new_output("stream", name="stdout", text=f"results: {tmp_path}/work\n"),
-        new.new_output("stream", name="stderr", text="a log line\n"),
-        *(new.new_output("display_data", data) for data in shown),
-    ]
-    cells = [
-        new.new_markdown_cell("# Title"),
-        new.new_markdown_cell("## A figure\n\nText."),
-        new.new_code_cell("1 + 1", outputs=outputs),
-        new.new_code_cell("\n".join("abc" * 20)),
-    ]
-    text = page.render(new.new_notebook(cells=cells))
-    assert "```text\nresults: work\n```\n\n![A figure]" in text
-    assert page.pictures == {"a-figure.png": b"png", "a-figure-2.png": b"another"}
-    assert PICTURE.findall(text) == [f"{NAMES[0]}/{file}" for file in page.pictures]
-    assert f"<div>\n{table}\n</div>" in text
-    assert "a log line" not in text
-    assert text.count("<details>") == 1
 
 
 def load_make_pages() -> Any:

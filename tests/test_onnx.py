@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from brats_seg import export_model, load_model
 from brats_seg.errors import EnvironmentalError
-from brats_seg.inference.export import export_model
-from brats_seg.inference.model import load_model
 from tests.inference_builders import CPU, write_run
 
 

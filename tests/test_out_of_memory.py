@@ -27,7 +27,7 @@ from brats_seg.training.optimisation import (
     step_fallback,
 )
 from brats_seg.training.run_plan import Batch
-from tests.builders import ROOT, write_case
+from tests.builders import ROOT, start, write_case
 from tests.training_builders import same
 from tests.training_builders import weights as saved_weights
 
@@ -35,8 +35,6 @@ WIDTHS = (4, 8)
 
 
 class Fuse:
-    """Runs out of memory in the n-th forward pass, once."""
-
     def __init__(self, n: int) -> None:
         self.n_left = n
 
@@ -60,8 +58,6 @@ def samples(n: int) -> Batch:
 
 
 class Steps:
-    """An accumulator whose steps fall back."""
-
     def __init__(self, model: nn.Module, criterion: nn.Module, micro_batch: int = 1) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.accumulator = Accumulator(model, criterion, optimizer)
@@ -183,20 +179,13 @@ LIMITED_SETTINGS = (
 
 
 def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "tests.exhaustion_program"]
-    return subprocess.run(
-        [*program, str(scans), str(run_path), str(limit_mb), *LIMITED_SETTINGS.split()],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [sys.executable, "-m", "tests.exhaustion_program", scans, run_path, str(limit_mb)]
+    return start([*program, *LIMITED_SETTINGS.split()], ROOT)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read on Linux")
 def test_a_run_under_half_of_what_it_takes_learns_the_same(tmp_path: Path) -> None:
-    """And where no mode fits, the run says what to lower."""
     scans, weights = tmp_path / "scans", {}
     for number in range(6):
         write_case(scans, f"BraTS2021_{number:05d}", seed=number, shape=(64, 64, 56))

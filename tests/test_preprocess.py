@@ -78,11 +78,8 @@ def write_head(folder: Path, case_id: str = "me", names: Sequence[str] = MODALIT
         noise = np.random.default_rng(len(name + name[1])).integers(0, 20, grid.shape)
         signal = (array * (1 - 0.1 * MODALITIES.index(name)) + noise * (array > 0)).astype(np.int16)
         write_volume(folder / case_id / f"{case_id}_{name}.nii.gz", signal, grid)
-    write_volume(
-        folder.parent / "atlas.nii.gz",
-        brain_of(head(apply_affine(ATLAS.affine, voxels(ATLAS)))),
-        ATLAS,
-    )
+    atlas = brain_of(head(apply_affine(ATLAS.affine, voxels(ATLAS))))
+    write_volume(folder.parent / "atlas.nii.gz", atlas, ATLAS)
     return folder
 
 
@@ -203,9 +200,8 @@ def test_scans_without_skull_keep_every_voxel_of_the_brain(
     """Of one grid and of 1 mm they are left alone; others are registered, and nothing is cut away."""
     write_head(tmp_path / "native")
     for index, array in enumerate(make_volumes()):
-        write_nifti(
-            tmp_path / f"native/ready/ready_{MODALITIES[index]}.nii.gz", array, ATLAS.affine
-        )
+        path = tmp_path / f"native/ready/ready_{MODALITIES[index]}.nii.gz"
+        write_nifti(path, array, ATLAS.affine)
     for name in MODALITIES:
         path = tmp_path / f"native/me/me_{name}.nii.gz"
         scan = read_volume(path, case_id="me")
@@ -344,15 +340,7 @@ def test_the_programs_find_the_brain_of_a_head_and_undo_its_motion(tmp_path: Pat
         by_way = known @ np.array(source.natives[name].to_native) @ middle
         np.testing.assert_allclose(by_way, to_t1c @ middle, atol=1)
     prepared_t1c = read_volume(case.path_of(case.files["t1c"]), case_id="me")
-    truth = (
-        preprocess.on_grid(
-            replace(prepared_t1c, array=1.0 * brain, geometry=grid), to_t1c, prepared_t1c.geometry
-        ).array
-        > 0.5
-    )
-    overlap = (
-        2
-        * np.sum(truth & (prepared_t1c.array != 0))
-        / (truth.sum() + np.sum(prepared_t1c.array != 0))
-    )
-    assert overlap > 0.94
+    known = replace(prepared_t1c, array=1.0 * brain, geometry=grid)
+    truth = preprocess.on_grid(known, to_t1c, prepared_t1c.geometry).array > 0.5
+    found = prepared_t1c.array != 0
+    assert 2 * np.sum(truth & found) / (truth.sum() + found.sum()) > 0.94

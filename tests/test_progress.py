@@ -19,7 +19,6 @@ from brats_seg.progress import _Screen, close_display, part, say, tracked, untra
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
-    """A screen of its own, in a process without a terminal."""
     monkeypatch.setattr(progress, "_SCREEN", _Screen())
     monkeypatch.setattr("sys.stderr", io.StringIO())
     return progress._SCREEN
@@ -31,8 +30,6 @@ def work_of(screen: _Screen) -> Any:
 
 
 class Terminal(io.StringIO):
-    """Text that is written to a terminal."""
-
     def isatty(self) -> bool:
         return True
 
@@ -82,7 +79,6 @@ def test_work_is_shown_as_the_place_allows(monkeypatch, screen, file, options, h
 
 
 def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
-    """As `predict --json > results.jsonl` in a terminal."""
     file, terminal = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
     for _ in tracked(range(3), what="predicting", total=3):
@@ -155,20 +151,6 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     say(lambda: "loss 1")
     assert screen.work is None
     assert list(untracked("ab", what="letters", total=2)) == ["a", "b"]
-
-
-def test_a_terminal_shows_it(clock: Any, screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = use_terminal(monkeypatch)
-    for _ in tracked(range(8), what="predicting", total=8):
-        with part("BraTS20_001, windows", 27) as after_window:
-            clock.now += 100
-            for _ in range(9):
-                after_window()
-            assert screen._bar is not None
-            screen._bar.refresh()
-            break
-    assert "predicting (BraTS20_001, windows: 9 of 27)" in terminal.shown()
-    assert "0 of 8, about 38 min left" in terminal.shown()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -53,7 +53,6 @@ def test_commands_are_listed_in_groups_and_the_version_is_printed() -> None:
     [("tr", "train"), ("doct", "doctor"), ("train --preset kag", "kaggle-t4")],
 )
 def test_the_shell_completes_commands_and_values(words: str, expected: str) -> None:
-    """As the script of `--install-completion` asks for them in bash."""
     asked = {"_BRATS_SEG_COMPLETE": "complete_bash", "COMP_WORDS": f"brats-seg {words}"}
     asked["COMP_CWORD"] = str(len(words.split()))
     program = "import sys; sys.argv[0] = 'brats-seg'; from brats_seg.cli import app; app()"

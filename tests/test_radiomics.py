@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from brats_seg.cases.case import load_case
-from brats_seg.cases.find import find_cases
+from brats_seg import find_cases, load_case
 from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
@@ -25,14 +24,12 @@ def read_tumour(root: Path) -> Tumour:
 
 
 def write_turned(root: Path, affine, labels, turn=lambda array: array) -> None:
-    """Write the small case as another scanner would store it."""
     folder = root / "BraTS2021_00000"
     for suffix, image in zip(SUFFIXES, (*make_volumes(), labels), strict=True):
         write_nifti(folder / f"{folder.name}{suffix}.nii.gz", turn(image), affine)
 
 
 def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
-    """A label outside the brain is kept."""
     labels = make_label_map()
     labels[0, 0, 0] = 2
     write_turned(tmp_path / "a", BRATS_AFFINE, labels)

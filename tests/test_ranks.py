@@ -13,20 +13,13 @@ import torch
 from brats_seg.errors import EnvironmentalError
 from brats_seg.training import ranks
 from brats_seg.training.ranks import Ranks, joined_ranks
+from tests.builders import ROOT, start
 from tests.test_optimisation import CRITERIA, LEARNT
-
-ROOT = Path(__file__).parent.parent
 
 
 def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-    )
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    return start([*program, *arguments], cwd)
 
 
 @pytest.mark.parametrize("n_items", [0, 1, 2, 5, 8])
@@ -74,9 +67,8 @@ def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
 
 
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
-    """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = start(program, ROOT)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "rows.json").read_text())
     # a thread of the group that outlives it aborts the process now and then, as Python ends
@@ -96,7 +88,6 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fold_is_trained_by_two_ranks_as_by_one(tiny_scans: Path, tmp_path: Path) -> None:
-    """As README shows it, also stopped and resumed. torchrun takes `--run` for its own option."""
     (tmp_path / "scans").symlink_to(tiny_scans)
     settings = "folds.n_folds=3 patch.per_case=2 model.widths=4,8 optimizer.name=sgd"
     settings += " loss.batch_dice=true validation.every=1"

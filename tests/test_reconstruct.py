@@ -47,7 +47,6 @@ class Scaled(nn.Module):
 
 
 def reconstructor_of(network: nn.Module, run: Path) -> Reconstructor:
-    """Return a reconstructor with a network whose output is known."""
     model = Reconstructor.load(run, CPU).model
     known = replace(model.members[0], network=network)
     return Reconstructor(model=replace(model, members=(known,)))

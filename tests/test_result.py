@@ -28,15 +28,12 @@ def ball(radius: float, centre: tuple[float, float, float] = (32, 32, 32)) -> Ma
 
 
 BRAIN = ball(30)
-TUMOUR = np.select(
-    [ball(4, (40, 32, 32)), ball(7, (40, 32, 32)), ball(11, (40, 32, 32))], [1, 4, 2]
-)
+TUMOUR = np.select([ball(radius, (40, 32, 32)) for radius in (4, 7, 11)], [1, 4, 2])
 
 
 def prediction_of(
     labels: npt.NDArray[np.generic], *, brain: Mask = BRAIN, sure: float = 0.99, mm: float = 1.0
 ) -> JudgedPrediction:
-    """Return a prediction whose network gave each voxel of a region one probability."""
     label_map: LabelMap = labels.astype(np.uint8)
     regions = regions_of(label_map, BRATS2017)
     return JudgedPrediction(

@@ -62,17 +62,12 @@ def test_patients_are_drawn_not_cases(rng, figures):
     names = np.array(list("abcdefgh"))
     days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
     values = (days, predicted) if figures is days_figures else (days, died, predicted)
-    once, often = (
-        estimates(
-            figures,
-            [np.repeat(one, n) for one in values],
-            np.repeat(names, n),
-            np.random.default_rng(1),
-            n_resamples=200,
-        )
-        for n in (1, 10)
-    )
-    for one, same in zip(once.values(), often.values(), strict=True):
+    once, often = [], []
+    for n, found in ((1, once), (10, often)):
+        repeated, rng = [np.repeat(one, n) for one in values], np.random.default_rng(1)
+        drawn = estimates(figures, repeated, np.repeat(names, n), rng, n_resamples=200)
+        found += drawn.values()
+    for one, same in zip(once, often, strict=True):
         assert one.low <= one.value <= one.high
         assert (one.low, one.high) == pytest.approx((same.low, same.high))
 
@@ -101,11 +96,7 @@ def test_no_effect_is_not_believed(seed):
 @pytest.mark.parametrize(
     ("changes", "heading", "text"),
     [
-        (
-            {},
-            "more than chance, better than age alone",
-            "mean error 12 days smaller than by age alone",
-        ),
+        ({}, "more than chance, better than age alone", "mean error 12 days smaller than by age"),
         ({"p_gain": 0.2}, "more than chance, NOT better than age alone", "NOT better than age"),
         ({"p_ranks": 0.06}, "NOT SIGNIFICANT", "These predictions may be due to chance"),
         ({"spearman": replace(SPEARMAN, low=-0.01)}, "NOT SIGNIFICANT", "0.40 [-0.01, 0.60] on 50"),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from math import ceil, prod
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -17,7 +16,7 @@ from brats_seg.runtime.windows import predict_logits
 from brats_seg.training import run_plan
 from brats_seg.training.run_plan import Batch, RunPlan, plan_run, read_batches
 from tests.inference_builders import CASES
-from tests.training_builders import StopAtCheck, tiny_settings, train
+from tests.training_builders import tiny_settings
 
 
 def settings(*changes: str) -> Config:
@@ -52,17 +51,6 @@ def test_validations_cost_at_most_a_share(data: FoldData, overlap: float, per_ca
     assert plan_run(settings("patch.size=whole", "validation.every=7"), data).validate_every == 7
     foreign = plan_run(settings("patch.size=whole", "model.name=torch.nn.Conv3d"), data)
     assert all(n % 32 == 0 for n in foreign.patch)
-
-
-def test_validated_epochs(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = settings("patch.per_case=12", "validation.overlap=0", "training.n_epochs=5")
-    assert plan_run(config, data).validate_every == 2
-    with caplog.at_level("INFO", logger="brats_seg"):
-        train(data, tmp_path / "run", config, StopAtCheck(60))
-        train(data, tmp_path / "run", config)
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert history["val_dice"].isna().tolist() == [True, False, True, False, False]
-    assert "whole cases are validated every 2 epochs, and after the last one" in caplog.text
 
 
 def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData) -> None:
@@ -100,7 +88,6 @@ def samples(n: int) -> tuple[Sample, ...]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
-    """As it was read: half of the bytes of float32, a quarter for targets, and one alone is a view."""
     batch = Batch(samples=samples(5))
     parts = list(batch.micro_batches(size))
     assert [len(part.image) for part in parts[:-1]] == [size] * (len(parts) - 1)
@@ -116,7 +103,6 @@ def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
 
 
 def test_every_patch_is_made_once(four: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This also holds for a loss of two passes: the second pass uses the batch on the host."""
     made: list[PatchKey] = []
     make = PatchDataset.__getitem__
 

@@ -21,14 +21,12 @@ def drawn_axes(
     image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
 ) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
-    sections.draw_section(
-        axes, image, axis, index, sections.Grid(spacing_mm=spacing, directions=directions)
-    )
+    grid = sections.Grid(spacing_mm=spacing, directions=directions)
+    sections.draw_section(axes, image, axis, index, grid)
     return axes
 
 
 def test_the_planes_go_through_the_largest_sections() -> None:
-    """Expected by hand: a bar along X at y = 1, z = 2 with a voxel beside it, and a far square."""
     regions = np.zeros((3, 4, 6, 6), dtype=bool)
     regions[0, :, 1, 2] = True
     regions[0, 3, 2, 2] = True
@@ -85,7 +83,6 @@ def bar_pixels(axes: Axes) -> tuple[float, str]:
 
 
 def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() -> None:
-    """Measured against the edges of the picture, whose voxels are 2, 1 and 3 mm long."""
     spacing = (2.0, 1.0, 3.0)
     for axis in range(3):
         axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)

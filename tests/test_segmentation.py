@@ -1,8 +1,5 @@
 """A label map becomes a DICOM segmentation of its series, voxel for voxel, that others can read."""
 
-import json
-import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +46,6 @@ from tests.dicom_builders import (
 )
 from tests.inference_builders import write_run
 
-DCMQI = "segimage2itkimage"
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
 
 
@@ -111,12 +107,10 @@ def check_voxels(
 
 
 def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
-    """Return the number of the segment of each voxel."""
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
 def three(path: Path) -> list[Path]:
-    """Return the files of segmentation, report and structure set."""
     return [path.with_name(f"{path.stem}{end}.dcm") for end in ("", "-report", "-structures")]
 
 
@@ -145,9 +139,7 @@ def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list
 
 
 @pytest.mark.parametrize("name", ["axial", "sagittal, from the left", "oblique"])
-def test_report_and_structure_set_are_read_back_by_other_programs(
-    tmp_path: Path, name: str
-) -> None:
+def test_report_and_structure_set_are_read_by_other_programs(tmp_path: Path, name: str) -> None:
     _, grid, source = converted(tmp_path, name)
     labels, paths = make_label_map(), three(tmp_path / "a.dcm")
     on_scan = moved(labels, oriented_affine(*ORIENTATIONS[name]), grid)
@@ -210,28 +202,6 @@ def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
     on_scan, path = moved(labels, affine, grid), tmp_path / "a.dcm"
     assert write_segmentation(three(path), on_scan, grid, BRATS2017, source) == ""
     check_voxels(path, affine, labels)
-    if name in {"axial, from above", "coronal", "oblique"} and shutil.which(DCMQI):
-        check_by_dcmqi(path, on_scan, grid)
-
-
-def check_by_dcmqi(path: Path, on_scan: npt.NDArray[np.uint8], grid: Geometry) -> None:
-    """Compare a segmentation as a second reader sees it, which knows nothing of ours."""
-    command = [DCMQI, "--inputDICOM", path, "--outputType", "nii", "--mergeSegments"]
-    command += ["--outputDirectory", path.parent]
-    done = subprocess.run(command, capture_output=True, check=True, text=True)
-    assert "absent" not in done.stderr
-    image = nib.load(path.with_name("1.nii.gz"))
-    found = np.asanyarray(image.dataobj)
-    indices = np.c_[np.argwhere(found), np.ones((found > 0).sum())]
-    back = np.linalg.inv(grid.affine) @ image.affine
-    voxels = np.rint(indices @ back.T)[:, :3].astype(int)
-    expected = numbered(on_scan, BRATS2017)
-    assert len(voxels) == np.count_nonzero(expected)
-    np.testing.assert_array_equal(expected[tuple(voxels.T)], found[found > 0])
-    attributes = json.loads(path.with_name("meta.json").read_text())["segmentAttributes"]
-    types = [one["SegmentedPropertyTypeCodeSequence"] for segment in attributes for one in segment]
-    codes = [(one["CodeValue"], one["CodingSchemeDesignator"]) for one in types]
-    assert codes == [NECROSIS, OEDEMA, ENHANCING]
 
 
 def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
@@ -242,7 +212,6 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
         write_enhanced(path, array, affine, number=number, **HEADERS[modality])
 
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
-
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
     assert [one.modality for one in sort_series(series)] == list(MODALITIES)
@@ -283,9 +252,10 @@ def test_the_patient_is_named_only_if_asked_for(
     one = pydicom.dcmread(source.series["t1c"].files[0], stop_before_pixels=True)
     assert image.StudyInstanceUID == one.StudyInstanceUID
     assert image.FrameOfReferenceUID == one.FrameOfReferenceUID
+    assert (image.get("PatientBirthDate") == "19700101") == with_identifiers
     content = b"".join(path.read_bytes() for path in three(tmp_path / "a.dcm"))
-    # long enough that no random UID has them
-    words = (b"DOE^", b"HOSPITAL", b"19700101", b"HOUSE", b"ACC123", b"Jo D", b"20200101")
+    # with letters: random UIDs have digits alone
+    words = (b"DOE^", b"HOSPITAL", b"HOUSE", b"ACC123", b"Jo D")
     assert any(word in content for word in words) == with_identifiers
 
 
@@ -315,7 +285,6 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
 
     first, again, named = run(*command), run(*command), run(*command, "--identifiers")
-
     assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
     (record,) = check_json("predict", first.out)
     names = [path.name for path in three(Path("exam.dcm"))]
@@ -337,21 +306,11 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     assert "DOE" not in (output / "manifest.jsonl").read_text()
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_without_a_segmentation_there_is_the_label_map(
-    tmp_path: Path, run: Run, is_gone: bool
-) -> None:
-    """A file of the series is gone, or is no DICOM file any more."""
+def test_without_a_segmentation_there_is_the_label_map(tmp_path: Path, run: Run) -> None:
     case, _, _ = converted(tmp_path)
-    damaged = next((tmp_path / "dicom/SE2").iterdir())
-    if is_gone:
-        damaged.unlink()
-    else:
-        damaged.write_text("no DICOM")
-    model, output = write_run(tmp_path / "run"), tmp_path / "out"
-    command = ["predict", tmp_path / "scans", "-o", output, "--model", model]
+    next((tmp_path / "dicom/SE2").iterdir()).write_text("no DICOM")
+    command = ["predict", tmp_path / "scans", "-o", "out", "--model", write_run(tmp_path / "run")]
     done = run(*command, "--set", "preview=false")
     assert done.code == 0, done.err
     assert "no DICOM segmentation was written: files of its series, such as" in done.out
-    assert ("FileNotFoundError" in done.out) == is_gone
-    assert [path.name for path in output.glob(f"{case.case_id}.*")] == [f"{case.case_id}.nii.gz"]
+    assert [*tmp_path.glob(f"out/{case.case_id}.*")] == [tmp_path / f"out/{case.case_id}.nii.gz"]

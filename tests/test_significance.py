@@ -131,15 +131,3 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
 )
 def test_what_is_sure(differences: list[float], is_sure: bool) -> None:
     assert gain_of(np.zeros(len(differences)), np.array(differences)).is_sure == is_sure
-
-
-def test_noise_rarely_wins() -> None:
-    """Twelve candidates that are no better, a hundred times."""
-    for n_cases in (6, 40):
-        rng = np.random.default_rng(0)
-        won = 0
-        for _ in range(100):
-            default = rng.normal(0.8, 0.1, n_cases)
-            candidates = [default + rng.normal(0, 0.02, n_cases) for _ in range(12)]
-            won += best_candidate(default, candidates) is not None
-        assert won <= 6

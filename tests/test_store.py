@@ -5,7 +5,6 @@ import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.voxels.box import Box
 from tests.builders import make_case, make_label_map, make_volumes, write_nifti
-from tests.training_builders import tiny_settings, train
+from tests.training_builders import Recorder, tiny_settings, train
 
 CASE = "BraTS2021_00000"
 NAMES = ("image.npy", "labels.npy", "foreground.npy", MANIFEST_NAME)
@@ -239,9 +238,7 @@ def test_every_flipped_bit_and_another_length_is_found(folder: Path, name: str) 
 
 def test_arrays_of_another_case_are_found_and_the_message_says_what_to_do(folder: Path) -> None:
     shutil.copy(folder / "BraTS2021_00001" / "image.npy", folder / CASE / "image.npy")
-    other = (
-        r"image.npy: found the check sum .*: the file is damaged; .*`brats-seg prepare --repair`"
-    )
+    other = r"image.npy: found the check sum .*: the file is damaged; .*`brats-seg prepare --repa"
     with pytest.raises(CaseError, match=other):
         store.verify_case(folder, CASE)
     with pytest.raises(CaseError, match="image"):  # a held-out case is verified when it is read
@@ -249,18 +246,14 @@ def test_arrays_of_another_case_are_found_and_the_message_says_what_to_do(folder
 
 
 def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> None:
-    case_ids, seen = store.prepared_ids(folder), []
+    case_ids, track = store.prepared_ids(folder), Recorder()
     assert store.verify_cases(case_ids, folder) == ()
     for case_id in (case_ids[3], case_ids[1]):
         flip_bit(folder / case_id / "labels.npy", np.random.default_rng(0))
 
-    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
-        seen.append((what, total))
-        return items
-
     errors = store.verify_cases(case_ids, folder, track=track)
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
-    assert seen == [("verifying prepared cases", 6)]
+    assert track.works == [("verifying prepared cases", 6)]
     with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
         store.raise_damage(errors)
 

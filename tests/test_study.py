@@ -44,7 +44,6 @@ def fold_table(case_ids):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    """Record the cases of each fit by their last feature, which numbers them."""
     fits = []
 
     def record(family, features, outcomes, splits):
@@ -57,7 +56,6 @@ def fitted(monkeypatch):
 
 
 def numbered(days=range(100, 1201, 100), patient_ids=None, **outcomes):
-    """Return a study whose only feature is the number of the case."""
     table = make_feature_table(np.arange(12)[:, None], ["number"], patient_ids=patient_ids)
     return Study.of(table, make_outcomes(days, **outcomes))
 

@@ -9,34 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.survival import results
-from brats_seg.survival.table import read_features
 from tests.builders import Run, check_json
-from tests.inference_builders import write_run
 from tests.survival_builders import RIDGE, make_feature_table
 
 SURVIVAL = ("survival", "features.csv", "--clinical", "survival_info.csv", "--repeats", "1")
-
-
-def test_features_of_a_folder_and_of_a_bad_case(run: Run, brats_root: Path, tmp_path: Path) -> None:
-    """One case is damaged, and one has no label map; the run has no record of its patients."""
-    (brats_root / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz").write_bytes(b"")
-    (brats_root / "BraTS2021_00004" / "BraTS2021_00004_seg.nii.gz").unlink()
-    model = write_run(tmp_path / "run")
-    code, shown, _ = run("features", brats_root, "-o", "out/features.csv", "--model", model)
-    assert code == 1
-    for text in (
-        "5 cases with 320 features; label maps: 4 reference, 1 predicted",
-        "note: the label map of 1 of 5 cases is of networks without a record of the patients",
-        "FAILED  case BraTS2021_00003",
-    ):
-        assert text in shown
-    table = read_features(tmp_path / "out" / "features.csv")
-    assert len(table) == 5
-    assert "t2f_wt_mean" in table
-    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
-    assert failures[["case_id", "error"]].to_numpy().tolist() == [["BraTS2021_00003", "CaseError"]]
 
 
 @pytest.fixture
@@ -114,39 +91,3 @@ def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_pa
     assert code == 0
     assert "Fewer than 20 deaths prove nothing" in shown
     assert "concordance" in shown
-
-
-@pytest.mark.slow
-def test_phantoms_whose_volume_drives_survival_or_does_not(run: Run, tmp_path: Path) -> None:
-    """Run with every family: an effect is found where there is one, and none otherwise."""
-    write_phantom_cases(tmp_path / "scans", n_cases=40, seed=0, shape=(40, 40, 32))
-    assert run("features", "scans")[0] == 0
-    table = read_features(tmp_path / "features.csv")
-    for volume_matters in (True, False):
-        rng = np.random.default_rng(0)
-        volumes = table["wt_ml"].to_numpy()
-        if not volume_matters:
-            volumes = rng.permutation(volumes)
-        days = 800 * np.exp(-volumes / volumes.mean() + rng.normal(0, 0.15, 40))
-        survival = survival_table(table["case_id"], days)
-        survival.to_csv(tmp_path / "survival_info.csv", index=False)
-        code, shown, _ = run(*SURVIVAL)
-        assert code == 0
-        assert ("more than chance, better than age alone" in shown) == volume_matters
-        assert ("NOT SIGNIFICANT" in shown) == (not volume_matters)
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_real_cases_get_an_honest_verdict(run: Run, real_data: Path, tmp_path: Path) -> None:
-    """Nine patients of 2018 are found in the tables of 2019; five deaths are not significant."""
-    tables = real_data / "tables"
-    survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"
-    scans = real_data / "BraTS2018"
-    measured = run("features", scans, "--clinical", survival, "--clinical", mapping)
-    code, shown, errors = run("survival", "features.csv", "--clinical", survival, "--repeats", 1)
-    assert measured[0] == 0, measured[2]
-    assert "9 cases with 320 features; label maps: 9 reference" in measured[1]
-    assert code == 0, errors
-    assert "9 cases: 5 deaths" in shown
-    assert "Fewer than 20 deaths prove nothing" in shown

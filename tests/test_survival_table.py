@@ -16,7 +16,6 @@ IDS = ("BraTS20_Training_001", "BraTS20_Training_002", "BraTS20_Training_003")
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    """What is not finite is unknown."""
     texts = {"patient_id": "=P", "labels_from": "reference", "labels_seen": "", "resection": "GTR"}
     values = {"latent0_seen": "no", "wt_ml": 12.3456789, "n": 3, "et_x": nan}
     rows = [{"case_id": "A", **texts, **values}, {"case_id": "B", **texts, **values}]
@@ -64,7 +63,6 @@ def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values
 
 
 def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:
-    """The table fills in only what the features lack."""
     rows = [f"{IDS[0]},60,289,GTR", f"{IDS[1]},50,ALIVE (361 days later),STR", f"{IDS[2]},NA,NA,NA"]
     table = outcomes(tmp_path, *rows)
     known = outcomes(tmp_path, *rows, columns=["age_years"], resections=["str", "", ""])

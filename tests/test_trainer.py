@@ -7,6 +7,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,13 +15,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg import build_model, load_model
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
-from brats_seg.inference.model import load_model
+from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
 from brats_seg.labels import MODALITY_SUBSETS
-from brats_seg.models.build import build_model
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
@@ -28,7 +28,7 @@ from brats_seg.training.losses import overlap_columns
 from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import read_state
-from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged, train_fold
+from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged
 from tests.builders import Run, write_case
 from tests.training_builders import (
     TINY,
@@ -67,16 +67,8 @@ def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
 
 def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
     run_path, outcome = finished
-    assert {path.name for path in run_path.iterdir()} == {
-        ".training.lock",
-        "best.pt",
-        "config.yaml",
-        "environment.json",
-        "history.csv",
-        "history.png",
-        "last.pt",
-        "split.csv",
-    }
+    names = "best.pt last.pt config.yaml environment.json history.csv history.png split.csv"
+    assert {path.name for path in run_path.iterdir()} == {".training.lock", *names.split()}
     assert outcome.finished
     assert read_split(run_path / "split.csv") == data.split
     history = pd.read_csv(run_path / "history.csv")
@@ -92,17 +84,6 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
     # saved with the voxel counts of their validation
     assert sorted(best.progress.sums.counts) == list(data.split.validation)
     assert overlap_columns(best.progress.sums)["dice"] == outcome.best
-
-
-@pytest.mark.slow
-def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
-    larger = ["patch.size=[16, 16, 8]", "model.widths=[8, 16]", "validation.every=12"]
-    outcome = train(
-        data, tmp_path / "run", settings("training.n_epochs=12", "patch.per_case=4", *larger)
-    )
-    first, last = outcome.history[0], outcome.history[-1]
-    assert last["train_loss"] < 0.5 * first["train_loss"]
-    assert last["val_dice_wt"] > 0.7
 
 
 RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
@@ -121,7 +102,6 @@ STOPS = [
 def undisturbed(
     request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Config]:
-    """A run of two epochs that nothing interrupted, and its settings."""
     run_path = tmp_path_factory.mktemp("undisturbed") / "run"
     config = settings(f"schedule.name={request.param}", *RESUMED)
     train(data, run_path, config)
@@ -153,15 +133,10 @@ def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path,
 
 def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run: Run) -> None:
     channels = {"in_channels": 4, "out_channels": 3, "features": [4, 4, 8, 8, 8, 4]}
-    config = load_config(
-        assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
-        values={
-            "model.name": "monai.networks.nets.BasicUNet",
-            "model.arguments": channels,
-            "loss.name": "monai.losses.DiceFocalLoss",
-            "loss.arguments": {"sigmoid": True},
-        },
-    )
+    assignments = [*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"]
+    values = {"model.name": "monai.networks.nets.BasicUNet", "model.arguments": channels}
+    values |= {"loss.name": "monai.losses.DiceFocalLoss", "loss.arguments": {"sigmoid": True}}
+    config = load_config(assignments=assignments, values=values)
     outcome = train(data, tmp_path / "run", config)
     assert np.isfinite(outcome.history[0]["val_loss"])
     device = Device(torch_device=torch.device("cpu"))
@@ -176,22 +151,6 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
-def test_fold_of_scans(tiny_scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A call that reaches its time limit is continued by the same call."""
-    paths = {"run_path": tmp_path / "run", "prepared_path": tmp_path / "prepared"}
-    config = settings("training.n_epochs=1")
-    with caplog.at_level(logging.INFO):
-        stopped, finished = (
-            train_fold(tiny_scans, 0, config=config, **paths, max_hours=hours, track=untracked)
-            for hours in (0, None)
-        )
-    assert (stopped.finished, stopped.signal) == (False, None)
-    assert stopped.reason == "the time limit of 0 hours was reached"
-    assert finished.finished
-    assert "4 cases to train on, 2 held out" in caplog.text
-    assert "The same command continues from" in caplog.text
-
-
 def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) -> None:
     for name, stops in {"undisturbed": [None], "run": [StopAtCheck(2), None]}.items():
         for stop in stops:
@@ -202,8 +161,6 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
 
 
 class InDouble(nn.Sequential):
-    """A float64 network for float32 patches."""
-
     def __init__(self) -> None:
         torch.manual_seed(0)
         super().__init__(nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1))
@@ -215,7 +172,6 @@ class InDouble(nn.Sequential):
 
 @pytest.mark.parametrize("batch_dice", ["true", "false"])
 def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_dice: str) -> None:
-    """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     five = (data.split.train * 2)[:5]
     ten = replace(data, split=replace(data.split, train=five))
     updates = []
@@ -235,15 +191,6 @@ def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_d
         updates.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
     for update in updates[1:]:
         assert float((update - updates[0]).norm() / updates[0].norm()) <= 1e-12
-
-
-def test_an_effective_batch_by_epoch_changes_the_steps(data: FoldData, tmp_path: Path) -> None:
-    """Whole crops are a patch for each case."""
-    for size, steps in (("8,8,8", [1, 1 + 3]), ("whole", [1, 1 + 3])):
-        config = settings("training.effective_batch={0: 8, 1: 3}", f"patch.size={size}")
-        outcome = train(data, tmp_path / size, config)
-        assert [row["step"] for row in outcome.history] == steps
-        assert np.isfinite(outcome.history[-1]["val_loss"])
 
 
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
@@ -271,20 +218,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_second_training_of_a_run_is_refused(data: FoldData, tmp_path: Path) -> None:
-    """Also before the first has saved anything, and with --fresh."""
-    trainer = Trainer(data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run")
-    refused = pytest.raises(UsageError, match=r"another process trains or tunes .*run: wait for it")
-    for fresh in (False, True):
-        with run_locked(tmp_path / "run"), refused:
-            trainer.run(fresh=fresh, track=untracked)
-    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(EnvironmentalError, match="cannot be written"):
-        train(data, tmp_path / "file" / "run", settings())
-
-
-@pytest.mark.usefixtures("impatient")
 def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_path: Path) -> None:
     """Another process may hold the old lock of the renamed folder open."""
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
@@ -308,7 +241,6 @@ def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_pat
 
 
 def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:
-    """The process ended after the last checkpoint, or the disk was full."""
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
@@ -346,8 +278,6 @@ def test_a_loss_by_dotted_name_is_resumed(data: FoldData, tmp_path: Path, n_chec
 
 
 class Hungry(nn.Module):
-    """Has memory for training patches only."""
-
     n_refused = 0
 
     def forward(self, image: Tensor) -> Tensor:
@@ -445,35 +375,26 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
         check_unchanged(replace(data, fingerprint="another"))
 
 
-def test_log_and_bar_show_loss_best_value_and_the_end_of_the_run(
-    data: FoldData,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The log after the first steps, and with every epoch but the last."""
+def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, monkeypatch):
     bars: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        _SCREEN, "refresh", lambda work: bars.append((work.what, work.text() if work.text else ""))
-    )
+
+    def note(work: Any) -> None:
+        bars.append((work.what, work.text() if work.text else ""))
+
+    monkeypatch.setattr(_SCREEN, "refresh", note)
     monkeypatch.setattr("brats_seg.training.timing.SAID_AFTER_S", 0)
-    config = settings("training.n_epochs=3")
-    trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
+    trainer = Trainer(data=data, config=settings("training.n_epochs=3"), run_path=tmp_path / "run")
     with caplog.at_level(logging.INFO):
         trainer.run(track=tracked)
-    said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
-    assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
-    assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]
-    assert all(re.search(r"best Dice 0\.\d{3}, about \d+ s left$", line) for line in said[1:])
-    last = next(line for line in caplog.messages if line.startswith("epoch 3/3"))
-    assert re.search(r"best Dice 0\.\d{3}$", last)
+    said = [line for line in caplog.messages if re.match(r"about|epoch \d/3", line)]
+    assert re.match(r"about .* to the end of epoch 3, of which validation takes", said[0])
+    left = [r"epoch 1/3 .*, about .* left$", r"epoch 2/3 .*, about .* left$", r"epoch 3/3 .*\d$"]
+    assert all(map(re.search, left, said[1:]))
     # nothing is known before the first batch is done
-    first, later = (
-        [text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)
-    )
+    texts = [[text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)]
+    first, later = texts
     assert re.fullmatch(r"loss \d\.\d{3}", first[0])
-    assert re.fullmatch(r"loss \d\.\d{3}, about \d+ s left", first[-1])
-    assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about \d+ s left", later[-1])
+    assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about .* left", later[-1])
     assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"
     with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)

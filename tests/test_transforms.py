@@ -15,9 +15,6 @@ from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
-    Augmentation,
-    ReadPatchd,
-    RegionsOfLabelsd,
     SpatialTransform,
     apply_transforms,
     choose_box,
@@ -29,9 +26,8 @@ from brats_seg.data.transforms import (
     whole_box,
 )
 from brats_seg.errors import CaseError
-from brats_seg.labels import BRATS2017, BRATS2024, regions_of
+from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box
-from tests.builders import make_label_map
 
 SHAPE = (22, 18, 26)
 STILL = (False, False, False)
@@ -54,7 +50,6 @@ def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
 
 @pytest.fixture
 def case(rng: np.random.Generator) -> PreparedCase:
-    """Return an image of noise, in which every displaced voxel is visible."""
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
@@ -82,7 +77,6 @@ def by_scipy(volume: np.ndarray, box: Box, matrix: np.ndarray, order: int) -> np
 
 @pytest.mark.parametrize("mirrored", MIRRORINGS)
 def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bool, bool]) -> None:
-    """As the store holds them, and of turned patches as well."""
     box, axes = Box.at((3, -2, 5), (8, 12, 10)), [axis for axis in range(3) if mirrored[axis]]
     in_image = [axis + 1 for axis in axes]
     for matrix in (None, random_matrix(0)):
@@ -105,27 +99,6 @@ def test_turning_and_scaling_agree_with_another_library(case: PreparedCase, seed
         np.testing.assert_allclose(channel, by_scipy(source, box, matrix, 1), atol=1e-4)
     # a place right between two voxels may fall to either
     assert np.mean(labels != by_scipy(case.labels, box, matrix, 0)) < 0.002
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_image_and_labels_keep_one_grid(seed: int) -> None:
-    """The image is the label map: they must still agree after any transform."""
-    labels = make_label_map((40, 40, 40))
-    case = make_case(np.stack([labels] * 4), labels)
-    transform = draw_spatial_transform(
-        Augmentation(mirror=0.5, rotation=1, scaling=1), np.random.default_rng(seed)
-    )
-    image, moved_labels = moved(case, Box.at((4, 6, 5), (30, 28, 32)), transform)
-    # interpolated values are whole numbers only where all neighbours are alike
-    certain = np.isin(image[0], [0, 1, 2, 4])
-    alike = certain & (moved_labels == image[0])
-    # 1 and 2 also arise between 0 and 4, on thin shells
-    assert alike.sum() > 0.98 * certain.sum()
-    whole_tumour, guess = moved_labels > 0, image[0] >= 1
-    assert 2 * (whole_tumour & guess).sum() / (whole_tumour.sum() + guess.sum()) > 0.95
-    np.testing.assert_allclose(
-        np.argwhere(whole_tumour).mean(axis=0), np.argwhere(guess).mean(axis=0), atol=0.15
-    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -162,7 +135,6 @@ def test_spatial_transforms_have_the_given_probabilities_and_ranges() -> None:
 
 
 def test_every_name_in_the_settings_has_its_transforms() -> None:
-    """Light is a part of full."""
     allowed = typing.get_args(TrainingConfig.model_fields["augment"].annotation)
     none = draw_spatial_transform(AUGMENTATIONS["none"], np.random.default_rng(0))
     pairs = zip(AUGMENTATIONS["light"].intensities, FULL.intensities, strict=True)
@@ -172,35 +144,7 @@ def test_every_name_in_the_settings_has_its_transforms() -> None:
     assert all(light in {0, full} for light, full in pairs)
 
 
-ITEM = {"case_id": "BraTS2021_00000"}
 PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
-
-
-@pytest.mark.parametrize("augment", ["none", "full"])
-def test_a_patch_is_read_with_its_convention_by_its_random_state(cubes: Path, augment: str) -> None:
-    reader = ReadPatchd(folder=cubes, patch=PATCH, augmentation=AUGMENTATIONS[augment])
-    images = []
-    for seed in [*range(10), 0]:
-        data = reader.set_random_state(seed)(ITEM)
-        images.append(data["image"])
-        assert data["case_id"] == ITEM["case_id"]
-        assert data["convention"] == "brats2017"
-        assert (data["image"].shape, data["image"].dtype) == ((4, 16, 24, 8), torch.float32)
-        assert (data["label"].shape, data["label"].dtype) == ((1, 16, 24, 8), torch.uint8)
-    assert torch.equal(images[0], images[-1])
-    assert not torch.equal(images[0], images[1])
-    states = np.random.RandomState(3), np.random.RandomState(3)
-    one, other = (reader.set_random_state(state=state)(ITEM)["image"] for state in states)
-    assert torch.equal(one, other)
-
-
-def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
-    labels = make_label_map()
-    data = {"label": torch.from_numpy(labels)[None], "convention": "brats2017"}
-    own = RegionsOfLabelsd("label")(data)["label"]
-    np.testing.assert_array_equal(own, regions_of(labels, BRATS2017))
-    given = RegionsOfLabelsd("label", convention="brats2024")(data)["label"]
-    np.testing.assert_array_equal(given, regions_of(labels, BRATS2024))
 
 
 def test_an_error_of_a_case_keeps_its_message(cubes: Path) -> None:

@@ -135,7 +135,6 @@ def runs(tmp_path: Path, tiny_prepared: Path) -> list[Path]:
 
 
 def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: Path) -> None:
-    """A second start reads the stored predictions of the first, also of an interrupted one."""
     held_out = open_held_out(runs[0], tiny_prepared)
     cases = predict_held_out(held_out, CPU, untracked)
     time = cases[0].path.stat().st_mtime_ns
@@ -180,12 +179,6 @@ def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
     # no network is asked again
     monkeypatch.delattr("brats_seg.inference.held_out._predict_and_store")
     assert tune() == tuning
-
-
-@pytest.mark.slow
-def test_workers_change_nothing(tmp_path: Path) -> None:
-    cases = write_cases(tmp_path, add_rim)
-    assert fit_cases(cases, DICE, n_workers=2) == fit_cases(cases, DICE)
 
 
 def test_a_run_in_training_is_not_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

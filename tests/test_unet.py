@@ -55,16 +55,6 @@ def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> Non
     assert shapes == [(1, 3, 64, 32, 16), (1, 3, 32, 16, 8), (1, 3, 16, 8, 4)]
 
 
-@pytest.mark.parametrize("widths", [(4, 6, 8, 8), (4, 6), (4,)], ids=str)
-def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple[int, ...]) -> None:
-    network = make_unet((32, 32, 32), widths)
-    image = random_images(1, (32, 32, 32))
-    finest = network(image).logits[0]
-    logits = network.eval()(image)
-    assert type(logits) is Tensor
-    assert torch.equal(logits, finest)
-
-
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 8)], ids=str)
 def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
     ours = make_unet(patch, (4, 6, 8, 8)).eval()

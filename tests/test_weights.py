@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import Split, write_split
-from brats_seg.config import Config, load_config
+from brats_seg.config import Config
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.presets import TaskName
 from brats_seg.runtime import weights
 from tests.inference_builders import save_run, write_run
 
@@ -66,25 +65,6 @@ def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
     path = changed(tmp_path, card={**CARD.model_dump(), "config": {"model": {"depth": 7}}})
     with pytest.raises(ResumeError, match=r"config\.model\.depth: Extra"):
         weights.load_trained(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "message"),
-    [
-        ("autoencoder", "segmentation", r"run: found a reconstruction run.* gives no label maps"),
-        (
-            "unet",
-            "reconstruction",
-            r"run: found a segmentation run, model\.name 'unet'; expected a",
-        ),
-    ],
-)
-def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: str) -> None:
-    config = load_config(assignments=[f"model.name={name}"])
-    trained = weights.TrainedModel(weights={}, card=CARD.model_copy(update={"config": config}))
-    weights.require_task(trained, config.model.task, Path("run"))
-    with pytest.raises(UsageError, match=message):
-        weights.require_task(trained, asked, Path("run"))
 
 
 def changed(tmp_path: Path, **entries: object) -> Path:
@@ -146,30 +126,18 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
             {"fitted": {"decoding": {"thresholds": (float("nan"), 0.5, 0.5)}}},
             r"thresholds\.0: .*finite",
         ),
-        (
-            {"fitted": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}},
-            r"thresholds\.0: .*greater than 0",
-        ),
-        (
-            {"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}},
-            r"thresholds\.2: .*less than 1",
-        ),
+        ({"fitted": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}}, r"thresholds\.0: .*greater"),
+        ({"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}}, r"thresholds\.2: .*less than"),
         ({"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}}, "smallest_et_mm3: .*finite"),
         ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),
-        (
-            {"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}},
-            r"spacing_mm\.0: .*equal to 0\.01",
-        ),
+        ({"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}}, r"spacing_mm\.0: .*equal to"),
         ({"identity": {**IDENTITY, "spacing_mm": (float("nan"),) * 3}}, r"spacing_mm\.0: .*finite"),
         ({"identity": {**IDENTITY, "other": 1}}, "other: Unexpected"),
         ({"identity": 7}, "identity: "),
         ({"notes": {"part": {1}}}, "notes"),
         ({"model": [1]}, "found list in place of the weights"),
         ({"model": {"weight": "text"}}, "the weight 'weight' is no tensor"),
-        (
-            {"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}},
-            "more values than the file holds",
-        ),
+        ({"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}}, "more values than the file"),
         ({"ema": {"weight": 7}}, "is no tensor"),
         ({"history": nested(9, 9)}, "its values are too many"),
         ({"history": nested(40, 1)}, "nested too deeply"),

@@ -44,7 +44,6 @@ STARTS = {
 
 @given(length=st.integers(1, 20), rest=st.integers(0, 160), overlap=st.floats(0, 0.99))
 def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overlap: float) -> None:
-    """And they begin where they should, worked out by hand."""
     assert {key: window_starts(*key) for key in STARTS} == STARTS
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
     assert (starts[0], starts[-1]) == (0, rest)
@@ -59,7 +58,6 @@ def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overla
     "shape", [(8, 6, 4), (13, 11, 9), (5, 3, 2), (20, 3, 4), (9, 6, 3)], ids=str
 )
 def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) -> None:
-    """Also in half precision, which is averaged in float32; the number of windows is known beforehand."""
     image, window, calls = random_image(shape).bfloat16().float(), (8, 6, 4), []
     before = image.clone()
 
@@ -72,18 +70,6 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
     assert (logits.shape, logits.dtype) == (image.shape, torch.float32)
     assert torch.allclose(logits, image, atol=1e-6)
     assert torch.equal(image, before)
-
-
-def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:
-    image = torch.ones(1, 2, 3, 4)
-
-    def network(window: Tensor) -> Tensor:
-        assert window.sum() == image.numel()
-        assert window[0, :, 1:3, 1:4, 0:4].eq(1).all()
-        return window
-
-    logits = predict_logits(network, image, window=(4, 6, 4), overlap=0.5)
-    assert torch.equal(logits, image)
 
 
 SIDE = exp(-32 / 9)
@@ -115,14 +101,9 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
     bells = [torch.exp(-0.5 * ((torch.arange(n) - (n - 1) / 2) / (n / 8)) ** 2) for n in window]
     ours = predict_logits(network, image, window=window, overlap=0.5)
     with torch.inference_mode():
-        theirs = sliding_window_inference(
-            image[None],
-            roi_size=window,
-            sw_batch_size=1,
-            predictor=network,
-            overlap=0.5,
-            roi_weight_map=torch.einsum("x,y,z->xyz", *bells)[None, None],
-        )
+        weights = torch.einsum("x,y,z->xyz", *bells)[None, None]
+        options = {"overlap": 0.5, "roi_weight_map": weights}
+        theirs = sliding_window_inference(image[None], window, 1, network, **options)
         assert torch.equal(predict_logits(network, image, window=window, overlap=0.5), ours)
     assert torch.allclose(ours, theirs[0], atol=1e-5)
     assert not ours.requires_grad

@@ -44,7 +44,6 @@ class StopAtCheck(StopRequest):
 
 
 def weights(path: Path) -> dict[str, Tensor]:
-    """Return the weights of the network in a checkpoint."""
     return read_checkpoint(path)["model"]
 
 
@@ -73,14 +72,11 @@ def check_same_runs(run: Path, expected: Path) -> None:
 def train(
     data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None, **given: object
 ) -> Outcome:
-    """Train, or resume; further arguments are passed to the trainer."""
     trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
     return trainer.run(stop=stop, track=untracked)
 
 
 class Recorder:
-    """A track that notes what is shown, and how many items there are."""
-
     def __init__(self) -> None:
         self.works: list[tuple[str, int]] = []
 
@@ -93,7 +89,6 @@ class Recorder:
 
 
 def saved_bytes(network: nn.Module, image: Tensor) -> int:
-    """Return the bytes that the graph keeps, each storage once, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
 

@@ -10,7 +10,7 @@ from tests.faults.stages import Command, Stages, Undisturbed
 OWNED = "owned"
 """File that hostile code would write."""
 _N_SHOWN = 5
-_MEMORY, _TIMEOUT_S = LimitedMemory(2 << 30), 40.0
+_MEMORY = LimitedMemory(2 << 30)
 
 
 @dataclass
@@ -23,11 +23,9 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     def start(self, stage: str, name: object = "here") -> Path:
-        """Make a folder that is at a stage, and return it."""
         return self.stages.start(stage, self.folder / str(name))
 
     def undisturbed(self, command: Command) -> Undisturbed:
-        """Return what a command does that nothing happens to."""
         return self.stages.undisturbed(command, Path(tempfile.mkdtemp(dir=self.folder)) / "alone")
 
     def note(self, what: str, *problems: str) -> None:
@@ -38,8 +36,8 @@ class Campaign:
             self.failures.append(ascii(f"{what}: {message}")[1:-1].replace("\\n", "\n"))
 
     def attack(self, what: str, words: str, folder: Path, *codes: int) -> None:
-        """Run a command that is given something hostile, with little memory and time."""
-        ended = run(words, folder, _MEMORY, timeout_s=_TIMEOUT_S)
+        """Run a command that is given something hostile, with little memory."""
+        ended = run(words, folder, _MEMORY)
         outside = any(OWNED in path.name for path in folder.parent.iterdir())
         is_owned = outside or (folder / OWNED).exists()
         owned = "code was run, or a file written outside" if is_owned else ""
@@ -47,6 +45,5 @@ class Campaign:
         self.note(what, ended.expect(*codes), owned, silent)
 
     def finish(self) -> None:
-        """Fail if a try has failed."""
         shown = "\n\n".join(self.failures[:_N_SHOWN])
         assert not self.failures, f"{len(self.failures)} of {self.n_tries} tries failed\n{shown}"

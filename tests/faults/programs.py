@@ -61,8 +61,6 @@ _context.set_forkserver_preload(_PRELOADED)
 
 
 class Ended(NamedTuple):
-    """The end of a command."""
-
     code: int
     """Exit code; negative if a signal ended it."""
     shown: str
@@ -96,7 +94,6 @@ class Running:
         shown.close()
 
     def wait_until_ended(self, timeout_s: float) -> None:
-        """Wait for the end, but no longer than that."""
         self._process.join(timeout_s)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> Ended:
@@ -133,12 +130,10 @@ class Running:
 def run(
     words: str, folder: Path, fault: Fault | None = None, *, timeout_s: float = PATIENCE_S
 ) -> Ended:
-    """Run a command, such as `index scans`, in a folder."""
     return Running(words, folder, fault).wait(timeout_s)
 
 
 def n_moments(words: str, folder: Path) -> int:
-    """Run a command, and return the number of its moments."""
     counted = folder.with_name(f"{folder.name}-moments")
     ended = run(words, folder, partial(_count, counted))
     if ended.code:

@@ -37,8 +37,6 @@ _GIVEN = ("scans/", "other/")
 
 
 class Command(NamedTuple):
-    """A command line, and the stage that its folder is a copy of."""
-
     words: str
     stage: str
 
@@ -69,8 +67,6 @@ _STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class Undisturbed(NamedTuple):
-    """A command that nothing happened to."""
-
     n_changes: int
     seconds: float
     results: Mapping[str, str]
@@ -88,12 +84,10 @@ class Stages:
         self._undisturbed: dict[Command, Undisturbed] = {}
 
     def start(self, stage: str, folder: Path) -> Path:
-        """Make a folder that is at a stage, and return it."""
         shutil.copytree(self._at(stage), folder)
         return folder
 
     def undisturbed(self, command: Command, folder: Path) -> Undisturbed:
-        """Run a command once in a new folder, and return what it did."""
         if command not in self._undisturbed:
             self.start(command.stage, folder)
             started_s = time.monotonic()
@@ -141,7 +135,6 @@ def results(folder: Path) -> dict[str, str]:
 
 
 def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """Return in which files two results differ, or nothing."""
     names = sorted(found.keys() | expected.keys())
     differing = [
         f"{name} ({'missing' if name not in found else 'extra' if name not in expected else 'other content'})"
@@ -152,17 +145,14 @@ def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> 
 
 
 def lost(found: Mapping[str, object], earlier: Mapping[str, object]) -> str:
-    """Return which earlier files are gone or changed, or nothing."""
     return differences({name: found[name] for name in earlier if name in found}, earlier)
 
 
 def ending(ended: Ended, folder: Path, expected: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the problems of a command that should have ended well with those results."""
     return ended.expect(0), differences(results(folder), expected)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without times, tensors as bytes."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.numpy().tobytes()
     if isinstance(value, dict):

@@ -6,11 +6,8 @@ what was there before stays; once the disk is well, the same command ends with e
 
 import errno
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ MOMENTS = {
             for disk in DISKS
             for name, shares in MOMENTS.items()
         ),
-        ("export", "full", TWICE),
+        ("predict", "full", TWICE),
         ("evaluate", "full", TWICE),
     ],
 )
@@ -86,46 +83,3 @@ def test_a_vanished_folder_gives_no_traceback(name: str, which: str, campaign: C
         shutil.rmtree(away, ignore_errors=True)
         problems = ending(run(command.words, folder), folder, alone.results)
         campaign.note(f"{name} at {share}", hit.expect(0, 1, 2, 3), *problems)
-
-
-@contextmanager
-def small_disk(path: Path) -> Iterator[Callable[[str], None]]:
-    """Mount a disk of memory, and yield a function that sets its options anew; needs root on Linux."""
-    path.mkdir(parents=True, exist_ok=True)
-
-    def mount(options: str) -> None:
-        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-        try:
-            subprocess.run(words, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no disk can be mounted here: {error}")
-
-    mount("size=16m")
-    try:
-        yield lambda options: mount(f"remount,{options}")
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-SMALL_DISKS = {
-    "prepare": ("size=64k", "size=200k", "ro"),
-    "train": ("size=40k", "size=120k", "ro"),
-    "predict": ("size=24k", "size=120k", "ro"),
-    "crossval": ("size=40k", "size=300k", "ro"),
-}
-"""Options of disks that do not take the output of a command: too small, and read-only."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL_DISKS)
-def test_a_disk_that_is_truly_full_or_read_only(name: str, campaign: Campaign) -> None:
-    command = COMMANDS[name]
-    alone = campaign.undisturbed(command)
-    for options in SMALL_DISKS[name]:
-        folder = campaign.start(command.stage, options)
-        with small_disk(folder / OUTPUTS[name]) as remount:
-            remount(options)
-            hit = run(command.words, folder)
-            remount("rw,size=16m")
-            problems = ending(run(command.words, folder), folder, alone.results)
-        campaign.note(f"{name}, {options}", hit.expect(1, 3), *problems)

@@ -1,7 +1,8 @@
 """No hostile file, name, setting, table or record breaks a command.
 
 A bad file or name is one row of the failures, and the good cases are processed; settings, tables and
-records that are broken, or made to break the program, are refused with a message, and run no code.
+records that are broken are refused with a message. Hostile settings and tables of paths are in
+`test_config.py` and `test_find.py`.
 """
 
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import OWNED, Campaign
+from tests.faults.campaign import Campaign
 from tests.faults.stages import COMMANDS
 
 
@@ -96,7 +97,6 @@ SCANNING = {
 
 
 def missing_cases(pattern: str, folder: Path) -> str:
-    """Return which good case has no result of a command, or nothing."""
     missing = []
     for case_id in GOOD_IDS:
         path = folder / pattern.format(case_id)
@@ -122,95 +122,6 @@ def test_no_file_or_name_stops_a_batch(faults, name, campaign):
         make(folder / "scans")
         campaign.attack(f"{name}: {what}", words, folder, 0, 1)
         campaign.note(f"{name}: {what}", missing_cases(pattern, folder))
-
-
-_BOMB = "\n".join(
-    ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-)
-YAMLS: Mapping[str, bytes] = {
-    "aliases of aliases": _BOMB.encode(),
-    "aliases of aliases as a setting": (_BOMB + "\nmodel: {arguments: {x: *a11}}").encode(),
-    "100,000 brackets": b"a: " + b"[" * 100_000,
-    "a tag": b"training: !!python/name:os.system",
-    "binary": bytes(range(256)),
-    "not UTF-8": b"model: {name: \xff\xfe}",
-    "NUL": b"model: {name: un\0et}",
-    "keys that are lists": b"? [a, b]\n: 1",
-    "keys that are numbers": b"1: 2\ntrue: 3",
-    "sections that are lists": b"model: [1]\ntraining: null",
-    "a date": b"training: {seed: 2020-01-01}",
-    "a merge key": b"a: &a {b: *a}\n<<: *a",
-    "a module to import": b"loss: {name: antigravity.x}",
-    "a function of the system": f"loss: {{name: os.system, arguments: {{command: 'touch {OWNED}'}}}}".encode(),
-    "a patch of 10^9 voxels": b"patch: {size: [1000000000, 1000000000, 1000000000]}",
-    "10^9 channels": b"model: {widths: [1000000000, 1000000000]}",
-    "10^12 epochs of 10^12 patches": b"training: {n_epochs: 1000000000000, effective_batch: 1000000000000}",
-}
-"""Further ones are in `test_config.py`."""
-USED_BY_TRAINING_ALONE = {
-    "a module to import",
-    "a function of the system",
-    "a patch of 10^9 voxels",
-    "10^9 channels",
-    "10^12 epochs of 10^12 patches",
-}
-
-
-@pytest.mark.slow
-def test_no_settings_break_prepare_or_train(campaign: Campaign) -> None:
-    """`prepare` reads all settings, and uses few of them."""
-    train = "train --data scans --prepared prepared --set folds.n_folds=2"
-    for number, (what, content) in enumerate(YAMLS.items()):
-        is_late = what in USED_BY_TRAINING_ALONE
-        tried = [(COMMANDS["prepare"].words, (0, 2) if is_late else (2,))]
-        if is_late and "epochs" not in what:
-            tried.append((train, (2, 3)))
-        for words, codes in tried:
-            folder = campaign.start("prepared", f"{number}{words[:5]}")
-            (folder / "settings.yaml").write_bytes(content)
-            attacked = f"{words} --config settings.yaml"
-            campaign.attack(f"{words[:7]}: {what}", attacked, folder, *codes)
-
-
-_HEADER = "case_id,t1n,t1c,t2w,t2f\n"
-_ROW = ",".join(
-    f"scans/BraTS2021_00000/BraTS2021_00000_{name}.nii.gz" for name in ("t1", "t1ce", "t2", "flair")
-)
-TABLES: Mapping[str, tuple[str, bytes]] = {
-    "empty": ("in.csv", b""),
-    "a header alone": ("in.csv", _HEADER.encode()),
-    "binary": ("in.csv", bytes(range(256)) * 9),
-    "zeros": ("in.csv", bytes(5000)),
-    "a cell with NUL": ("in.csv", f"{_HEADER}a\0b,{_ROW}\n".encode()),
-    "not UTF-8": ("in.csv", f"{_HEADER}".encode() + b"\xff\xfe," + _ROW.encode() + b"\n"),
-    "an id of 300 characters": ("in.csv", f"{_HEADER}{'a' * 300},{_ROW}\n".encode()),
-    "an id that is a path": ("in.csv", f"{_HEADER}../../{OWNED},{_ROW}\n".encode()),
-    "an absolute id": ("in.csv", f"{_HEADER}/tmp/{OWNED},{_ROW}\n".encode()),
-    "an id of dots": ("in.csv", f"{_HEADER}..,{_ROW}\n".encode()),
-    "a path of 5000 characters": ("in.csv", f"{_HEADER}a,{'x/' * 2500},b,c,d\n".encode()),
-    "a path with NUL": ("in.csv", f"{_HEADER}a,b\0c,b,c,d\n".encode()),
-    "devices": ("in.csv", f"{_HEADER}a,/dev/zero,/dev/random,/dev/stdin,/dev/tty\n".encode()),
-    "a huge cell": ("in.csv", f"{_HEADER}a,{'x' * 3_000_000},b,c,d\n".encode()),
-    "quotes that do not end": ("in.csv", f'{_HEADER}"a,{_ROW}\n'.encode()),
-    "a volume of no file": ("in.csv", f"{_HEADER}a,{'x#99999999999999999999,' * 4}\n".encode()),
-    "JSON of 100,000 brackets": ("in.json", b"[" * 100_000),
-    "JSON that is no list": ("in.json", b"7"),
-    "JSON of numbers": ("in.json", b"[1, 2, 3]"),
-    "JSON of lists": ("in.json", b'[{"case_id": ["a"], "t1n": {"b": 1}}]'),
-    "JSON without cases": ("in.json", b"[]"),
-    "JSON of a number with 5000 digits": ("in.json", b'[{"case_id": ' + b"9" * 5000 + b"}]"),
-    "JSON with half a pair": ("in.json", b'[{"case_id": "\\ud800", "t1n": "a"}]'),
-    "JSON that is not UTF-8": ("in.json", b'[{"case_id": "\xff"}]'),
-}
-
-
-@pytest.mark.slow
-def test_no_table_of_paths_breaks_predict(campaign: Campaign) -> None:
-    folder = campaign.start("trained")
-    for number, (what, (name, content)) in enumerate(TABLES.items()):
-        (folder / name).write_bytes(content)
-        campaign.attack(what, f"predict {name} -o out{number} --model runs/fold0", folder, 1, 2)
 
 
 GARBAGE: Mapping[str, bytes] = {

@@ -3,7 +3,6 @@
 import inspect
 import json
 import shutil
-import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -32,7 +31,6 @@ from brats_seg.training.memory_plan import choose_settings
 from brats_seg.training.run_folder import read_source
 from tests.builders import call
 from tests.faults.campaign import OWNED, Campaign
-from tests.faults.programs import run
 from tests.faults.stages import COMMANDS
 from tests.faults.test_hostile_inputs import UNREADABLE
 from tests.inference_builders import CASES, CPU, write_fold
@@ -57,16 +55,6 @@ def _network(name: str, value: Any) -> Break:
     return change
 
 
-def _many_networks(model: Path) -> None:
-    content = json.loads((model / "model.json").read_text())
-    content["members"] *= 10_000
-    (model / "model.json").write_text(json.dumps(content))
-
-
-def _written(name: str, content: bytes) -> Break:
-    return lambda model: (model / name).write_bytes(content)
-
-
 def _replaced(make: Break, name: str = ".") -> Break:
     def change(path: Path) -> None:
         (path / name).unlink()
@@ -75,52 +63,11 @@ def _replaced(make: Break, name: str = ".") -> Break:
     return change
 
 
-_WEIGHTS = "member0.safetensors"
 HUGE = 10**9
 NAN = float("nan")
-MODELS: Mapping[str, Break] = {
-    "no modalities": _network("card.identity.modalities", []),
-    "no convention": _network("card.identity.conventions", []),
-    "channels of 10^9": _network("card.config.model.widths", [HUGE, HUGE]),
-    "a function of the system as network": _network(
-        "card.config.model", {"name": "os.system", "arguments": {"command": f"touch {OWNED}"}}
-    ),
-    "weights elsewhere": _network("weights", "../../runs/fold0/best.pt"),
-    "weights of an absolute name": _network("weights", "/etc/passwd"),
-    "10,000 networks": _many_networks,
-    "no JSON": _written("model.json", b"this is not JSON"),
-    "an empty description": _written("model.json", b""),
-    "a list": _written("model.json", b"[1, 2]"),
-    "a version of NaN": _written("model.json", b'{"format_version": NaN, "members": 7}'),
-    "a description that is a FIFO": _replaced(UNREADABLE["a FIFO"], "model.json"),
-    "a description that is a folder": _replaced(UNREADABLE["a folder"], "model.json"),
-    "empty weights": _written(_WEIGHTS, b""),
-    "weights with a header of 2^60 bytes": _written(_WEIGHTS, struct.pack("<Q", 1 << 60) + b"{}"),
-    "weights of brackets": _written(_WEIGHTS, struct.pack("<Q", 50_000) + b"[" * 50_000),
-    "weights that are a pickle": _written(_WEIGHTS, b"\x80\x04cos\nsystem\n(S'touch owned'\ntR."),
-    "weights that are a FIFO": _replaced(UNREADABLE["a FIFO"], _WEIGHTS),
-    "weights that are a folder": _replaced(UNREADABLE["a folder"], _WEIGHTS),
-    "weights that are a link to themselves": _replaced(UNREADABLE["a link to itself"], _WEIGHTS),
-}
-"""Further values of single entries are in `test_export.py`."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-def test_no_exported_model_breaks_predict(part: int, campaign: Campaign) -> None:
-    exported = campaign.start("trained")
-    assert run("export runs/fold0 -o model", exported).code == 0
-    for number, what in list(enumerate(MODELS))[part::2]:
-        folder = campaign.folder / f"model{number}"
-        shutil.copytree(exported, folder)
-        MODELS[what](folder / "model")
-        words = "predict scans -o out --model model --set preview=false"
-        campaign.attack(what, words, folder, 1, 2, 3)
 
 
 class Owned:
-    """A pickle that writes a file when it is opened."""
-
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return Path.touch, (Path(OWNED),)
 
@@ -252,8 +199,6 @@ GADGETS: Mapping[str, dict[str, Any]] = {
 
 
 class Opening(torch.nn.Module):
-    """A network that opens a file."""
-
     def __init__(self, path: str) -> None:
         super().__init__()
         Path(path).touch()
@@ -334,9 +279,8 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     name, arguments = "torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}
     _ask_for(given_run, "model", name, arguments)
     weights = torch.nn.Conv3d(4, 3, 1).state_dict()
-    _saved("model", {f"network.{key}": value for key, value in weights.items()})(
-        given_run / "best.pt"
-    )
+    entries = {f"network.{key}": value for key, value in weights.items()}
+    _saved("model", entries)(given_run / "best.pt")
     with pytest.raises(UsageError, match=r"best\.pt asks for code.*--trust-code torch\.nn\.Conv3d"):
         load_model([given_run], CPU)
     with trusting(name):

@@ -27,6 +27,5 @@ def without_network_and_tls(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scheduler_cannot_be_reached_without_it(campaign: Campaign) -> None:
-    """The guard guards: the one command that needs the network is stopped, and shown."""
     words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
     assert NETWORK_USED in run(words, campaign.start("trained"), without_network_and_tls).shown
