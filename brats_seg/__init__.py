@@ -12,7 +12,7 @@ raise errors derived from `BratsError`, and print nothing. `__init__.pyi` lists 
 | train | `choose_settings`, `load_config`, `train_fold`, `Trainer`, `plan_memory`, `certify_run`, `certify_settings` |
 | own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `Muon`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `watched_scans`, `tune_runs`, `export_model` |
-| score | `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
+| score | `fuse_label_maps`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
 | look at results | `write_report`, `PageOptions` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
 | survival | `features_of_folder`, `study_survival` |

@@ -35,6 +35,7 @@ from brats_seg.inference.batch import (
     watched_scans as watched_scans,
 )
 from brats_seg.inference.export import export_model as export_model
+from brats_seg.inference.fuse import fuse_label_maps as fuse_label_maps
 from brats_seg.inference.model import load_model as load_model
 from brats_seg.inference.predict import Predictor as Predictor
 from brats_seg.inference.reconstruct import (

@@ -72,7 +72,7 @@ FLOW = (
     Step("phantom few --number 1", "1 phantom case", ("few/BraTS2021_00000",)),
     Step("index few -o few.csv", "1 case"),
     Step("settings training --preset demo --seed 7", r"training\.n_epochs +16 "),
-    Step(f"plan {TINY} --device 600MiB", "largest patch.*for a GPU of 600MiB"),
+    Step(f"plan {TINY} --device 600MiB", r"a GPU of 600MiB \(predicted\).*largest patch"),
     Step(
         f"train --data data --prepared ready {TINY} --session-hours 0",
         r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
@@ -91,6 +91,11 @@ FLOW = (
     ),
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
+    Step(
+        "fuse data out out -o fused",
+        "wrote 6 label maps to fused",
+        ("fused/BraTS2021_00000.nii.gz",),
+    ),
     Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
@@ -326,7 +331,7 @@ def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path
     second.write_bytes(b"broken")
     broken = run("evaluate", tiny_scans, "made", "--only-predicted")
     assert (whole.code, only.code, broken.code, n_scores) == (1, 0, 1, 2 * 3)
-    said = "made: 2 of 6 references with a prediction, labels brats2023, against brats2017"
+    said = "made: 6 cases, labels brats2023, against brats2017"
     assert said in whole.out
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in whole.out
     assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", whole.out)

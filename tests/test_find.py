@@ -145,6 +145,14 @@ def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
     assert (case.case_id, case.facts.grade) == ("smith", "")
 
 
+@pytest.mark.parametrize("names", [("smith", "jones"), ("P-7", "P-8"), ("anna/x", "bert/x")])
+def test_a_case_has_the_same_id_alone_and_beside_others(tmp_path: Path, names: tuple[str]) -> None:
+    touch(tmp_path, *scans(names[0]))
+    (alone,) = cases_in(tmp_path)
+    touch(tmp_path, *scans(names[1]))
+    assert alone in cases_in(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("case_id", "foreign", "n_taken"),
     [

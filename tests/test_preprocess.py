@@ -219,7 +219,9 @@ def test_what_is_missing_is_named_before_any_work(
     write_head(tmp_path / "native")
     install = r"pip install 'brats_seg\[preprocess\]'"
     monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentalError, match=f"picsl_greedy and deepbet: {install}"):
+    with pytest.raises(
+        EnvironmentalError, match=f"picsl_greedy and deepbet not installed: {install}"
+    ):
         prepared(tmp_path)
     monkeypatch.setattr(preprocess, "find_spec", lambda name: name)
     large = np.zeros((160, 160, 160), np.int16)

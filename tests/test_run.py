@@ -1,7 +1,6 @@
 """The page of a training run, from its folder and from its held-out cases."""
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,6 @@ from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.pages.run import held_out_scores, placed_prediction, write_run_page
 from brats_seg.pages.write import write_report
 from brats_seg.progress import untracked
-from brats_seg.runtime.weights import run_locked
 from tests.inference_builders import CPU
 
 FILES = ("config.yaml", "split.csv", "history.csv", "best.pt")
@@ -62,21 +60,15 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
     assert [score for score, _, _ in pictures] == scores
 
 
-@pytest.mark.parametrize(
-    ("holder", "words"), [(None, "training was stopped"), ("training", "it is being trained now")]
-)
-def test_a_run_that_is_not_finished_has_a_page_that_says_so(
-    run_copy: Path, holder: str | None, words: str
-) -> None:
+def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> None:
     config = (run_copy / "config.yaml").read_text()
     (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", "n_epochs: 2"))
     # a checkpoint knows the number of epochs that its run was planned for
     (run_copy / "best.pt").unlink()
-    with run_locked(run_copy) if holder else nullcontext():
-        (page,) = write_report([run_copy]).results
+    (page,) = write_report([run_copy]).results
 
     assert page == run_copy / "report.html"
-    assert f"1 of 2 epochs are done; {words}." in page.read_text()
+    assert "1 of 2 epochs are done." in page.read_text()
     assert "The run has not been validated yet" in page.read_text()
 
 
@@ -84,5 +76,5 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(
 def test_a_folder_that_is_no_run_is_refused(run_copy: Path, name: str) -> None:
     (run_copy / name).unlink()
 
-    with pytest.raises(UsageError, match=rf"{name} .* expected the folder of a run"):
+    with pytest.raises(UsageError, match=f"{name} "):
         write_run_page(run_copy, run_copy / "a.html")

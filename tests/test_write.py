@@ -126,7 +126,7 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
     assert f'href="reports/{IDS[0]}.html"' not in cohort
     assert given[0] == 1
     assert f"wrote results/reports/{IDS[0]}.html\n" in given[1]
-    assert "FAILED  case other, file results: found no prediction of this case" in given[1]
+    assert "FAILED  case other, file other.nii.gz: found no such file" in given[1]
 
 
 def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: Path) -> None:

@@ -110,7 +110,7 @@ def find_inputs(
     """
     cases: list[Case] = []
     for path in paths:
-        if of_dicom is not None and os.path.isdir(path) and layouts.holds_dicom(path):  # noqa: PTH112
+        if of_dicom is not None and layouts.holds_dicom(path):
             cases += of_dicom(path)
             continue
         # neither a lack of label maps nor a choice of them matters to scans that are predicted
@@ -338,12 +338,16 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
         if scan.kind in MODALITIES:
             by_id[scan.case or name].append(scan)
     scans = [scan for group in by_id.values() for scan in group]
-    is_one = len(by_id) == 1 or len({scan.kind for scan in scans}) == len(scans)
+    is_one = len(by_id) == 1 or 0 < len({scan.kind for scan in scans}) == len(scans)
     if name in by_id and parse_case_id(name)[0] != UNKNOWN:
         # the folder of one case: files with other names are derived from it
         yield _Group(case_id=name, folder=folder.path, scans=by_id[name])
         return
-    if by_id and is_one and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
+    # in the data folder itself the only case is called as it will be beside others
+    is_flat = (
+        folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
+    )
+    if is_one and not is_flat and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
         yield _Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)
         return
     for case_id, group in by_id.items():

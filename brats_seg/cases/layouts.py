@@ -258,7 +258,7 @@ def walk_folders(root: Path) -> Iterator[Folder]:
 def holds_dicom(root: Path) -> bool:
     """Return whether DICOM files are below a folder, and no NIfTI file is."""
     is_dicom = False
-    for folder in walk_folders(root):
+    for folder in walk_folders(root) if os.path.isdir(root) else ():  # noqa: PTH112
         if folder.scans:
             return False
         is_dicom = is_dicom or has_dicom(root, folder)

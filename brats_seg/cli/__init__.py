@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
         *(train.plan, train.train, train.settings),
         *(train.certify, train.tune, train.crossval),
     ),
-    "Use": (use.predict, use.export, use.features, use.survival),
+    "Use": (use.predict, use.fuse, use.export, use.features, use.survival),
     "Look": (look.evaluate, look.figure, look.report, look.reconstruct),
 }
 """Commands in the groups and the order of the help."""

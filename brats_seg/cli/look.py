@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brats_seg.cli.options import emit, importing, prepared_path, print_failures, print_table
 from brats_seg.cpu_threads import available_cpus
@@ -54,27 +54,13 @@ def evaluate(
 
     rules = protocol_named(protocol, task)
     table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
+    n_workers = available_cpus()
+    how: Any = {"only_predicted": only_predicted, "n_workers": n_workers, "track": tracked}
     if prediction is not None:
-        scored = score_folders(
-            reference,
-            prediction,
-            table,
-            rules,
-            only_predicted=only_predicted,
-            n_workers=available_cpus(),
-            track=tracked,
-        )
+        scored = score_folders(reference, prediction, table, rules, **how)
         code = _print_scores(scored, prediction, table)
     elif compare is not None:
-        compared = compare_folders(
-            reference,
-            compare,
-            rules,
-            output=table,
-            only_predicted=only_predicted,
-            n_workers=available_cpus(),
-            track=tracked,
-        )
+        compared = compare_folders(reference, compare, rules, output=table, **how)
         _print_comparisons(compared, compare, table)
     return code
 
@@ -84,8 +70,6 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
     emit(scored, table=table, evaluations=[scored])
     print_remarks(scored, predictions)
     print_summaries(scored)
-    if scored.missing:
-        print("--only-predicted leaves out the references without a prediction.")
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
     return int(bool(scored.missing or scored.failures))
 
@@ -98,7 +82,7 @@ def _print_comparisons(
     evaluations = compared.first, compared.second
     emit(compared, table=table, evaluations=evaluations)
     for path, evaluation in zip(predictions, evaluations, strict=True):
-        print_remarks(evaluation, path, left_out_because="not in both sets")
+        print_remarks(evaluation, path)
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
     comparison = compared.comparison
     cases = counted(comparison.n_cases, "case")
@@ -113,31 +97,20 @@ def _print_comparisons(
         p_value = standing.p_value
         chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
         print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
-    if any(evaluation.missing for evaluation in evaluations):
-        print("Missing predictions have the worst scores; --only-predicted leaves them out.")
     print(f"wrote {table}. Research use only.")
 
 
-def print_remarks(
-    evaluation: "Evaluation", predictions: Path, *, left_out_because: str = "no prediction"
-) -> None:
+def print_remarks(evaluation: "Evaluation", predictions: Path) -> None:
     """Print the number of cases that were scored, and remarks on single cases."""
-    n_scored = len(evaluation.case_ids)
-    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
-    count = counted(n_scored, "case")
-    if evaluation.left_out:
-        count = f"{n_scored} of {n_references} references scored"
-    elif evaluation.missing:
-        n_predicted = n_references - len(evaluation.missing)
-        count = f"{n_predicted} of {n_references} references with a prediction"
+    count = counted(len(evaluation.case_ids), "case")
     labels, reference = map(", ".join, (evaluation.prediction_labels, evaluation.reference_labels))
     conventions = f", labels {labels}, against {reference} of the references" if labels else ""
     print(f"{predictions}: {count}{conventions}")
     for remark in evaluation.remarks:
         print(remark)
     for case_ids, reason in (
-        (evaluation.missing, "no prediction, given the worst scores"),
-        (evaluation.left_out, f"{left_out_because}, left out"),
+        (evaluation.missing, "no prediction, given the worst scores (without --only-predicted)"),
+        (evaluation.left_out, "not predicted, left out"),
         (evaluation.without_reference, "no reference, not scored"),
         (evaluation.in_training, "the model was trained on them: their scores are too good"),
     ):

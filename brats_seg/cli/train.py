@@ -87,7 +87,7 @@ def plan() -> None:
     found = plan_memory(config, track=tracked, gpu=gpu)
     options.emit(found.rows)
     left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
-    device = found.device.torch_device if found.gpu is None else found.gpu.name
+    device = f"{found.gpu.name} (predicted)" if found.gpu else found.device.torch_device
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     options.print_table(
@@ -98,10 +98,6 @@ def plan() -> None:
         print(
             f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
             f"--precision {best.precision}, with checkpointing {best.checkpointing}"
-        )
-    if found.gpu is not None:
-        print(
-            f"prediction for {found.gpu.name}: its memory was counted, nothing was computed on it"
         )
     if found.suggested is None:
         raise EnvironmentalError(found.what_to_lower())
@@ -228,22 +224,18 @@ def crossval(
     scans, preset = options.data_or_demo(data)
     # a run that was set aside is `fold0.1`
     begun = [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
-    try:
-        done = cross_validate(
-            scans,
-            folds=numbers,
-            output=output,
-            runs=runs,
-            protocol=scoring,
-            config=options.run_settings(run_paths=begun, default_preset=preset),
-            prepared_path=prepared,
-            max_hours=session_hours,
-            track=tracked,
-            on_case=print_outcome,
-        )
-    except KeyboardInterrupt:
-        print("The same command resumes it.")
-        raise
+    done = cross_validate(
+        scans,
+        folds=numbers,
+        output=output,
+        runs=runs,
+        protocol=scoring,
+        config=options.run_settings(run_paths=begun, default_preset=preset),
+        prepared_path=prepared,
+        max_hours=session_hours,
+        track=tracked,
+        on_case=print_outcome,
+    )
     options.emit(done.results, output=output, runs=done.runs, finished=done.results is not None)
     if done.results is None:
         signal = done.trainings[-1].signal

@@ -1,4 +1,4 @@
-"""Commands `predict`, `export`, `features` and `survival`, which use trained models."""
+"""Commands `predict`, `fuse`, `export`, `features` and `survival`, which use trained models."""
 
 import signal
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brats_seg.cli.options import command_again, emit, importing, print_failures, print_table
-from brats_seg.errors import UsageError, counted, some_of
+from brats_seg.errors import UsageError, counted
 from brats_seg.files import check_writable
 from brats_seg.presets import FileFormat
 from brats_seg.progress import tracked
@@ -85,6 +85,7 @@ def predict(
         }
     )
     with importing():
+        from brats_seg.cases.layouts import holds_dicom
         from brats_seg.dicom.modalities import parse_overrides
         from brats_seg.dicom.preprocess import ScanOptions
 
@@ -96,9 +97,9 @@ def predict(
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
-    for_dicom = {"--series": series, "--identifiers": identifiers}
-    given = [name for name, value in for_dicom.items() if value and watch is None]
-    _check_options(given, data or [], single)
+    if (series or identifiers) and watch is None and not (data and all(map(holds_dicom, data))):
+        msg = "--series and --identifiers apply to DICOM examinations alone: leave them out for NIfTI files"
+        raise UsageError(msg)
     check_writable(output)
     with importing():
         from brats_seg.inference.batch import predict_folder
@@ -176,21 +177,6 @@ def _case_of_files(
     return (single_input(case_id, given),) if given else ()
 
 
-def _check_options(names: Sequence[str], paths: Sequence[Path], cases: "Sequence[Case]") -> None:
-    """Raise `UsageError` if options for DICOM examinations are given with NIfTI files."""
-    from brats_seg.cases.find import find_inputs
-    from brats_seg.cases.layouts import holds_dicom
-
-    others = [path for path in paths if names and not (path.is_dir() and holds_dicom(path))]
-    ids = [case.case_id for case in (find_inputs(others) if others else cases)]
-    if names and ids:
-        msg = (
-            f"{' and '.join(names)} applies to DICOM examinations; found NIfTI files of {some_of(ids)}. Leave "
-            "it out for these, or give the DICOM files, to this command or to `brats-seg convert`."
-        )
-        raise UsageError(msg)
-
-
 def print_outcome(outcome: "CaseOutcome") -> None:
     """Print the result of a case."""
     from brats_seg.cases.many import Failure
@@ -208,6 +194,24 @@ def print_outcome(outcome: "CaseOutcome") -> None:
         print(f"    predicted Dice: {', '.join(map(str, record.predicted_dice))}", flush=True)
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
+
+
+def fuse(label_maps: list[Path], output: Path, method: str = "majority") -> None:
+    """Fuse several label maps of each case to one, region by region.
+
+    majority: more than half of them; a tie is outside. staple: by STAPLE, which weights each by how well
+    it agrees (needs SimpleITK). mean: of the maps that predict --probabilities wrote.
+
+    Examples:
+        brats-seg fuse first second third -o fused
+        brats-seg fuse a.nii.gz b.nii.gz c.nii.gz -o fused --method staple
+    """
+    with importing():
+        from brats_seg.inference.fuse import fuse_label_maps
+
+    written = fuse_label_maps(label_maps, output, method, track=tracked)
+    emit(paths=written)
+    print(f"wrote {counted(len(written), 'label map')} to {output}. Research use only.")
 
 
 def export(

@@ -8,7 +8,7 @@ problem that says so, unless they are prepared (`dicom.preprocess`).
 """
 
 import logging
-import shutil
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -24,8 +24,8 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, ScanSource
-from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
-from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
+from brats_seg.dicom.series import DicomStudy, Series, find_studies
+from brats_seg.errors import CaseError, counted, some_of
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
@@ -67,11 +67,9 @@ def convert_studies(
         EnvironmentalError: pydicom, dcm2niix or a program of preprocessing is not there, or the
             folder of the scans cannot be written to.
     """
-    if not _converter():
-        msg = f"converting DICOM needs dcm2niix, which is not installed: {INSTALL_DICOM}"
-        raise EnvironmentalError(msg)
+    preprocess.check_installed("dicom", "pydicom", "highdicom", "dcm2niix")
     if options.atlas:
-        preprocess.check_tools()
+        preprocess.check_installed("preprocess", *preprocess.PROGRAMS)
     studies = [
         replace(study, series=sort_series(study.series, options.series))
         for study in find_studies(root, with_identifiers=options.with_identifiers)
@@ -130,6 +128,8 @@ def _volume(series: Series, case_id: str) -> Volume:
     Raises:
         CaseError: dcm2niix fails, or makes several volumes of the series.
     """
+    import dcm2niix
+
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as name:
         output, slices = Path(name), Path(name, "slices")
         slices.mkdir()
@@ -137,19 +137,13 @@ def _volume(series: Series, case_id: str) -> Volume:
             (slices / f"{index:05d}.dcm").symlink_to(path)
         # without the settings of the user; what it prints may name the patient
         options = "-g i -b n -z n -x i -w 1 -f scan -o"
-        command = [_converter(), *options.split(), str(output), str(slices)]
+        command = [dcm2niix.bin, *options.split(), str(output), str(slices)]
         done = preprocess.run(command, output)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"
-            next_step = "Export it again, as files may be cut off, or name another series."
+            if cut := re.search(r"not large enough .*?(\d{5})\.dcm", done.stdout):
+                problem = f"a file that is cut off inside its pixels, {series.files[int(cut[1])]}"
+            next_step = "Export it again, or name another series."
             raise CaseError(case_id, str(series), problem, "one volume", next_step)
         return nifti.read_volume(volumes[0], case_id=case_id)
-
-
-def _converter() -> str:
-    try:
-        from dcm2niix import bin as program
-    except ImportError:
-        return shutil.which("dcm2niix") or ""
-    return str(program)

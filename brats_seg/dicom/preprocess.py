@@ -50,8 +50,8 @@ SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
 STEPS_NAME = "steps.png"
 """Name of the picture of how a case was prepared, beside its scans."""
-INSTALL_PREPROCESS = "pip install 'brats_seg[preprocess]'"
-"""Command that installs the programs of preprocessing."""
+PROGRAMS = ("picsl_greedy", "deepbet")
+"""Packages of the programs of preprocessing."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
@@ -143,7 +143,7 @@ def prepare_cases(
         CaseError: The atlas cannot be read.
         EnvironmentalError: A program is not installed, or the folder cannot be written to.
     """
-    check_tools()
+    check_installed("preprocess", *PROGRAMS)
     atlas = load_atlas(options.atlas)
     prepare = partial(_prepared_case, folder=folder, options=options, atlas=atlas)
     return make_cases(prepare, cases, "preparing scans", track)
@@ -162,11 +162,10 @@ def make_cases(
     )
 
 
-def check_tools() -> None:
-    """Raise `EnvironmentalError` if a program is not installed."""
-    missing = [name for name in ("picsl_greedy", "deepbet") if find_spec(name) is None]
-    if missing:
-        msg = f"--preprocess needs {' and '.join(missing)}: {INSTALL_PREPROCESS}"
+def check_installed(extra: str, *names: str) -> None:
+    """Raise `EnvironmentalError` if a package of an extra is not installed."""
+    if missing := [name for name in names if find_spec(name) is None]:
+        msg = f"{' and '.join(missing)} not installed: pip install 'brats_seg[{extra}]'"
         raise EnvironmentalError(msg)
 
 

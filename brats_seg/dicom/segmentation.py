@@ -1,14 +1,15 @@
-"""Write a label map as a DICOM segmentation of the series of t1c that it was predicted from.
+"""Write a label map as DICOM: segmentation, report and structure set of the series that it was predicted from.
 
-Report and structure set are written beside it. The voxels of the segmentation are those of the series:
-each takes the label at its position, the nearest one where the label map has another grid. Each tissue
-is a segment with a coded name. The patient's name and number are written only if the user asked for
-them; the UIDs of the examination are, because without them the segmentation refers to no images.
+The voxels of the segmentation are those of the series of t1c: each takes the nearest label. Each tissue
+is a segment with a coded name. The report (TID 1500) has the volume of each region and the diameters of
+its largest lesion, the structure set (RTSTRUCT) the outlines of each region. The patient's name and
+number are written only if the user asked for them; the UIDs of the examination are, because without
+them the segmentation refers to no images.
 """
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import shorten
@@ -18,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import map_coordinates
 
-from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.cases.nifti import Geometry, Volume, oriented
 from brats_seg.dicom import series
 from brats_seg.dicom.preprocess import ScanSource
-from brats_seg.errors import EnvironmentalError
+from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.files import whole_file
-from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
 
 REFERENCE = "t1c"
 """Modality whose series a segmentation belongs to."""
@@ -53,6 +54,22 @@ _TISSUES = {
     "ET": ("Enhancing tumour", ("C113842", "NCIt", "Enhancing Lesion")),
 }
 """Name and code (value, scheme, meaning) of each tissue that predictions have."""
+_REGIONS = (
+    ("Whole tumour", ("108369006", "SCT", "Neoplasm")),
+    ("Tumour core", ("108369006", "SCT", "Neoplasm")),
+    ("Enhancing tumour", ("C113842", "NCIt", "Enhancing Lesion")),
+)
+"""Name and code (value, scheme, meaning) of each region."""
+_MEASURES = (
+    (("118565006", "SCT", "Volume"), "mL"),
+    (("103339001", "SCT", "Long axis"), "mm"),
+    (("103340004", "SCT", "Short axis"), "mm"),
+    (("L0JK", "IBSI", "Maximum 3D Diameter of a Mesh"), "mm"),
+)
+"""Volume of a region, the two diameters of its largest lesion in an axial section, and that in space."""
+_LEVEL = 0.51
+"""Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and
+those that ask which centres are inside, both recover the mask."""
 _ABNORMAL = ("49755003", "SCT", "Morphologically Abnormal Structure")
 _BRAIN = ("12738006", "SCT", "Brain")
 _SERIES_OFFSET = 1000
@@ -73,9 +90,6 @@ def write_segmentation(
     Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
     `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
     """
-    # matplotlib takes long to import
-    from brats_seg.dicom.report import structure_set, structured_report
-
     files = source.series[REFERENCE].files
     try:
         # pydicom warns with values that may identify the patient
@@ -90,8 +104,8 @@ def write_segmentation(
             segmentation = _segmentation(images, on_images, convention, remark, about[0])
             written = (
                 segmentation,
-                structured_report(segmentation, volume, convention, about[1]),
-                structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
+                _structured_report(segmentation, volume, convention, about[1]),
+                _structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
             )
     except series.HEADER_ERRORS as error:
         # its message may quote what identifies the patient
@@ -116,15 +130,13 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
 
 def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64]]]:
     """Yield the reference to each slice, and the matrix from its pixels (column, row, 1) to mm."""
-    from brats_seg.dicom.report import item
-
     for image in images:
         frames = series.frames_of(image)
         for number, frame in enumerate(frames, start=1):
             directions, position = series.plane_of(frame)
             row_mm, column_mm = map(float, frame["PixelSpacing"])
             to_mm = [directions[0] * column_mm, directions[1] * row_mm, position]
-            reference = item(ReferencedSOPClassUID=image.SOPClassUID)
+            reference = _item(ReferencedSOPClassUID=image.SOPClassUID)
             reference.ReferencedSOPInstanceUID = image.SOPInstanceUID
             if len(frames) > 1:
                 reference.ReferencedFrameNumber = number
@@ -158,13 +170,9 @@ def _segmentation(
     about: Mapping[str, Any],
 ) -> Any:
     """Return a `highdicom.seg.Segmentation` with a segment for each tissue of the convention."""
-    try:
-        from highdicom import AlgorithmIdentificationSequence
-        from highdicom.color import CIELabColor
-        from highdicom.seg import Segmentation, SegmentDescription
-    except ImportError:
-        msg = f"a DICOM segmentation needs highdicom: {series.INSTALL_DICOM}"
-        raise EnvironmentalError(msg) from None
+    from highdicom import AlgorithmIdentificationSequence
+    from highdicom.color import CIELabColor
+    from highdicom.seg import Segmentation, SegmentDescription
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
@@ -203,6 +211,115 @@ def _segmentation(
         content_description="Brain tumour, research use only",
         **about,
     )
+
+
+def _structured_report(
+    segmentation: Any, label_map: Volume, convention: LabelConvention, about: Mapping[str, Any]
+) -> Any:
+    """Return the `highdicom.sr.Comprehensive3DSR` of a label map that was written as a segmentation."""
+    from highdicom import sr
+    from pydicom.sr.codedict import codes
+    from pydicom.sr.coding import Code
+    from pydicom.uid import generate_uid
+
+    upright, groups = oriented(label_map), []
+    lesions = list_lesions(regions_of(upright.array, convention), upright.geometry.affine)
+    for (name, code), listed in zip(_REGIONS, lesions, strict=True):
+        values = [sum((one.ml for one in listed.lesions), listed.others_ml)]
+        for one in listed.lesions[:1]:
+            values += [one.axial.longest_mm, one.axial.perpendicular_mm, one.longest_mm]
+        measurements = [
+            sr.Measurement(Code(*what), round(value, 3), Code(unit, "UCUM", unit))
+            for value, (what, unit) in zip(values, _MEASURES, strict=False)
+        ]
+        uid = generate_uid(entropy_srcs=[about["sop_instance_uid"], name])
+        group = sr.MeasurementsAndQualitativeEvaluations(
+            sr.TrackingIdentifier(uid, name), finding_type=Code(*code), measurements=measurements
+        )
+        groups.append(group)
+    uid = generate_uid(entropy_srcs=["brats_seg"])
+    device = sr.DeviceObserverIdentifyingAttributes(uid, "brats_seg")
+    observer = sr.ObserverContext(codes.DCM.Device, device)
+    content = sr.MeasurementReport(
+        sr.ObservationContext(observer_device_context=observer),
+        procedure_reported=Code("24590-2", "LN", "MR Brain"),
+        imaging_measurements=groups,
+        title=codes.DCM.ImagingMeasurementReport,
+    )
+    return sr.Comprehensive3DSR([segmentation], content[0], is_complete=True, **about)
+
+
+def _structure_set(
+    image: Any,
+    slices: Sequence[tuple[Any, npt.NDArray[np.float64]]],
+    regions: RegionMasks,
+    about: Mapping[str, Any],
+) -> Any:
+    """Return the RTSTRUCT, a `pydicom.Dataset`, of region masks (3, slice, row, column).
+
+    `slices` has the reference to each slice of the series of `image`, and the matrix from its pixels
+    (column, row, 1) to mm. A hole is an outline inside another one of the same slice.
+    """
+    from highdicom.base import SOPClass
+    from pydicom.uid import RTStructureSetStorage
+
+    from brats_seg.figures.sections import REGION_COLOURS
+
+    uids = {"study_instance_uid": image.StudyInstanceUID, "sop_class_uid": RTStructureSetStorage}
+    dataset: Any = SOPClass(modality="RTSTRUCT", **uids, **about)
+    dataset.copy_patient_and_study_information(image)
+    dataset.StructureSetLabel, dataset.ApprovalStatus = "brats_seg", "UNAPPROVED"
+    dataset.StructureSetDate = dataset.StructureSetTime = None
+    frame, references = image.FrameOfReferenceUID, [reference for reference, _ in slices]
+    series = _item(SeriesInstanceUID=image.SeriesInstanceUID, ContourImageSequence=references)
+    # a retired class, which readers expect
+    study = _item(
+        ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1", RTReferencedSeriesSequence=[series]
+    )
+    study.ReferencedSOPInstanceUID = image.StudyInstanceUID
+    referenced = _item(FrameOfReferenceUID=frame, RTReferencedStudySequence=[study])
+    dataset.ReferencedFrameOfReferenceSequence = [referenced]
+    dataset.StructureSetROISequence, dataset.ROIContourSequence = [], []
+    dataset.RTROIObservationsSequence = []
+    parts = zip(_REGIONS, REGION_COLOURS, regions, strict=True)
+    for number, ((name, _), colour, masks) in enumerate(parts, start=1):
+        roi = _item(ROINumber=number, ROIName=name, ReferencedFrameOfReferenceUID=frame)
+        roi.ROIGenerationAlgorithm = "AUTOMATIC"
+        outlines = _item(ReferencedROINumber=number, ContourSequence=_outlines(masks, slices))
+        outlines.ROIDisplayColor = list(bytes.fromhex(colour.removeprefix("#")))
+        observed = _item(ObservationNumber=number, ReferencedROINumber=number)
+        observed.RTROIInterpretedType = observed.ROIInterpreter = None
+        dataset.StructureSetROISequence.append(roi)
+        dataset.ROIContourSequence.append(outlines)
+        dataset.RTROIObservationsSequence.append(observed)
+    return dataset
+
+
+def _item(**elements: Any) -> Any:
+    """Return a `pydicom.Dataset` of elements."""
+    from pydicom.dataset import Dataset
+
+    dataset = Dataset()
+    for name, value in elements.items():
+        setattr(dataset, name, value)
+    return dataset
+
+
+def _outlines(masks: Iterable[Any], slices: Iterable[tuple[Any, Any]]) -> list[Any]:
+    """Return the closed outlines of the masks (row, column) of slices."""
+    from contourpy import contour_generator
+
+    outlines = []
+    for mask, (reference, to_mm) in zip(masks, slices, strict=True):
+        lines = contour_generator(z=np.pad(mask, 1).astype(float)).lines(_LEVEL)
+        for line in map(np.asarray, lines if mask.any() else ()):
+            # the last point is the first one
+            points = np.pad(line[:-1] - 1, ((0, 0), (0, 1)), constant_values=1) @ to_mm.T
+            outline = _item(ContourImageSequence=[reference], ContourGeometricType="CLOSED_PLANAR")
+            outline.NumberOfContourPoints = len(points)
+            outline.ContourData = np.round(points, 3).ravel().tolist()
+            outlines.append(outline)
+    return outlines
 
 
 def _about(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:

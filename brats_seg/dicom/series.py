@@ -20,14 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.layouts import LONGEST_ID, walk_folders
-from brats_seg.errors import EnvironmentalError, UsageError, counted, printable, some_of
+from brats_seg.errors import UsageError, counted, printable, some_of
 from brats_seg.files import check_regular
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
-
-INSTALL_DICOM = "pip install 'brats_seg[dicom]'"
-"""Command that installs what DICOM needs."""
 
 _GAP_TOLERANCE = 0.1
 """Share of the usual distance of slices by which a distance may differ."""
@@ -161,9 +158,6 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     if not images:
         msg = f"{root} holds no DICOM images; expected the files of an MR examination"
         raise UsageError(msg)
-    n_patients = len({patient for _, patient in images})
-    if n_patients > 1:
-        log.warning("%s holds %s: each examination is a case", root, counted(n_patients, "patient"))
     folders = _study_folders(root, images)
     names = {
         key: _name(root, folders[key], group[0], with_identifiers=with_identifiers)
@@ -219,12 +213,9 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
 
     `tags` are the names of the elements to read; all of them by default, without the pixels.
     """
-    try:
-        import pydicom
-        from pydicom.errors import InvalidDicomError
-    except ImportError:
-        msg = f"DICOM files need pydicom, which is not installed: {INSTALL_DICOM}"
-        raise EnvironmentalError(msg) from None
+    import pydicom
+    from pydicom.errors import InvalidDicomError
+
     check_regular(path)
     try:
         return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)

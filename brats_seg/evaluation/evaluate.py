@@ -220,7 +220,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         msg = f"expected two label maps, or two folders; found {reference} and {prediction}"
         raise UsageError(msg)
     if is_pair:
-        pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
+        pair = Pair(case_id=case_of(reference), reference=reference, prediction=prediction)
         return Pairing(pairs=(pair,), in_training=_in_training(prediction.parent))
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
@@ -570,7 +570,8 @@ def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, P
                 yield scan.stem, path
 
 
-def _case_of(path: Path) -> str:
+def case_of(path: Path) -> str:
+    """Return the id of the case of a label map by the name of its file."""
     name = layouts.parse_file_name(path.name)
     if name is None:
         msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"

@@ -5,7 +5,6 @@ the volumes would take more than `MOST_BYTES`. Without a script or WebGL the tab
 """
 
 import base64
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +22,6 @@ from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write
 from brats_seg.voxels.box import Box, bounding_box
 from brats_seg.voxels.grids import Affine
 
-log = logging.getLogger(__name__)
-
-LARGEST_PAGE = 15_000_000
-"""Size in bytes from which a page is slow to open."""
 MOST_BYTES = 12_500_000
 """Largest size of the volumes of a case, which leaves room for the rest of the page."""
 
@@ -98,9 +93,6 @@ def write_case_page(
         region_names=_REGION_NAMES,
         niivue=packed_niivue(),
     )
-    if (n_bytes := path.stat().st_size) > LARGEST_PAGE:
-        message = "%s has %.0f MB and opens slowly: the scans are large. Resample them to 1 mm."
-        log.warning(message, path, n_bytes / 1e6)
 
 
 def part_rows(view: cases.CaseView) -> list[tuple[str, str, dict[str, float], float | None]]:

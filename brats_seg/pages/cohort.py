@@ -7,6 +7,7 @@ first, those with the lowest mean Dice at the top; then those with most warnings
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from urllib.parse import quote
@@ -108,25 +109,20 @@ def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
 def _pictures(results: Path, records: Sequence[Record], track: Track) -> dict[str, str]:
     """Return the URI of the picture of each case; empty for those without one."""
     with ThreadPoolExecutor(available_cpus()) as pool:
-        thumbnails = pool.map(_thumbnail, [_preview(results, record) for record in records])
+        thumbnails = pool.map(partial(_thumbnail, results), records)
         shown = track(thumbnails, what="reading pictures", total=len(records))
         return {record.case_id: uri for record, uri in zip(records, shown, strict=True)}
 
 
-def _preview(results: Path, record: Record) -> Path | None:
-    """Return the picture of a case in three planes, as `predict` writes it."""
+def _thumbnail(results: Path, record: Record) -> str:
+    """Return the axial FLAIR of the preview of a case as a URI; empty without one that can be read."""
     convention = convention_named(record.convention)
     preview = result_files(record.settings.layout, record.case_id, convention).preview
-    return results / preview if preview in record.outputs else None
-
-
-def _thumbnail(preview: Path | None) -> str:
-    """Return the axial FLAIR of a preview as a URI; empty without one that can be read."""
-    if preview is None:
+    if preview not in record.outputs:
         return ""
     small = BytesIO()
     try:
-        with Image.open(preview) as image:
+        with Image.open(results / preview) as image:
             left, top, right, bottom = _AXIAL_FLAIR
             width, height = image.size
             box = (left * width, top * height, right * width, bottom * height)

@@ -11,20 +11,19 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
-from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_config
+from brats_seg.config import Config, differing_settings, load_config, read_yaml
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.sections import Grid, centre_of
-from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages import html
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, run_locked
+from brats_seg.runtime.weights import BEST_NAME, run_locked
 from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
 from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box
@@ -66,7 +65,7 @@ def write_run_page(
 ) -> None:
     """Write the page of a run; with the prepared cases, its worst held-out cases are drawn."""
     history = charts.read_history(run)
-    config = load_config(text=_text(run / CONFIG_NAME))
+    config = load_config(text=read_yaml(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
     best = read_state(path) if path.exists() else None
@@ -85,7 +84,7 @@ def write_run_page(
         page,
         "run.html",
         title=f"Run {run.resolve().name}",
-        remarks=tuple(_remarks(run, history, config, best)),
+        remarks=tuple(_remarks(history, config, best)),
         facts=tuple(_facts(history, config, split, best)),
         history=html.inline_svg(curves),
         panels=[*_panels(curves)],
@@ -179,15 +178,11 @@ def _pictures(
     return first, second
 
 
-def _remarks(
-    run: Path, history: pd.DataFrame, config: Config, best: SavedState | None
-) -> Iterator[str]:
+def _remarks(history: pd.DataFrame, config: Config, best: SavedState | None) -> Iterator[str]:
     n_done = int(history["epoch"].iloc[-1])
     n_epochs = (best and best.progress.n_epochs) or config.training.n_epochs
     if n_done < n_epochs:
-        is_busy = is_locked(run / RUN_LOCK_NAME)
-        state = "it is being trained now" if is_busy else "training was stopped"
-        yield f"{n_done} of {n_epochs} epochs are done; {state}."
+        yield f"{n_done} of {n_epochs} epochs are done."
     if best is None:
         yield "The run has not been validated yet, so that it has no weights to predict with."
 
@@ -226,16 +221,6 @@ def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
 def _environment(run: Path) -> dict[str, str]:
     """Return the versions and the device of a run; none if their file is missing or damaged."""
     try:
-        found = json.loads(_text(run / ENVIRONMENT_NAME))
+        return dict(json.loads(read_yaml(run / ENVIRONMENT_NAME)))
     except (UsageError, ValueError):
         return {}
-    return {str(name): str(value) for name, value in dict(found).items()}
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file of a run, which is short."""
-    try:
-        return read_bounded(path, LONGEST_YAML).decode()
-    except (OSError, ValueError) as error:
-        msg = f"{path} cannot be read ({error}); expected the folder of a run, as `train` writes it"
-        raise UsageError(msg) from None

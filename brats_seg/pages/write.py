@@ -38,8 +38,6 @@ class PageFiles:
     reference: Path | None = None
     record: Record | None = None
     """Record of the prediction; None if it has none."""
-    problem: CaseError | None = None
-    """Reason why there can be no page."""
 
     @property
     def case_id(self) -> str:
@@ -108,8 +106,7 @@ def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
 
 def write_page_of(files: PageFiles) -> Path:
     """Write the page of one case, and return its file."""
-    if files.problem is not None:
-        raise files.problem
+    _check_files(files)
     case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)
     if record is not None:
         # a case that was predicted without some modalities is shown without them
@@ -180,8 +177,7 @@ def _of_results(folder: Path) -> Iterator[PageFiles]:
         if isinstance(record, Record):
             # the paths are absolute, or relative to the folder that the prediction was started in
             scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
-            files = files_of_result(Case.named(case_id, scans), record, folder)
-            yield replace(files, problem=_gone(files, record))
+            yield files_of_result(Case.named(case_id, scans), record, folder)
 
 
 def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
@@ -195,14 +191,11 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         if folder is not None and record is not None:
             yield files_of_result(case, record, folder)
             continue
-        prediction = predictions.get(case.case_id)
-        problem = None
-        if folder is not None and prediction is None:
-            found, expected = "no prediction of this case", "a label map named after the case"
-            next_step = "Predict it, or leave --prediction out for a page of the scans alone."
-            problem = CaseError(case.case_id, str(folder), found, expected, next_step)
-        page = page_path(above or Path(), case.case_id)
-        yield PageFiles(case=case, page=page, prediction=prediction, problem=problem)
+        absent = folder and folder / f"{case.case_id}.nii.gz"
+        prediction = predictions.get(case.case_id, absent)
+        yield PageFiles(
+            case=case, page=page_path(above or Path(), case.case_id), prediction=prediction
+        )
 
 
 def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
@@ -227,18 +220,15 @@ def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     return found
 
 
-def _gone(files: PageFiles, record: Record) -> CaseError | None:
-    """Return the error for files of a result, or of its scans, that are not where they were."""
-    scans = [ScanFile.parse(text).path for text in record.files.values()]
-    paths = [files.prediction, files.uncertainty, *scans]
-    if not (missing := [path.name for path in paths if path is not None and not path.exists()]):
-        return None
-    next_step = (
-        "Put the scans back, or give their folder: brats-seg report SCANS --prediction RESULTS. "
-        "Predict the case again if its results are gone."
-    )
-    expected = "the scans, and what predict wrote"
-    return CaseError(record.case_id, ", ".join(missing), "no such file", expected, next_step)
+def _check_files(files: PageFiles) -> None:
+    """Raise `CaseError` if scans or results are not where they were, or a case is not predicted."""
+    paths = (files.prediction, files.uncertainty, *map(files.case.path_of, files.case.images))
+    if missing := [path.name for path in paths if path and not path.exists()]:
+        expected = "the scans, and what predict wrote"
+        next_step = (
+            "Predict the case, or say where its scans are: report SCANS --prediction RESULTS."
+        )
+        raise CaseError(files.case_id, ", ".join(missing), "no such file", expected, next_step)
 
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:

@@ -1,0 +1,125 @@
+"""Fuse several label maps of each case to one: by majority, STAPLE or the mean of probabilities.
+
+Each region is fused by itself: a voxel is inside where more than half of the votes, or of the
+probability, say so. A tie is outside. Where TC is, is WT, and where ET is, is TC.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from brats_seg.cases.case import check_one_grid, label_values_of
+from brats_seg.cases.layouts import OUTPUT_MARKER, resolve_all
+from brats_seg.cases.nifti import read_geometry, read_label_map, read_volume, write_volume
+from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of
+from brats_seg.evaluation.evaluate import case_of, label_maps_in
+from brats_seg.files import write_json
+from brats_seg.inference.method import Field
+from brats_seg.inference.results import result_files
+from brats_seg.labels import LabelConvention, label_map_of, regions_of
+from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.shapes import nested_regions
+
+
+def fuse_label_maps(
+    inputs: Sequence[Path], output: Path, method: str = "majority", *, track: Track = untracked
+) -> tuple[Path, ...]:
+    """Fuse the label maps of each case, and return the files that were written.
+
+    All label maps are read before the first are fused, so that nothing is written if one is wrong.
+
+    Args:
+        inputs: Folders of label maps of the same cases, or label maps of one case. They may be in
+            different label conventions; that of the first is written.
+        output: Folder to write `CASE.nii.gz` to.
+        method: `majority`, `staple` (Warfield et al. 2004), or `mean` of the probabilities that
+            `predict --probabilities` wrote to each folder.
+        track: Shows the progress.
+
+    Raises:
+        UsageError: There are fewer than two inputs, one lacks a case, or the output folder is one of
+            them.
+        LayoutError: A folder holds no label map.
+        CaseError: A file cannot be read, has another grid than the first of its case, or values that
+            regions do not distinguish.
+        EnvironmentalError: SimpleITK is not installed, or a file cannot be written.
+    """
+    sets = _label_maps_in(inputs, output)
+    conventions = [_conventions(label_maps) for label_maps in sets]
+    paths_of = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
+    for case_id, paths in paths_of.items():
+        grids = [(str(path), read_geometry(path, case_id=case_id)) for path in paths]
+        check_one_grid(case_id, grids)
+    written = []
+    for case_id, paths in track(paths_of.items(), what="fusing", total=len(paths_of)):
+        volumes = [read_label_map(path, case_id=case_id) for path in paths]
+        known = [one[case_id] for one in conventions]
+        masks = [regions_of(one.array, its) for one, its in zip(volumes, known, strict=True)]
+        if method == "mean":
+            inside = _mean_probabilities(case_id, paths, known[0])
+        elif method == "staple":
+            inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
+        else:
+            inside = np.mean(masks, axis=0, dtype=np.float32)
+        regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
+        written.append(output / f"{case_id}.nii.gz")
+        write_volume(written[-1], label_map_of(regions, known[0]), volumes[0].geometry)
+    write_json(output / OUTPUT_MARKER, {"holds": "predictions"})
+    return tuple(written)
+
+
+def _staple(votes: Sequence[Mask]) -> Field:
+    """Return the probability by STAPLE that a voxel is inside, in the box around all votes."""
+    try:
+        import SimpleITK
+    except ImportError:
+        msg = "STAPLE needs SimpleITK, which is not installed: pip install SimpleITK"
+        raise EnvironmentalError(msg) from None
+    x, y, z = votes[0].shape
+    fused = np.zeros((x, y, z), np.float32)
+    if box := bounding_box(np.any(votes, axis=0)):
+        # with some background, because ITK divides by its size
+        inside = box.grown(1).within((x, y, z)).slices
+        images = [SimpleITK.GetImageFromArray(mask[inside].astype(np.uint8)) for mask in votes]
+        fused[inside] = SimpleITK.GetArrayFromImage(SimpleITK.STAPLE(images, 1.0))
+    return fused
+
+
+def _mean_probabilities(case_id: str, paths: Sequence[Path], convention: LabelConvention) -> Field:
+    names = result_files("plain", case_id, convention).probabilities
+    files = [[path.parent / name for path in paths] for name in names]
+    sums = [sum(read_volume(path, case_id=case_id).array for path in part) for part in files]
+    return (np.stack(sums) / len(paths)).astype(np.float32)
+
+
+def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
+    """Return the label maps of each input by case; every one has the same cases."""
+    is_folder = {path.is_dir() for path in inputs}
+    folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
+    if len(inputs) < 2 or len(is_folder) > 1 or output.resolve() in folders:
+        msg = (
+            f"expected two label maps or more, or folders of them, and another folder than {output}"
+        )
+        raise UsageError(msg)
+    sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
+    every = set().union(*sets)
+    for path, label_maps in zip(inputs, sets, strict=True):
+        if missing := sorted(every - label_maps.keys()):
+            msg = f"{path} has no label map of {some_of(missing)}; expected the same cases in all"
+            raise UsageError(msg)
+    return sets
+
+
+def _conventions(label_maps: Mapping[str, Path]) -> dict[str, LabelConvention]:
+    """Return the label convention of each case of one input."""
+    volumes = ((name, read_label_map(path, case_id=name)) for name, path in label_maps.items())
+    seen = {name: (one.geometry.shape, label_values_of(one.array)) for name, one in volumes}
+    conventions = resolve_all(seen)
+    for case_id, (_, values) in seen.items():
+        if lost := sorted(values - {0, *conventions[case_id].painted}):
+            found, expected = f"label values {lost}", f"only those of {conventions[case_id]}"
+            file, next_step = str(label_maps[case_id]), "Renumber or remove them."
+            raise LabelError(case_id, file, found, expected, next_step)
+    return conventions

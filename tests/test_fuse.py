@@ -1,0 +1,110 @@
+"""Several label maps become one: by hand, across label conventions, from the command line."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
+from brats_seg.evaluation.evaluate import score_folders
+from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.inference.fuse import fuse_label_maps
+from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention
+from tests.builders import Run, make_label_map, write_nifti
+
+CASES = ("patient_1", "patient_2")
+
+
+def write_set(folder: Path, convention: LabelConvention = BRATS2017, shift: int = 0) -> Path:
+    for case_id in CASES:
+        label_map = np.roll(make_label_map(convention=convention), shift, axis=0)
+        write_nifti(folder / f"{case_id}.nii.gz", label_map)
+    return folder
+
+
+def voxels(path: Path) -> np.ndarray:
+    return np.asarray(nib.load(path).dataobj)
+
+
+@pytest.mark.parametrize("method", ["majority", "staple"])
+def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> None:
+    """The second is in another label convention; what is written is scored as a prediction is."""
+    sets = [write_set(tmp_path / "a"), write_set(tmp_path / "b", BRATS2023)]
+    sets.append(write_set(tmp_path / "c", shift=3))
+    if method == "staple":
+        pytest.importorskip("SimpleITK")
+    written = fuse_label_maps(sets, tmp_path / "out", method)
+    assert [path.name for path in written] == [f"{case_id}.nii.gz" for case_id in CASES]
+    for path in written:
+        np.testing.assert_array_equal(voxels(path), make_label_map())
+        assert np.array_equal(nib.load(path).affine, nib.load(sets[0] / path.name).affine)
+    rules = protocol_named("legacy")
+    scored = score_folders(sets[0], tmp_path / "out", tmp_path / "scores.csv", rules)
+    assert {one.spreads[0].mean for one in scored.summaries} == {1.0}
+
+
+@pytest.mark.parametrize(("n_readers", "expected"), [(3, [1, 1, 4, 0, 0]), (2, [1, 2, 4, 0, 0])])
+def test_a_majority_by_hand(tmp_path: Path, n_readers: int, expected: list[int]) -> None:
+    """Of three readers two see the core, and one the enhancing tumour; of two both must agree."""
+    votes = [[1, 2, 4, 0, 4], [1, 4, 4, 2, 0], [2, 1, 0, 0, 0]]
+    for index, vote in enumerate(votes[:n_readers]):
+        write_nifti(tmp_path / str(index) / "case.nii.gz", np.uint8(vote).reshape(5, 1, 1))
+    folders = sorted(tmp_path.iterdir())
+    (fused,) = fuse_label_maps(folders, tmp_path / "out")
+    assert voxels(fused).ravel().tolist() == expected
+
+
+def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
+    """One network is sure of the core, the other less sure that there is none."""
+    first, second = write_set(tmp_path / "a"), write_set(tmp_path / "b")
+    with pytest.raises(CaseError, match=r"file patient_1-wt.nii.gz: found a file that cannot"):
+        fuse_label_maps([first, second], tmp_path / "out", "mean")
+    shape = make_label_map().shape
+    for folder, shares in ((first, (0.9, 0.8, 0.1)), (second, (0.9, 0.3, 0.8))):
+        for region, share in zip(("wt", "tc", "et"), shares, strict=True):
+            for case_id in CASES:
+                path = folder / "probabilities" / f"{case_id}-{region}.nii.gz"
+                write_nifti(path, np.full(shape, share, np.float32))
+        (folder / "probabilities" / "brats_seg.json").write_text("{}")
+    fused = fuse_label_maps([first, second], tmp_path / "out", "mean")
+    assert {*voxels(fused[1]).ravel()} == {1}
+
+
+def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
+    first, second, out = write_set(tmp_path / "a"), write_set(tmp_path / "b"), tmp_path / "out"
+    for inputs, to in (([first], out), ([first, second], second), ([first, second / "x"], out)):
+        with pytest.raises(UsageError):
+            fuse_label_maps(inputs, to)
+    path = second / "patient_2.nii.gz"
+    write_nifti(path, make_label_map()[1:])
+    with pytest.raises(CaseError, match=r"patient_2, file .*b/patient_2.nii.gz: found 23x24x16"):
+        fuse_label_maps([first, second], out)
+    # resection cavity, which is in no region
+    label_map = make_label_map(convention=BRATS2023)
+    label_map[0, 0, 0] = 4
+    write_nifti(path, label_map)
+    with pytest.raises(LabelError, match=r"label values \[4\]; expected only those of brats2024"):
+        fuse_label_maps([first, second], out)
+    path.unlink()
+    with pytest.raises(UsageError, match="b has no label map of patient_2"):
+        fuse_label_maps([first, second], out)
+    assert not out.exists()
+
+
+def test_files_of_one_case_are_fused_by_the_command(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_set(tmp_path / "a")
+    for name in ("reader1", "reader2"):
+        shutil.copy(folder / "patient_1.nii.gz", tmp_path / f"{name}.nii.gz")
+    files = [folder / "patient_1.nii.gz", "reader1.nii.gz", "reader2.nii.gz"]
+    assert run("fuse", *files, "-o", "out").code == 0
+    np.testing.assert_array_equal(voxels(Path("out/patient_1.nii.gz")), make_label_map())
+    mixed = run("fuse", folder, "reader1.nii.gz", "-o", "out")
+    assert (mixed.code, "label maps or more" in mixed.err) == (2, True)
+    monkeypatch.setitem(sys.modules, "SimpleITK", None)
+    with pytest.raises(EnvironmentalError, match="pip install SimpleITK"):
+        fuse_label_maps([folder, folder], tmp_path / "out2", "staple")
