@@ -44,8 +44,8 @@ from brats_seg.voxels.box import Mask
 
 Image = npt.NDArray[np.float32]
 
-SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]"]
-"""The network and patch of the comparison; see `--size`."""
+SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]", "start.path=none"]
+"""The network and patch of the comparison, and no weights to start from; see `--size`."""
 EPOCH_PATCHES = 64
 """Patches of an epoch, about."""
 ADAMW = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
@@ -73,7 +73,6 @@ RECIPES: dict[str, list[str]] = {
     "full augmentation": ["training.augment=full"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
-    "from nothing": ["start.path=none"],
     "from the package": ["start.path=auto"],
     "from the package, 1.5 mm": ["start.path=auto", "store.spacing_mm=[1.5,1.5,1.5]"],
     "rule": [],

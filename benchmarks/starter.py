@@ -96,6 +96,8 @@ def teach(work: Path, *, n_cases: int, n_epochs: int, seed: int) -> None:
 def export(work: Path, folder: Path, dice: list[float] | None = None, n_patients: int = 0) -> None:
     """Export the network in half precision, with the remark if its Dice on patients is known."""
     best = read_checkpoint(work / "run" / BEST_NAME)
+    # the Dice of made-up cases would be read as that of patients
+    best["progress"]["sums"]["counts"] = {}
     figures = ", ".join(f"{value:.2f}".lstrip("0") for value in dice or ())
     remark = REMARK.format(figures, n_patients) if dice else ""
     card = best["card"].model_copy(update={"remark": remark}).model_dump()
