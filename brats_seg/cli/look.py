@@ -93,10 +93,6 @@ def _print_comparisons(
         counts = (test.n_first_better, test.n_second_better)
         rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
     print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
-    for standing in comparison.ranking:
-        p_value = standing.p_value
-        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
-        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
     print(f"wrote {table}. Research use only.")
 
 

@@ -165,8 +165,6 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
 
 def tune(
     run: list[Path],
-    protocol: str = "legacy",
-    task: str = "GLI",
     data: Path | None = None,
     prepared: Path | None = None,
     device: str = "auto",
@@ -186,8 +184,6 @@ def tune(
     tuning = tune_runs(
         run,
         prepared_path=options.prepared_path(data, prepared),
-        metric="lesionwise" if protocol.startswith("lesionwise") else "dice",
-        task=task,
         device=device,
         precision=precision,
         track=tracked,
@@ -249,8 +245,7 @@ def _print_tuning(tuning: "Tuning") -> None:
     from brats_seg.labels import REGIONS
 
     cases, runs = counted(tuning.n_cases, "held-out case"), counted(len(tuning.runs), "run")
-    metric = "Dice" if tuning.metric == "legacy" else "lesion-wise Dice"
-    print(f"tuned on {cases} of {runs}, for the mean {metric} of WT, TC and ET")
+    print(f"tuned on {cases} of {runs}, for the mean Dice of WT, TC and ET")
     rows = []
     for fit in tuning.fits:
         gain = fit.gain
