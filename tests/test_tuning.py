@@ -15,7 +15,7 @@ from brats_seg.inference.held_out import FOLDER_NAME, HeldOutCase, open_held_out
 from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import fit_cases, tune_runs
 from brats_seg.progress import untracked
-from brats_seg.quality.expected_dice import dice_lines
+from brats_seg.quality.result import dice_lines
 from brats_seg.runtime.weights import Decoding, run_locked
 from tests.inference_builders import CASES, CPU, write_fold, write_run
 

@@ -262,7 +262,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
         headings = ("predicted from", *(region.upper() for region in REGIONS))
         options.print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
-    for line in checks.dice_lines([tuning.notes]) if (checks := judges("expected_dice")) else ():
+    for line in checks.dice_lines([tuning.notes]) if (checks := judges("result")) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

@@ -160,7 +160,7 @@ def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> 
     decoding, fits = _fit_decoding(score)
     before, after = score([Decoding(), decoding]).mean(axis=1).tolist()
     notes: dict[str, JsonValue] = {}
-    if (checks := judges("expected_dice")) is not None:
+    if (checks := judges("result")) is not None:
         count = partial(_count_case, decoding=decoding)
         probabilities, counts = zip(*on_cases(count, "fitting the predicted Dice"), strict=True)
         notes = checks.notes_of_held_out(probabilities, counts)
@@ -250,7 +250,7 @@ def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Sc
 
 def _count_case(case: held_out.HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
-    stored, checks = case.read(), judges("expected_dice")
+    stored, checks = case.read(), judges("result")
     assert checks is not None
     regions = stored.regions(decoding)
     counts = count_regions(regions, stored.reference, case.case_id)
