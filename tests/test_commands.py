@@ -217,7 +217,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
         ("predict data --model empty", 2, "empty is an empty folder"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
-        ("predict cases.json --model runs/fold0", 2, "cases.json"),
+        ("predict empty.csv --model runs/fold0", 2, "empty.csv"),
         ("predict data data --model runs/fold0 --watch 1", 2, "--watch takes one folder"),
         ("evaluate data", 2, "two with --compare A B"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
@@ -229,7 +229,7 @@ def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, mess
     (work / "empty").mkdir(exist_ok=True)
     (work / "taken" / "model").mkdir(parents=True, exist_ok=True)
     (work / "taken" / "model" / "mine.txt").touch()
-    (work / "cases.json").write_text("[]")
+    (work / "empty.csv").write_text("case_id\n")
     command = line.split()[0]
     if command in {"train", "crossval"}:
         settings = "" if "--preset" in line else TINY

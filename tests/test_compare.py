@@ -32,8 +32,7 @@ def test_pairs_are_tested_worked_out_by_hand() -> None:
     # whatever the order of the rows
     again = compare_scores(("a", "b"), (first, second[::-1]))
     assert again == found
-    dice, hd95 = found.tests
-    assert found.n_cases == 7
+    dice, hd95 = found
     assert (dice.region, dice.column, hd95.column) == ("wt", "dice", "hd95")
     assert (dice.n_first_better, dice.n_second_better) == (6, 0)
     assert dice.mean_first == pytest.approx(4.61 / 7)
@@ -53,9 +52,9 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
     whole, shared = (
         compare_folders(brats_root, folders, legacy, only_predicted=only) for only in (False, True)
     )
-    assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
-    assert whole.comparison.tests[0].mean_first > whole.comparison.tests[0].mean_second
-    assert shared.comparison.tests[0].mean_first < shared.comparison.tests[0].mean_second
+    assert (len(whole.first.case_ids), len(shared.first.case_ids)) == (6, 2)
+    assert whole.tests[0].mean_first > whole.tests[0].mean_second
+    assert shared.tests[0].mean_first < shared.tests[0].mean_second
     assert len(shared.first.left_out) == 4
     for number in range(2):
         (tmp_path / "short" / f"BraTS2021_{number:05d}.nii.gz").rename(
@@ -70,7 +69,7 @@ def test_regions_without_a_score_and_infinite_distances_are_compared() -> None:
     first = table((0.9, np.nan), (9.0, 9.0)).assign(nsd=[0.8, np.nan], lesionwise_hd95=np.inf)
     second = table((0.7, 0.0), (1.0, 1.0)).assign(nsd=[0.8, 0.0], lesionwise_hd95=[np.inf, 3.0])
     found = compare_scores(("a", "b"), (first, second))
-    dice, _, _, distance = found.tests
+    dice, _, _, distance = found
     assert (dice.mean_first, dice.mean_second) == (0.9, 0.35)
     assert (dice.n_first_better, dice.n_second_better) == (2, 0)
     found = distance.column, distance.mean_first, distance.n_second_better

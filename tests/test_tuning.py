@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brats_seg.errors import UsageError
-from brats_seg.inference import tuning as tuning_module
+from brats_seg.inference import held_out as held_out_module
 from brats_seg.inference.held_out import FOLDER_NAME, HeldOutCase, open_held_out, predict_held_out
 from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import fit_cases, tune_runs
@@ -144,8 +144,8 @@ def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
     before = [open_held_out(run, tiny_prepared) for run in runs]
     tune = partial(tune_runs, runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
     with monkeypatch.context() as patched:
-        patched.delattr(tuning_module, "predict_held_out")
-        with pytest.raises(NameError):
+        patched.delattr(held_out_module, "predict_held_out")
+        with pytest.raises(AttributeError):
             tune()
     # said before a network is asked
     [warning] = caplog.messages

@@ -40,21 +40,13 @@ class PairedTest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Comparison of two sets of predictions of the same cases."""
-
-    n_cases: int
-    tests: tuple[PairedTest, ...]
-    """One per region and score."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedFolders:
     """Comparison of two folders of predictions, and the scores of each."""
 
     first: Evaluation
     second: Evaluation
-    comparison: Comparison
+    tests: tuple[PairedTest, ...]
+    """One per region and score."""
 
 
 def compare_folders(
@@ -95,15 +87,17 @@ def compare_folders(
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    comparison = compare_scores(names, (first.scores, second.scores))
+    tests = compare_scores(names, (first.scores, second.scores))
     if output is not None:
         columns = [*(field.name for field in fields(PairedTest)), PROTOCOL]
-        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in comparison.tests]
+        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in tests]
         write_table(output, columns, rows)
-    return ComparedFolders(first=first, second=second, comparison=comparison)
+    return ComparedFolders(first=first, second=second, tests=tests)
 
 
-def compare_scores(names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame]) -> Comparison:
+def compare_scores(
+    names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame]
+) -> tuple[PairedTest, ...]:
     """Compare two named sets of predictions case by case.
 
     Raises:
@@ -116,12 +110,11 @@ def compare_scores(names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFram
     losses = np.where(np.isnan(table), np.minimum(signs, 0), table * signs)
     first, second = np.minimum(losses, LARGE_DISTANCE)
     gains = second - first
-    tests = [
+    return tuple(
         _test_pairs(str(region), column, table[:, :, r, k], gains[:, r, k])
         for r, region in enumerate(sets[0]["region"].unique())
         for k, column in enumerate(columns)
-    ]
-    return Comparison(n_cases=table.shape[1], tests=tuple(tests))
+    )
 
 
 def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Values:

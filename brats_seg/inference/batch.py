@@ -115,7 +115,7 @@ def predict_folder(
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases;
+        inputs: Folders of scans of any layout or of DICOM files, .csv tables of paths, or cases;
             or batches of cases, such as `watched_scans` yields.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged. None
             are given for the network that the package carries.

@@ -137,8 +137,7 @@ def export_model(
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
             shutil.rmtree(leftover)
-        when_full = "Free some space and start the same command again."
-        with whole_folder(folder, when_full=when_full) as new_folder:
+        with whole_folder(folder) as new_folder:
             _write(exported, card, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)

@@ -2,7 +2,6 @@
 
 predictions.csv   predictions for every case: days by family, hazard ratio of the Cox model
 summary.json      figures with intervals, verdict, remarks
-submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
@@ -162,8 +161,6 @@ def study_survival(
         title = f"Held-out cases: {result.verdict.heading}"
         figure = survival_figure(shown["days"], days, shown["lived"], title=title)
         write_figure(figure, output / "survival.png")
-        submitted = zip(cases["case_id"], predictions.days[SELECTED].map(round), strict=True)
-        write_table(output / "submission.csv", ("case_id", "days"), submitted, header=False)
     return result
 
 
