@@ -1,4 +1,4 @@
-"""A run in a process of its own, whose address space may be limited: see test_exhaustion.
+"""A run in a process of its own, whose address space may be limited: see `test_out_of_memory.py`.
 
     python -m tests.exhaustion_program SCANS RUN LIMIT_MB [SETTING ...]
 

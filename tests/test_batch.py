@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -273,7 +274,8 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch):
     next(arrivals)
     run = write_run(tmp_path / "run")
     batches = batch.watched_scans(root, out, quiet_s=1)
-    monkeypatch.setattr(batch.time, "sleep", lambda _: next(arrivals))
+    clock = SimpleNamespace(sleep=lambda _: next(arrivals), monotonic=time.monotonic)
+    monkeypatch.setattr(batch, "time", clock)
     with pytest.raises(KeyboardInterrupt):
         predict_folder(batches, [run], out, PLAIN_SETTINGS, on_case=on_case)
 

@@ -83,11 +83,6 @@ def cut_off(figure: Figure) -> list[str]:
     return outside
 
 
-def section_of(axes: Axes) -> int:
-    """Return the index of the section that a panel shows, the last word of its title."""
-    return int(axes.get_title().split()[-1])
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name: str) -> None:
     figure = FIGURES[name](replace(view, case_id="a$x^$b"))
@@ -189,7 +184,8 @@ def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> N
     figure = uncertainty_figure(replace(view, uncertainty=entropy))
     axial, bar = panels_of(figure)[3], figure.axes[-1]
     drawn = axial.images[1]
-    np.testing.assert_array_equal(drawn.get_array(), entropy[..., section_of(axial)].T)
+    section = int(axial.get_title().split()[-1])
+    np.testing.assert_array_equal(drawn.get_array(), entropy[..., section].T)
     assert bar.get_ylabel() == "entropy (bits)"
     assert drawn.get_cmap() == _HEAT
     assert drawn.get_clim() == bar.get_ylim() == (0, 1)

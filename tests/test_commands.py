@@ -7,8 +7,10 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jsonschema
@@ -511,7 +513,8 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
         if next(n_looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("brats_seg.inference.batch.time.sleep", wait)
+    clock = SimpleNamespace(sleep=wait, monotonic=time.monotonic)
+    monkeypatch.setattr("brats_seg.inference.batch.time", clock)
     options = ("-o", "out", "--model", model, *PLAIN, "--watch", "1", "--identifiers")
     done = run("predict", "empty", *options)
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err

@@ -100,16 +100,12 @@ def test_another_convention_reaches_known_cases(tiny_scans: Path) -> None:
     assert index_cases(tiny_scans, previous=previous) == index_cases(tiny_scans)
 
 
-def write_phantoms(root: Path, convention: LabelConvention, n_cases: int) -> None:
-    write_clear_phantoms(root, n_cases)
-    for path in root.glob("*/*_seg.nii.gz"):
-        label_map = read_label_map(path, case_id="").array
-        builders.write_nifti(path, renumbered(label_map, convention), PHANTOM_AFFINE)
-
-
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
 def test_other_numberings(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
-    write_phantoms(tmp_path, convention, n_cases)
+    write_clear_phantoms(tmp_path, n_cases)
+    for path in tmp_path.glob("*/*_seg.nii.gz"):
+        label_map = read_label_map(path, case_id="").array
+        builders.write_nifti(path, renumbered(label_map, convention), PHANTOM_AFFINE)
     for case in (cases := index_cases(tmp_path).cases):
         [problem] = case.problems
         assert f"{convention.name} fits. Name the right one, such as --convention" in problem

@@ -28,13 +28,6 @@ def make_network(name: str = "unet", edge: int = 16) -> nn.Module:
     return build_model(config, (edge, edge, edge))
 
 
-def with_dropout(network: nn.Module) -> nn.Module:
-    """Random layers in the finest and the lowest level of the default network."""
-    for level in (network.encoder[0], network.encoder[-1], network.decoder[0].level[1]):
-        level.add_module("dropout", nn.Dropout(0.3))
-    return network
-
-
 def make_batch(n_patches: int = 2, seed: int = 1) -> MicroBatch:
     generator = torch.Generator().manual_seed(seed)
     image = torch.randn(n_patches, 4, 16, 16, 16, generator=generator)
@@ -72,7 +65,10 @@ def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckp
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_random_layers_replay(precision: torch.dtype) -> None:
-    network = with_dropout(make_network())
+    network = make_network()
+    # in the finest and the lowest level
+    for level in (network.encoder[0], network.encoder[-1], network.decoder[0].level[1]):
+        level.add_module("dropout", nn.Dropout(0.3))
     before = gradients(network, precision)
     for mode in LOWER:
         network.checkpointing = mode

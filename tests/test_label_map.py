@@ -208,7 +208,8 @@ def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
 @pytest.mark.slow
 def test_real_cases_in_every_numbering_are_right_or_refused(real_data: Path) -> None:
     """One case has weak contrast: its 4 may be resection cavity, if it stands alone."""
-    cases = arrays_in(real_data)
+    real = real_cases(real_data, "BraTS2018", "BraTS2021")
+    cases = [(images_of(case), np.asarray(case.label.array)) for case in real if case.label]
     found = Counter[str]()
     for images, truth in cases:
         for numbering in NUMBERINGS:
@@ -216,8 +217,3 @@ def test_real_cases_in_every_numbering_are_right_or_refused(real_data: Path) -> 
             found.update(outcomes(truth, labels, numbering).values())
     assert len(cases) == 12
     assert (found["wrong"] + found["own wrong"], found["own refused"]) == (1, 0)
-
-
-def arrays_in(real_data: Path) -> list[tuple[npt.NDArray[np.generic], LabelMap]]:
-    cases = real_cases(real_data, "BraTS2018", "BraTS2021")
-    return [(images_of(case), np.asarray(case.label.array)) for case in cases if case.label]

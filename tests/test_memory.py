@@ -102,8 +102,8 @@ def test_memory_that_is_kept_is_not_cleared_again() -> None:
     """Each page of a tensor of 64 MB is a page fault, unless its memory is that of the last one."""
     shown = subprocess.check_output([sys.executable, "-c", FAULTS])
     cleared, kept = map(int, shown.split())
-    # huge pages of 2 MB are 32 faults
-    assert kept < 32 <= cleared
+    # huge pages of 2 MB are 32 faults each time
+    assert 10 * kept < cleared
 
 
 def always_full(mode: str) -> str:

@@ -13,7 +13,6 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import (
     ActivationCheckpointing,
-    TrainingOutput,
     as_output,
     set_activation_checkpointing,
 )
@@ -115,18 +114,14 @@ def footprint_of(config: Config, network: nn.Module | None = None) -> Footprint:
     return Footprint(network, build_criterion(config.loss), config, CPU)
 
 
-def mean_of_output(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
-    return as_output(output).logits[0].mean()
-
-
 def chain(n_hidden: int) -> nn.Module:
     middle = [nn.Conv3d(10, 10, 1) for _ in range(n_hidden - 1)]
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
 
 def counted(network: nn.Module) -> int:
-    footprint = Footprint(network, mean_of_output, settings(), CPU)
-    return footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
+    made = Footprint(network, lambda out, _: as_output(out).logits[0].mean(), settings(), CPU)
+    return made.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
 
 
 @pytest.mark.parametrize("n_hidden", [1, 2, 5])

@@ -6,16 +6,11 @@ import nibabel as nib
 import numpy as np
 
 from brats_seg.data.store import open_case
-from brats_seg.inference.method import Scan
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_volumes
 from tests.inference_builders import CASES, read_scan, write_scan
 
 IMAGES = make_volumes(seed=3)
-
-
-def brought_back(scan: Scan) -> np.ndarray:
-    return scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
 
 
 def test_the_input_is_that_of_training(tiny_scans: Path, tiny_prepared: Path) -> None:
@@ -29,7 +24,7 @@ def test_the_input_is_that_of_training(tiny_scans: Path, tiny_prepared: Path) ->
 def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Path) -> None:
     images = make_volumes(shape=(24, 24, 8), seed=3)
     scan = read_scan(write_scan(tmp_path / "case", images, np.diag([-1.0, -1.0, 2.0, 1.0])))
-    back = brought_back(scan)
+    back = scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
     assert scan.resampling.after == (24, 24, 16)
     assert any("voxels of 1.00x1.00x2.00 mm were resampled" in one for one in scan.warnings)
     assert back.shape == (24, 24, 8)

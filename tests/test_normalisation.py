@@ -81,10 +81,6 @@ def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Gene
     assert background_of(rng.integers(1, 500, size=(6, 6, 6))) == 0
 
 
-def line_of(*values: int) -> Volume:
-    return volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
-
-
 @pytest.mark.parametrize(
     ("spacings", "chosen"),
     [
@@ -121,7 +117,8 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
     ],
 )
 def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
-    finer = normalisation.resampled_labels(line_of(*values), BRATS2017, FINER)
+    line = volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
+    finer = normalisation.resampled_labels(line, BRATS2017, FINER)
     assert finer.array[:, 0, 0].tolist() == expected
 
 

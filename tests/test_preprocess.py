@@ -19,7 +19,7 @@ from scipy.spatial.transform import Rotation
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.nifti import Geometry, Volume, read_volume, write_volume
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume, write_volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
@@ -235,6 +235,8 @@ def test_what_is_missing_is_named_before_any_work(
 def test_the_brain_of_an_atlas_lies_in_its_grid_as_brains_of_brats_do(name: str) -> None:
     image, grid = preprocess.load_atlas(name)
     assert grid.spacing_mm == (1, 1, 1)
+    turned = oriented(replace(image, geometry=grid)).geometry
+    assert (grid.qform_code, turned.qform_code) == {"sri24": (1, 1), "mni": (4, 4)}[name]
     brain = replace(image, array=1.0 * (image.array > 0))
     on_grid = preprocess.on_grid(brain, np.eye(4), grid).array > 0.5
     assert 1.7e6 < on_grid.sum() < 2e6
@@ -257,11 +259,15 @@ def test_label_maps_of_a_batch_are_on_the_grids_of_the_scanner(
         pytest.importorskip("dcm2niix")
         write_examination(tmp_path / "dicom", edge_mm=2)
     inputs = {"nifti": "native", "dicom": "dicom"}[kind]
-    line = ["predict", inputs, "-o", "out", "--model", "run", "--atlas", "atlas.nii.gz"]
+    line = ["predict", inputs, "-o", "out", "--model", "run", "--atlas", "atlas.nii.gz", "--report"]
     first = call(tmp_path, *line)
     assert first.code == 0, first.out
-    assert "prepared from the files of the scanner" in first.out
     case_id = {"nifti": "me", "dicom": "dicom"}[kind]
+    said = f"prepared from the files of the scanner: look at scans/prepared/{case_id}/steps.png"
+    assert said in first.out
+    page = (tmp_path / f"out/reports/{case_id}.html").read_text()
+    assert (said in page, "How the scans were prepared" in page) == (True, True)
+    assert str(tmp_path) not in page
     folder = tmp_path / {"nifti": "native/me", "dicom": "out/scans/dicom"}[kind]
     for name in MODALITIES:
         (path,) = folder.glob(f"*{name}.nii.gz")

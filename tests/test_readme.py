@@ -241,7 +241,7 @@ def running(line: str, folder: Path) -> Iterator[None]:
         yield
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=500)
 
 
 def free_port() -> int:

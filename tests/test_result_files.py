@@ -8,7 +8,7 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg import PredictionSettings, Predictor, predict_folder
+from brats_seg import Predictor
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
 from brats_seg.labels import BRATS2017, CONVENTIONS
@@ -79,17 +79,6 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     code, shown, errors = run("evaluate", "raw", "derivatives")
     assert code == 0, shown + errors
     assert "over 2 cases" in shown
-
-
-def test_two_layouts_in_one_folder_are_described_both(tmp_path: Path) -> None:
-    model, scans = write_run(tmp_path / "run"), write_case(tmp_path / "scans")
-    for layout in ("plain", "bids"):
-        settings = PredictionSettings.model_validate({"layout": layout, "preview": False})
-        outcome = predict_folder([scans], [model], tmp_path / "out", settings)
-        assert outcome.n_predicted == 1
-    for name in ("labels-brats2017.txt", "labels-brats2017.ctbl", "BraTS2021_00000.nii.gz"):
-        assert (tmp_path / "out" / name).is_file()
-    assert len(list((tmp_path / "out").rglob("*_dseg.nii.gz"))) == 1
 
 
 def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:

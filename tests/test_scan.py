@@ -1,6 +1,7 @@
 """Test that each image of a case is the modality that its name says, and that damage is noticed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from math import inf
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_size_shape_and_orientation_are_those_of_a_brain(remark: str) -> None:
     usual, damaged = remarks_on(egg(), 3), remarks_on(SHAPES[remark](egg()), 3)
     assert any(one.startswith(remark) for one in damaged), damaged
     assert not any(one.startswith(tuple(SHAPES)) for one in usual), usual
+
+
+def test_brains_in_the_space_of_mni_are_pitched_and_not_upside_down() -> None:
+    images, affine = egg()[..., ::-1], np.diag([-3.0, -3.0, 3.0, 1.0])
+    sample = sample_of(images, affine=affine)
+    for code, n_said in ((1, 1), (4, 0)):
+        volumes = [
+            replace(one, geometry=replace(one.geometry, qform_code=code))
+            for one in volumes_of(images, affine)
+        ]
+        said = scan.scan_remarks(volumes, sample, MODALITIES[:1])
+        assert sum("upside down" in one for one in said) == n_said
 
 
 def test_a_remark_holds_the_measure_and_its_limits_and_unknown_values_have_none() -> None:

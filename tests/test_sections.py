@@ -64,15 +64,6 @@ def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, let
     assert texts["top" if y > 0.5 else "bottom"].get_text() in directions
 
 
-def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
-    image = np.zeros((20, 20, 6), np.float32)
-    image[2:18, 3:17, 2] = 1
-    image[9, 9, 4] = 9  # a crumb of brain near the top
-    drawn = [drawn_axes(image, 2, k) for k in (2, 4)]
-    limits = {(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}
-    assert len(limits) == 1
-
-
 def bar_pixels(axes: Axes) -> tuple[float, str]:
     """Return the length of the scale bar in pixels and its words, after drawing."""
     FigureCanvasAgg(axes.figure).draw()

@@ -30,13 +30,9 @@ def write_cohort(folder: Path, *, n_cases: int = 30, **columns: object) -> pd.Da
     values = np.column_stack([signal, rng.normal(size=(n_cases, 6))])
     table = make_feature_table(values, ["wt_ml", *"abcdef"]).assign(**columns)
     table.to_csv(folder / "features.csv", index=False)
-    return survival_table(table["case_id"], np.exp(6 + 0.63 * signal + 0.3 * noise))
-
-
-def survival_table(case_ids: pd.Series, days: np.ndarray) -> pd.DataFrame:
-    ages = np.random.default_rng(0).normal(60, 9, len(days)).round(1)
-    days = days.round().astype(int).astype(str)
-    return pd.DataFrame({"case_id": case_ids, "Age": ages, "Survival_days": days})
+    ages = np.random.default_rng(0).normal(60, 9, len(signal)).round(1)
+    days = np.exp(6 + 0.63 * signal + 0.3 * noise).round().astype(int).astype(str)
+    return pd.DataFrame({"case_id": table["case_id"], "Age": ages, "Survival_days": days})
 
 
 @pytest.mark.usefixtures("quick")

@@ -212,14 +212,9 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
     assert len(train(data, tmp_path / "other", settings(plateau, *changes)).history) == 3
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_fresh_sets_the_earlier_run_aside_and_locks_both(data: FoldData, tmp_path: Path) -> None:
+def test_fresh_sets_the_earlier_run_aside_and_locks_both(data, tmp_path, monkeypatch):
     """Another process may hold the old lock of the renamed folder open."""
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     train(data, tmp_path / "run", settings("training.n_epochs=1"))
     trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
     refused = set()

@@ -39,6 +39,8 @@ LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
+STEPS_NAME = "steps.png"
+"""Name of the picture of how a case was prepared, beside its scans."""
 
 _MAC_FOLDER = "__MACOSX"
 _DICOM = (".dcm", ".ima", "dicomdir")

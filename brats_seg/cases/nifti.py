@@ -202,7 +202,8 @@ def oriented(volume: Volume) -> Volume:
     turn = turn_of(geometry.affine)
     affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
     array = turned(volume.array, turn)
-    return Volume(array=array, geometry=Geometry.at(affine, array.shape), file=volume.file)
+    grid = Geometry.at(affine, array.shape, qform_code=geometry.qform_code)
+    return Volume(array=array, geometry=grid, file=volume.file)
 
 
 def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:

@@ -68,8 +68,6 @@ def convert_studies(
             folder of the scans cannot be written to.
     """
     preprocess.check_installed("dicom", "pydicom", "highdicom", "dcm2niix")
-    if options.atlas:
-        preprocess.check_installed("preprocess", *preprocess.PROGRAMS)
     studies = [
         replace(study, series=sort_series(study.series, options.series))
         for study in find_studies(root, with_identifiers=options.with_identifiers)

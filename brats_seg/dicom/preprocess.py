@@ -31,6 +31,7 @@ from brats_seg import wings
 from brats_seg.cases import nifti
 from brats_seg.cases.anatomy import template_at
 from brats_seg.cases.case import Case, ScanFile, have_one_grid
+from brats_seg.cases.layouts import STEPS_NAME
 from brats_seg.cases.many import Failure, Item, attempt
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
@@ -48,10 +49,6 @@ Atlas: TypeAlias = tuple[Volume, Geometry]
 
 SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
-STEPS_NAME = "steps.png"
-"""Name of the picture of how a case was prepared, beside its scans."""
-PROGRAMS = ("picsl_greedy", "deepbet")
-"""Packages of the programs of preprocessing."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
@@ -143,7 +140,7 @@ def prepare_cases(
         CaseError: The atlas cannot be read.
         EnvironmentalError: A program is not installed, or the folder cannot be written to.
     """
-    check_installed("preprocess", *PROGRAMS)
+    check_installed("preprocess", "picsl_greedy", "deepbet")
     atlas = load_atlas(options.atlas)
     prepare = partial(_prepared_case, folder=folder, options=options, atlas=atlas)
     return make_cases(prepare, cases, "preparing scans", track)
@@ -212,7 +209,7 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
         prepared = source.model_copy(update={"key": key, "natives": natives, "steps": steps})
         # after the scans: where it is, they are there
         write_json(folder / SOURCE_NAME, prepared.model_dump(mode="json"))
-    picture = folder / STEPS_NAME
+    picture = "/".join([*folder.parts[-3:], STEPS_NAME])
     remark = f"prepared from the files of the scanner: look at {picture} [{prepared.steps}]"
     ready = {name: ScanFile(path=path) for name, path in files.items()}
     return replace(case, root=Path("/"), files=ready, remarks=(*case.remarks, remark))
@@ -303,7 +300,7 @@ def load_atlas(name: str) -> Atlas:
     grey, white, depth, _ = template_at(np.stack([-x, -y - 17, z - 5]))
     array = np.where(depth > 0, 250 + 450 * grey + 750 * white, 0)
     image = Volume(array=array, geometry=Geometry.at(coarse, array.shape), file=name)
-    return image, Geometry.at(affine.astype(float), shape, qform_code=1)
+    return image, Geometry.at(affine.astype(float), shape, qform_code=4 if name == "mni" else 1)
 
 
 def _centre_mm(volume: Volume) -> npt.NDArray[np.float64]:

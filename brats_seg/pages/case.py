@@ -18,7 +18,7 @@ from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import cases
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
 from brats_seg.labels import MODALITIES
-from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write_page
+from brats_seg.pages.html import Fact, data_uri, packed, packed_niivue, picture_uri, write_page
 from brats_seg.voxels.box import Box, bounding_box
 from brats_seg.voxels.grids import Affine
 
@@ -53,7 +53,12 @@ class EmbeddedVolume(NamedTuple):
 
 
 def write_case_page(
-    view: cases.CaseView, path: Path, *, flags: Sequence[str] = (), facts: Sequence[Fact] = ()
+    view: cases.CaseView,
+    path: Path,
+    *,
+    flags: Sequence[str] = (),
+    facts: Sequence[Fact] = (),
+    steps: Path | None = None,
 ) -> None:
     """Write the page of a case.
 
@@ -62,6 +67,7 @@ def write_case_page(
         path: The page.
         flags: Sentences on what speaks against the scans or the prediction.
         facts: Origin of the scans and of the prediction.
+        steps: Picture of how the scans were prepared, if there is one.
     """
     box = _box_of(view)
     volumes = embedded_volumes(view, box)
@@ -76,7 +82,7 @@ def write_case_page(
         parts=part_rows(view),
         lesions=lesions,
         legend=_legend(view),
-        pictures=tuple(_pictures(view)),
+        pictures=tuple(_pictures(view, steps)),
         viewer={
             "title": view.case_id,
             "volumes": [volume._asdict() for volume in volumes],
@@ -113,7 +119,8 @@ def part_rows(view: cases.CaseView) -> list[tuple[str, str, dict[str, float], fl
 
 def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
     """Embed the part in a box of the scans of a case, its label maps and its uncertainty."""
-    affine = _affine_in(view, box)
+    affine = view.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ box.start
     layers = []
     # the first label map has the low four bits of a voxel, and the second the others
     maps = [side.label_map[box.slices] << 4 * k for k, side in enumerate(view.sides.values())]
@@ -134,13 +141,6 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
         if coarser >= _COARSEST or sum(len(volume.data) for volume in volumes) <= MOST_BYTES:
             return volumes
         coarser *= 4
-
-
-def _affine_in(view: cases.CaseView, box: Box) -> Affine:
-    """Return the matrix (4, 4) from the voxels of a box to millimetres."""
-    affine = view.affine.copy()
-    affine[:3, 3] += affine[:3, :3] @ box.start
-    return affine
 
 
 def _box_of(view: cases.CaseView) -> Box:
@@ -211,7 +211,7 @@ def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
     return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
 
 
-def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
+def _pictures(view: cases.CaseView, steps: Path | None) -> Iterator[tuple[str, str]]:
     """Yield static pictures, each with words for readers who do not see it."""
     if view.sides:
         words = "Three planes through the tumour, with the outlines of its regions"
@@ -221,6 +221,9 @@ def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
     if view.prediction is not None and view.uncertainty is not None:
         words = "Outlines of the prediction, and its uncertainty in colours"
         yield picture_uri(cases.uncertainty_figure(view)), words
+    if steps is not None and steps.exists():
+        words = "How the scans were prepared: before, registered, and without the skull"
+        yield data_uri(steps.read_bytes(), "image/png"), words
 
 
 def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:

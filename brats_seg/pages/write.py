@@ -4,7 +4,6 @@ The page of a case has what its record in `manifest.jsonl` says about the model,
 warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictions.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.many import Failure, MappedCases, map_cases
+from brats_seg.cases.layouts import STEPS_NAME
+from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
@@ -23,8 +23,6 @@ from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
 from brats_seg.pages.html import DEFAULT_OPTIONS, PAGE_SUFFIX, Fact, PageOptions
 from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
 from brats_seg.progress import Track, untracked
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +118,8 @@ def write_page_of(files: PageFiles) -> Path:
     if files.uncertainty is not None:
         view = with_uncertainty(view, files.uncertainty)
     flags, facts = tuple(_flags(loaded, record)), tuple(_facts(files, loaded))
-    write_case_page(view, files.page, flags=flags, facts=facts)
+    steps = case.path_of(case.images[0]).with_name(STEPS_NAME)
+    write_case_page(view, files.page, flags=flags, facts=facts, steps=steps)
     return files.page
 
 
@@ -170,9 +169,6 @@ def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
 
 def _of_results(folder: Path) -> Iterator[PageFiles]:
     entries = OutputFolder(folder).entries()
-    if failed := sorted(name for name, one in entries.items() if isinstance(one, Failure)):
-        n_failed = counted(len(failed), "case")
-        log.warning("%s: no page for %s that failed: %s", folder, n_failed, some_of(failed))
     for case_id, record in sorted(entries.items()):
         if isinstance(record, Record):
             # the paths are absolute, or relative to the folder that the prediction was started in

@@ -70,6 +70,8 @@ LENGTH = "mean length of the brain in mm"
 PROPORTION = "length of the brain as a multiple of its height"
 END = "section at an end of the brain, as a share of the largest"
 ASYMMETRY = "asymmetry of the brain"
+_MNI152 = 4
+"""Code of NIfTI for the space of the MNI template."""
 DISPLACEMENT = "mm to where the edges fit best"
 DETAIL = "detail of 1 mm as a share of that of 2 mm"
 SKULL = (
@@ -239,6 +241,9 @@ def measures_of(
     measures = {DETAIL: dict(zip(modalities, map(_detail, volumes), strict=True))}
     if sample.brain_ml > SMALLEST_WHOLE_ML:
         measures |= _shape(sample)
+    if volumes[0].geometry.qform_code == _MNI152:
+        # there brains are pitched: 0.06 for one that is the right way up
+        measures.pop(ASYMMETRY, None)
     if len(volumes) == len(MODALITIES):
         measures[DARKEST] = {"": float(np.percentile(sample.values, 1, axis=1).min())}
         measures[DISPLACEMENT] = _displacements(sample)

@@ -81,10 +81,6 @@ def _saved(name: str, value: Any) -> Break:
     return change
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-200])
-
-
 def _flipped(path: Path) -> None:
     """Flip a bit in the middle of the largest entry, not in the padding between entries."""
     content = bytearray(path.read_bytes())
@@ -110,7 +106,7 @@ CHECKPOINTS: Mapping[str, Break] = {
     ),
     "empty": lambda path: path.write_bytes(b""),
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 40),
-    "cut off": _cut,
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200]),
     "with a flipped bit": _flipped,
     "a folder": _replaced(UNREADABLE["a folder"]),
     "a FIFO": _replaced(UNREADABLE["a FIFO"]),
