@@ -127,8 +127,8 @@ def settings(section: str = "") -> None:
 def certify(run: Path | None = None, patches: int = 4) -> int:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
-    With --run the table is also written to certificate.json there. Without it, the network of the
-    settings is first trained on phantom patches for a few steps. Exit code 1: it is not exact.
+    Without --run, the network of the settings is first trained on phantom patches for a few steps. Exit
+    code 1: it is not exact.
 
     Examples:
         brats-seg certify --run runs/fold0

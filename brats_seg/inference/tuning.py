@@ -4,7 +4,7 @@ One setting is fitted after another, the inner regions first because the outer o
 threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
 A default is replaced only where the gain is more than chance (`evaluation.significance`). Several runs
 are tuned together, because an ensemble has one decoding; each case is predicted by the run that it was
-held out of. The result is stored with the weights of each run, and in `tuning.json` beside them.
+held out of. The result is stored with the weights of each run.
 """
 
 import logging
@@ -18,7 +18,7 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
@@ -26,7 +26,6 @@ from brats_seg.errors import CaseProblemsError, counted
 from brats_seg.evaluation import significance
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.scores import SubsetScores, pooled
-from brats_seg.files import whole_file
 from brats_seg.inference import held_out
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
@@ -36,7 +35,6 @@ from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
-TUNING_NAME = "tuning.json"
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
 SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
@@ -135,7 +133,8 @@ def tune_runs(
         cases = list(chain.from_iterable(predicted))
         tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
         tuning = replace(tuning, runs=tuple(str(run.run) for run in opened))
-        _store(tuning, opened)
+        for run_held_out in opened:
+            run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
         # with the settings that are stored now
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
@@ -172,15 +171,6 @@ def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> 
         fitted=FittedPrediction(decoding=decoding),
         notes=notes,
     )
-
-
-def _store(tuning: Tuning, runs: Sequence[held_out.HeldOut]) -> None:
-    """Store the chosen settings with the weights of each run, and `tuning.json` beside them."""
-    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for run in runs:
-        run.store(tuned_card(run.trained.card, tuning.fitted, tuning.notes))
-        with whole_file(run.run / TUNING_NAME) as new_file:
-            new_file.write_bytes(content)
 
 
 def tuned_card(

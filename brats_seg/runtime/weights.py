@@ -395,9 +395,6 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
         with torch.serialization.safe_globals(_NUMPY_SCALARS):
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_values(content)
-    except OSError as error:
-        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"
-        raise ResumeError(msg) from None
     except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
         msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
         raise ResumeError(msg) from None
