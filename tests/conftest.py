@@ -1,11 +1,9 @@
 """Fixtures that many tests share."""
 
 import os
-import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 # sums in another order differ in their last bits, and test processes share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
 
-
-SECURITY = Path(__file__).parent.parent / "SECURITY.md"
 
 # the same examples in every run, on machines of any speed
 settings.register_profile(
@@ -133,31 +129,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
-
-
-def _tries(reports: Iterable[object]) -> dict[str, tuple[int, int]]:
-    """Return the tries and the failures of each test; a campaign tries many times."""
-    tries = dict[str, tuple[int, int]]()
-    for report in reports:
-        if isinstance(report, pytest.TestReport) and not report.skipped:
-            if counted := dict(report.user_properties).get("tries"):
-                tries[report.nodeid] = counted
-            elif report.when == "call" or report.failed:
-                tries.setdefault(report.nodeid, (1, int(report.failed)))
-    return tries
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the promises of SECURITY.md with the tries and the failures of their tests."""
-    tries = _tries(chain.from_iterable(terminalreporter.stats.values()))
-    rows = []
-    for line in SECURITY.read_text().splitlines():
-        promise, _, files = line.removeprefix("| ").partition(" | ")
-        tests = [os.path.normpath(f"tests/faults/{file}") for file in re.findall(r"`(.+?)`", files)]
-        counts = [n for node, n in tries.items() if node.partition("::")[0] in tests]
-        if counts:
-            rows.append((*map(sum, zip(*counts, strict=True)), promise[:88]))
-    if rows:
-        terminalreporter.section("promises")
-        for n_tries, n_failures, promise in rows:
-            terminalreporter.write_line(f"{n_tries:6} tries {n_failures:4} failed  {promise}")

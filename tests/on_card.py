@@ -6,7 +6,6 @@ What is compared with the CPU may differ by rounding: there, one small image is 
 import pickle
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from brats_seg import MicroBatch, build_model, load_config, phantom_patches
-from brats_seg.data.fold import FoldData
 from brats_seg.inference.method import input_of_crop
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
@@ -135,9 +133,7 @@ def test_a_tensor_on_the_host_and_a_read_in_the_loop_are_found() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(
-    data: FoldData, tmp_path: Path, precision: str
-) -> None:
+def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(data, tmp_path, precision):
     changes = ["training.n_epochs=2", "validation.every=1", "optimizer.ema=0.9"]
     changes += ["loss.batch_dice=true", "validation.overlap=0.5", "optimizer.name=adamw"]
     on_card = tiny_settings(*changes, "training.device=card", f"training.precision={precision}")
@@ -155,9 +151,7 @@ def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_host(
-    rng: np.random.Generator, on_host: bool
-) -> None:
+def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_host(rng, on_host):
     networks = [build_model(CONFIG.model, IDENTITY.patch) for _ in range(2)]
     given = input_of_crop(rng.normal(size=(4, 12, 8, 8)).astype(np.float32))
     results = []
@@ -175,9 +169,7 @@ def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_h
 
 
 @pytest.mark.parametrize("name", ["one pass", "outputs"])
-def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(monkeypatch, name):
     """Of two processes that hold the same, one is here; NCCL takes what is on the card alone."""
     devices = set()
 

@@ -107,9 +107,7 @@ def two_folds(tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         (["public"], ["yes"] * 4 + ["no"] * 2),
     ],
 )
-def test_an_ensemble_was_trained_on_the_cases_of_any_member(
-    two_folds: Path, models: list[str], expected: list[str]
-) -> None:
+def test_an_ensemble_was_trained_on_the_cases_of_any_member(two_folds, models, expected):
     model = load_model([two_folds / name for name in models], CPU)
 
     assert [model.seen(case_id) for case_id in CASES] == expected

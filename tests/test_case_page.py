@@ -62,9 +62,7 @@ def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
     ("dtype", "factor", "step"),
     [(np.int16, 1, 1), (np.float32, 1, 1), (np.float64, 1e-3, None), (np.int32, 1000, None)],
 )
-def test_embedded_volumes_have_the_values_and_the_place_of_the_files(
-    view: CaseView, dtype: type, factor: float, step: float | None
-) -> None:
+def test_embedded_volumes_have_the_values_and_the_place_of_the_files(view, dtype, factor, step):
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
     box = case._box_of(view)

@@ -31,9 +31,7 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     assert "0123" in page
 
 
-def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(tmp_path):
     with pytest.raises(UsageError, match="has no record of predictions"):
         write_cohort_page(tmp_path, tmp_path / "a.html")
     failed = {"case_id": "lost", "error": "CaseError", "message": "empty"}

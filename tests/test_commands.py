@@ -503,9 +503,7 @@ def test_ctrl_c_says_how_to_go_on(run, tiny_scans, model, monkeypatch, place, n_
     assert f"brats-seg predict {tiny_scans} -o out --model {model} --set preview=false" in said
 
 
-def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(
-    run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, model, monkeypatch):
     Path("empty").mkdir()
     n_looks = iter(range(3))
 

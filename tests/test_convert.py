@@ -27,9 +27,7 @@ def only_case(root: Path) -> Case:
     return case
 
 
-def test_nothing_written_or_logged_names_the_patient(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_written_or_logged_names_the_patient(tmp_path, caplog, capfd):
     write_examination(tmp_path / "dicom", ImageComments="DOE JOHN")
     with caplog.at_level("DEBUG"):
         assert only_case(tmp_path).usable
@@ -78,9 +76,7 @@ def test_scans_that_are_not_ready_are_converted_and_refused_with_the_means(tmp_p
     assert len(list((tmp_path / "scans/dicom").glob("*.nii.gz"))) == 4
 
 
-def test_a_converter_that_fails_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_converter_that_fails_is_reported(tmp_path, monkeypatch):
     write_examination(tmp_path / "dicom")
     program = tmp_path / "dcm2niix"
     program.write_text("#!/bin/sh\necho DOE JOHN\nexit 3\n")

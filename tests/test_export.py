@@ -158,9 +158,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("what", HEADERS)
-def test_weights_with_a_hostile_header_and_its_check_sum_are_refused(
-    exported: Path, what: str
-) -> None:
+def test_weights_with_a_hostile_header_and_its_check_sum_are_refused(exported, what):
     path, digest = exported / "model.json", hashlib.sha256(HEADERS[what]).hexdigest()
     (exported / "member0.safetensors").write_bytes(HEADERS[what])
     description = json.loads(path.read_text())

@@ -13,7 +13,7 @@ from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.fuse import fuse_label_maps
 from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention
-from tests.builders import Run, make_label_map, write_nifti
+from tests.builders import make_label_map, write_nifti
 
 CASES = ("patient_1", "patient_2")
 
@@ -94,9 +94,7 @@ def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path
     assert not out.exists()
 
 
-def test_files_of_one_case_are_fused_by_the_command(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_one_case_are_fused_by_the_command(run, tmp_path, monkeypatch):
     folder = write_set(tmp_path / "a")
     for name in ("reader1", "reader2"):
         shutil.copy(folder / "patient_1.nii.gz", tmp_path / f"{name}.nii.gz")

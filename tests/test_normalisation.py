@@ -81,6 +81,11 @@ def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Gene
     assert background_of(rng.integers(1, 500, size=(6, 6, 6))) == 0
 
 
+def test_a_line_says_at_which_spacing_cases_are_prepared() -> None:
+    assert normalisation.spacing_line([ONE, (0.98, 1.0, 1.0)], ONE) is None
+    assert normalisation.spacing_line([TWO] * 3, TWO) == "cases are prepared at 2x2x2 mm"
+
+
 @pytest.mark.parametrize(
     ("spacings", "chosen"),
     [

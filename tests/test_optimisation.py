@@ -292,15 +292,6 @@ def test_the_device_never_holds_the_whole_batch(name: str) -> None:
     assert max(n_living) <= 2
 
 
-def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
-    image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
-    batches = (image.half(), target.to(torch.uint8)), (image.double(), target.long())
-    stored, plain = (MicroBatch(*batch).to(torch.device("cpu")) for batch in batches)
-    assert (stored.image.dtype, stored.target.dtype) == (torch.float32, torch.float32)
-    assert torch.equal(stored.image, image.half().float())
-    assert (plain.image.dtype, plain.target.dtype) == (torch.float64, torch.int64)
-
-
 def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     expected, _ = whole_gradient(network, DiceBce(), batch)

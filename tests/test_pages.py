@@ -125,9 +125,7 @@ def coloured(picture: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_drawn_and_asks_for_nothing_from_outside(
-    browser: Page, files: dict[str, Path], tmp_path: Path, name: str
-) -> None:
+def test_a_page_is_drawn_and_asks_for_nothing_from_outside(browser, files, tmp_path, name):
     # a window that is enlarged, and a phone
     for dark, width, scale in ((True, 800, 1.25), (False, 390, 1)):
         browser.dark(dark)
@@ -145,9 +143,7 @@ def test_a_page_is_drawn_and_asks_for_nothing_from_outside(
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_names_cannot_add_anything_to_a_page(
-    browser: Page, view: CaseView, tiny_run: Path, tmp_path: Path, name: str
-) -> None:
+def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, name):
     path = tmp_path / "a.html"
     if name == "case":
         hostile = replace(view, case_id=HOSTILE)

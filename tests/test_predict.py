@@ -28,7 +28,6 @@ from brats_seg.inference.probabilities import (
     PredictionFallback,
     PredictionMode,
     apply_model,
-    entropy,
 )
 from brats_seg.inference.results import OutputFolder
 from brats_seg.labels import (
@@ -230,12 +229,6 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged():
         expected += np.flip(torch.sigmoid(logits).numpy(), axes) / 8
     np.testing.assert_allclose(applied(make_model(network), tta=True), expected, atol=1e-6)
     assert np.abs(applied(make_model(network)) - expected).max() > 0.1
-
-
-def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
-    probabilities = np.array([[0, 1, 0.5, 0.25], [0, 1, 0, 0], [0, 0, 0, 0.25]], np.float32)
-    bits = entropy(probabilities[:, :, None, None]).ravel()
-    assert bits == pytest.approx([0, 0, 1, 0.811278], abs=1e-6)
 
 
 def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():

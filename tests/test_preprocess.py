@@ -136,9 +136,7 @@ def prepared(root: Path) -> tuple[Case, ...]:
     return prepare_cases(find_inputs([root / "native"]), root / "ready", options)
 
 
-def test_scans_are_placed_in_the_atlas_and_label_maps_return_exactly(
-    tmp_path: Path, doubles: Doubles
-) -> None:
+def test_scans_are_placed_in_the_atlas_and_label_maps_return_exactly(tmp_path, doubles):
     write_head(tmp_path / "native")
     (case,) = prepared(tmp_path)
     assert case.usable
@@ -174,9 +172,7 @@ def returned(label_map: npt.NDArray[np.uint8], name: str, grid: Geometry) -> npt
     return result
 
 
-def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(
-    tmp_path: Path, doubles: Doubles
-) -> None:
+def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(tmp_path, doubles):
     write_head(tmp_path / "native")
     write_head(tmp_path / "native", "without", ("t2w", "t2f"))
     write_nifti(tmp_path / "native/flat/flat_t1c.nii.gz", np.ones((9, 9), np.int16), np.eye(4))
@@ -194,9 +190,7 @@ def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(
     assert "no brain (deepbet)" in prepared(tmp_path)[1].problems[0]
 
 
-def test_scans_without_skull_keep_every_voxel_of_the_brain(
-    tmp_path: Path, doubles: Doubles
-) -> None:
+def test_scans_without_skull_keep_every_voxel_of_the_brain(tmp_path, doubles):
     """Of one grid and of 1 mm they are left alone; others are registered, and nothing is cut away."""
     write_head(tmp_path / "native")
     for index, array in enumerate(make_volumes()):
@@ -213,9 +207,7 @@ def test_scans_without_skull_keep_every_voxel_of_the_brain(
     assert doubles.calls.count("deepbet") == 1
 
 
-def test_what_is_missing_is_named_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_named_before_any_work(tmp_path, monkeypatch):
     write_head(tmp_path / "native")
     install = r"pip install 'brats_seg\[preprocess\]'"
     monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
@@ -250,9 +242,7 @@ def test_the_brain_of_an_atlas_lies_in_its_grid_as_brains_of_brats_do(name: str)
 
 
 @pytest.mark.parametrize("kind", ["nifti", "dicom"])
-def test_label_maps_of_a_batch_are_on_the_grids_of_the_scanner(
-    tmp_path: Path, doubles: Doubles, kind: str
-) -> None:
+def test_label_maps_of_a_batch_are_on_the_grids_of_the_scanner(tmp_path, doubles, kind):
     write_run(tmp_path / "run")
     write_head(tmp_path / "native")
     if kind == "dicom":

@@ -41,9 +41,7 @@ def test_it_says_what_the_folder_of_the_run_says(tiny_run: Path, tmp_path: Path)
     assert 'class="flags"' not in page
 
 
-def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
-    tiny_run: Path, tiny_prepared: Path
-) -> None:
+def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(tiny_run, tiny_prepared):
     """The stored prediction is cut to a box, whose place only the reference tells."""
     held_out = open_held_out(tiny_run, tiny_prepared)
     scores, pictures = held_out_scores(held_out, CPU)

@@ -91,20 +91,6 @@ def test_death_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, b
     check_same_runs(tmp_path, undisturbed[batch_dice])
 
 
-def test_states_are_checkpoints(data, tmp_path, undisturbed):
-    path, config = undisturbed["true"], tiny_settings(*SETTINGS, "loss.batch_dice=true")
-    state, other = (new_state(plan_run(config, data), ranks=Ranks()) for _ in range(2))
-    (tmp_path / "config.yaml").touch()
-    with RunFolder(path=path).opened(state, fresh=False):
-        RunFolder(path=tmp_path).save(state)
-    before, after = (torch.load(run / "last.pt", weights_only=True) for run in (path, tmp_path))
-    assert before.keys() == after.keys()
-    for key in before.keys() - {"environment"}:
-        assert same(before[key], after[key]), key
-    other.network.load_state_dict(after["model"])
-    assert read_state(path / "last.pt").progress == state.progress
-
-
 @pytest.mark.parametrize("limit", [None, 5000])
 def test_a_full_disk_or_a_limit_leaves_the_old_checkpoint(data, tmp_path, monkeypatch, limit):
     """torch reports a limit as a RuntimeError: "unexpected pos"."""

@@ -177,9 +177,7 @@ def test_report_and_structure_set_are_read_by_other_programs(tmp_path: Path, nam
         np.testing.assert_allclose(colour, list(bytes.fromhex(expected[value][1:])), atol=2)
 
 
-def test_an_empty_label_map_has_a_report_without_diameters(
-    tmp_path: Path, axial: tuple[Geometry, ScanSource]
-) -> None:
+def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial):
     grid, source = axial
     paths = three(tmp_path / "a.dcm")
     assert write_segmentation(paths, np.zeros(grid.shape, np.uint8), grid, BRATS2017, source) == ""
@@ -225,9 +223,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     check_voxels(tmp_path / "a.dcm", affine, labels)
 
 
-def test_a_label_map_on_another_grid_is_sampled(
-    tmp_path: Path, axial: tuple[Geometry, ScanSource]
-) -> None:
+def test_a_label_map_on_another_grid_is_sampled(tmp_path, axial):
     coarse, source = axial
     affine = coarse.affine @ np.diag([0.5, 0.5, 0.5, 1])
     affine[:3, 3] = (coarse.affine @ [-0.25, -0.25, -0.25, 1])[:3]
@@ -239,9 +235,7 @@ def test_a_label_map_on_another_grid_is_sampled(
 
 
 @pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])
-def test_the_patient_is_named_only_if_asked_for(
-    tmp_path: Path, axial: tuple[Geometry, ScanSource], with_identifiers: bool, name: str
-) -> None:
+def test_the_patient_is_named_only_if_asked_for(tmp_path, axial, with_identifiers, name):
     grid, source = axial
     source = source.model_copy(update={"with_identifiers": with_identifiers})
     empty = np.zeros(grid.shape, np.uint8)
@@ -260,9 +254,7 @@ def test_the_patient_is_named_only_if_asked_for(
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda one: one.name)
-def test_every_tissue_that_a_prediction_has_is_coded(
-    tmp_path: Path, axial: tuple[Geometry, ScanSource], convention: LabelConvention
-) -> None:
+def test_every_tissue_that_a_prediction_has_is_coded(tmp_path, axial, convention):
     grid, source = axial
     labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), grid)
     path = tmp_path / "a.dcm"

@@ -1,6 +1,5 @@
 """Which examinations and series a folder holds, and what is wrong with them."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -73,9 +72,7 @@ def test_each_examination_is_named_after_its_own_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["Doe_J", "exam-HOSPITAL-4711", "x19700101", "john"])
-def test_a_folder_named_after_the_patient_does_not_name_the_case(
-    tmp_path: Path, folder: str
-) -> None:
+def test_a_folder_named_after_the_patient_does_not_name_the_case(tmp_path, folder):
     write_one(tmp_path / "real" / folder)
     write_one(tmp_path / "anonymised" / folder, PatientIdentityRemoved="YES")
     (hidden,) = find_studies(tmp_path / "real" / folder)
@@ -146,18 +143,14 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: write_one(folder, RescaleSlope=2), ""),
     ],
 )
-def test_what_is_wrong_with_a_series_is_seen(
-    tmp_path: Path, write: Callable[[Path], object], problem: str
-) -> None:
+def test_what_is_wrong_with_a_series_is_seen(tmp_path, write, problem):
     write(tmp_path / "exam")
     series = only_series(tmp_path / "exam")
     assert problem in series.problem
     assert problem or (len(series.files), series.problem) == (16, "")
 
 
-def test_values_outside_the_standard_are_not_quoted(
-    tmp_path: Path, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_values_outside_the_standard_are_not_quoted(tmp_path, recwarn):
     for path in write_one(tmp_path / "exam"):
         # a date that is none, which pydicom warns of
         path.write_bytes(path.read_bytes().replace(b"19700101", b"DOE 1970"))

@@ -91,13 +91,6 @@ def code_of(*corners: tuple[int, int, int]) -> int:
     return int(shapes.cell_codes(block)[1, 1, 1])
 
 
-def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
-    codes = shapes.cell_codes(np.ones((1, 1, 1), dtype=bool))
-    # the voxel is the last corner of the first cell and the first corner of the last
-    assert codes.ravel().tolist() == [1 << bit for bit in reversed(range(8))]
-    assert codes.shape == (2, 2, 2)
-
-
 @pytest.mark.parametrize(
     ("corners", "area"),
     [

@@ -158,9 +158,7 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("fold0 --case a", "fold0 is a run, whose page shows no cases of others; leave out --case"),
     ],
 )
-def test_what_does_not_fit_together_is_said(
-    run: Run, results: Path, arguments: str, expected: str
-) -> None:
+def test_what_does_not_fit_together_is_said(run, results, arguments, expected):
     write_nifti(results.parent / "one.nii.gz", make_label_map())
     for name in ("config.yaml", "split.csv"):
         path = results.parent / "fold0" / name

@@ -17,9 +17,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Stages:
 
 
 @pytest.fixture
-def campaign(stages: Stages, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Campaign]:
+def campaign(stages: Stages, tmp_path: Path) -> Iterator[Campaign]:
     """Tries below the folder of the test, which fails at its end if one of them has failed."""
     tries = Campaign(stages, tmp_path)
     yield tries
-    request.node.user_properties.append(("tries", (tries.n_tries, len(tries.failures))))
     tries.finish()
