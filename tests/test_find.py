@@ -493,7 +493,7 @@ def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() ->
 @pytest.mark.parametrize(
     "contents",
     [
-        [b"case_id,t1n,t1c,t2w,t2f\n", b"", b"id,t1n\na,b\n", b"\xff\xfe\x00"],
+        [b"case_id,t1n\n", b"case_id,t1n\n,b\n", b"", b"id,t1n\na,b\n", b"\xff\xfe\x00"],
         [bytes(range(256)) * 9, gzip.compress(b"case_id,t1n", mtime=0), bytes(5000)],
         [b'case_id,t1n,t1c,t2w,t2f\n"a,b,c,d,e\n'],
     ],

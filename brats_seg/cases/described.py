@@ -72,7 +72,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
         cases = tuple(_case(row, path.parent) for row in _rows(path))
-    except (OSError, UsageError) as error:
+    except (OSError, UsageError, LookupError) as error:
         msg = (
             f"{path} cannot be read as a table of cases: {error}. Expected the "
             f"columns {', '.join(('case_id', *MODALITIES))}, and for training also label."
