@@ -365,7 +365,7 @@ BAD_ROW = ",".join("old" if name == "voxel_mm3" else "" for name in COLUMNS)
         (b"", "is not a CSV table: No columns"),
         (f"{HEADER}\na,b\n".encode(), "is not a CSV table: line 2 has fewer cells"),
         (f"{HEADER}\n{',' * len(COLUMNS)}x\n".encode(), "is not a CSV table: Length of header"),
-        (f"{HEADER}\n{BAD_ROW}\n".encode(), "could not convert .*'old'"),
+        (f"{HEADER}\n{BAD_ROW}\n".encode(), "voxel_mm3: expected a valid number.*'old'"),
         (b"\xff\xfe\x00binary", "has no column case_id"),
         (None, "does not exist"),
     ],

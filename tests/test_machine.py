@@ -17,7 +17,7 @@ def t4(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     facts = {
         "brats_seg.runtime.machine._driver": "570.86.15",
         "brats_seg.runtime.machine._compute": None,
-        "brats_seg.runtime.machine.native_dtype": torch.float16,
+        "brats_seg.runtime.device.native_dtype": torch.float16,
         "brats_seg.runtime.machine.available_cpus": 4,
         "brats_seg.runtime.machine.cpu_quota": None,
         "brats_seg.runtime.machine.free_memory": 28 * GIB,

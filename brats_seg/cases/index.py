@@ -17,12 +17,13 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, release_at, resolve
+from brats_seg.config import explained
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
@@ -151,9 +152,10 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except (UsageError, ValueError) as error:
         next_step = (
-            "Expected a case table of `brats-seg index`. Remove it, and index the data again."
+            "Expected a case table of `brats-seg index`. Remove it, and index the data again"
         )
-        msg = f"{path} is not a case table: {error}. {next_step}"
+        wrong = "; ".join(explained(error)) if isinstance(error, ValidationError) else error
+        msg = f"{path} is not a case table: {wrong}. {next_step}."
         raise UsageError(msg) from error
 
 
