@@ -323,7 +323,7 @@ def _draw_curve(axes: Any, table: pd.DataFrame, curve: Curve) -> None:
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
         # looking for the best position takes long with many points: scores rise, losses fall
-        position = {"loc": "upper left"} if curve.limits else {"loc": "upper right", "ncols": 3}
+        position = {"loc": "lower right"} if curve.limits else {"loc": "upper right", "ncols": 3}
         axes.legend(fontsize="small", **position)
 
 

@@ -82,7 +82,8 @@ def write_case_page(
         parts=part_rows(view),
         lesions=lesions,
         legend=_legend(view),
-        pictures=tuple(_pictures(view, steps)),
+        pictures=tuple(_pictures(view)),
+        steps=data_uri(steps.read_bytes(), "image/png") if steps and steps.exists() else "",
         viewer={
             "title": view.case_id,
             "volumes": [volume._asdict() for volume in volumes],
@@ -211,7 +212,7 @@ def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
     return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
 
 
-def _pictures(view: cases.CaseView, steps: Path | None) -> Iterator[tuple[str, str]]:
+def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
     """Yield static pictures, each with words for readers who do not see it."""
     if view.sides:
         words = "Three planes through the tumour, with the outlines of its regions"
@@ -221,9 +222,6 @@ def _pictures(view: cases.CaseView, steps: Path | None) -> Iterator[tuple[str, s
     if view.prediction is not None and view.uncertainty is not None:
         words = "Outlines of the prediction, and its uncertainty in colours"
         yield picture_uri(cases.uncertainty_figure(view)), words
-    if steps is not None and steps.exists():
-        words = "How the scans were prepared: before, registered, and without the skull"
-        yield data_uri(steps.read_bytes(), "image/png"), words
 
 
 def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:
