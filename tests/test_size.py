@@ -37,8 +37,8 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2067,
-    "cases": 2498,
+    "inference": 2064,
+    "cases": 2500,
     "top level": 1524,
     "evaluation": 1224,
     "dicom": 1099,
