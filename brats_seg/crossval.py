@@ -139,8 +139,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         tuning = tune_runs(
             paths,
             prepared_path=folder,
-            metric="dice" if protocol.lesions is None else "lesionwise",
-            task=protocol.task,
             device=settings.device,
             precision=settings.precision,
             track=track,

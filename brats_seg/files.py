@@ -186,18 +186,6 @@ def check_writable(folder: Path) -> None:
         raise explained(error, folder) from error
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether another process holds the lock of a file; nothing is written or waited for."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def free_bytes(folder: Path) -> int:
     """Return the free space of the disk that holds a folder, which need not exist yet."""
     while not folder.exists():

@@ -23,11 +23,7 @@ _GUARD = "'"
 
 
 def write_table(
-    path: Path,
-    columns: Sequence[str],
-    rows: Iterable[Mapping[str, Any] | Sequence[Any]],
-    *,
-    header: bool = True,
+    path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any] | Sequence[Any]]
 ) -> None:
     """Write rows as CSV; a reader never sees an incomplete file.
 
@@ -36,7 +32,6 @@ def write_table(
         columns: Names of the columns, in order.
         rows: A mapping from column to cell, or the cells in the order of the columns. None and NaN
             become empty cells; floats are written in full unless they are formatted beforehand.
-        header: Whether the first line holds the names of the columns.
     """
     cells = [
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
@@ -44,7 +39,7 @@ def write_table(
     guarded = [[_guarded(cell) for cell in row] for row in cells]
     # object: pandas would turn whole numbers beside an empty cell into floats
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
-    text = frame.to_csv(index=False, header=header, lineterminator="\n")
+    text = frame.to_csv(index=False, lineterminator="\n")
     with whole_file(path) as beside:
         # file names need not be UTF-8
         beside.write_bytes(text.encode(errors="surrogateescape"))

@@ -96,7 +96,7 @@ FLOW = (
         "wrote 6 label maps to fused",
         ("fused/BraTS2021_00000.nii.gz",),
     ),
-    Step("evaluate data --compare out out", r"mean rank 1\.5", ("comparison.csv",)),
+    Step("evaluate data --compare out out", r"first: out\nsecond: out", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
     Step(
@@ -219,7 +219,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
         ("predict data --model empty", 2, "empty is an empty folder"),
         ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
-        ("predict cases.json --model runs/fold0", 2, "cases.json"),
+        ("predict empty.csv --model runs/fold0", 2, "empty.csv"),
         ("predict data data --model runs/fold0 --watch 1", 2, "--watch takes one folder"),
         ("evaluate data", 2, "two with --compare A B"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
@@ -231,7 +231,7 @@ def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, mess
     (work / "empty").mkdir(exist_ok=True)
     (work / "taken" / "model").mkdir(parents=True, exist_ok=True)
     (work / "taken" / "model" / "mine.txt").touch()
-    (work / "cases.json").write_text("[]")
+    (work / "empty.csv").write_text("case_id\n")
     command = line.split()[0]
     if command in {"train", "crossval"}:
         settings = "" if "--preset" in line else TINY
@@ -360,13 +360,13 @@ def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[int, Done]) -> None:
     line = f"crossval --data data --prepared ready {TINY}"
-    tune = "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
+    tune = "tune runs/fold0 runs/fold1 --prepared ready --json"
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
     check_json("tune", tuned.out)
-    assert "tuned on 6 held-out cases of 2 runs, for the mean lesion-wise Dice" in tuned.err
+    assert "tuned on 6 held-out cases of 2 runs, for the mean Dice" in tuned.err
     assert (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns == time_before
     assert "6 held-out cases, 0 failed" in done.err
     assert len(pd.read_csv(work / "crossval" / "scores.csv")) == 3 * 6

@@ -22,17 +22,12 @@ def rows_of(brats_root: Path, above: Path) -> list[dict[str, str]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
-    frame = pd.DataFrame(rows)
-    if path.suffix == ".json":
-        frame.to_json(path, orient="records")
-    else:
-        frame.to_csv(path, index=False)
+    pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
 
-@pytest.mark.parametrize("name", ["cases.csv", "cases.json"])
-def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, name: str) -> None:
-    table = write_rows(tmp_path / name, rows_of(brats_root, tmp_path))
+def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path))
     index = index_cases(table)
     assert [case.case_id for case in index.cases] == [f"scan{n}" for n in range(6)]
     assert [case.patient_id for case in index.cases] == [f"p{n % 2}" for n in range(6)]
@@ -56,16 +51,14 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
     assert pairs[0].case is not None
 
 
-@pytest.mark.parametrize("name", ["cases.csv", "cases.json"])
-def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path, name: str) -> None:
+def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path) -> None:
     rows = rows_of(brats_root, tmp_path)[:5]
     rows[1] |= dict.fromkeys(HEADINGS, "")
     rows[2]["FLAIR"] = "nowhere.nii.gz"
-    if name == "cases.json":
-        rows[3]["FLAIR"] = rows[4]["Segmentation"] = "a\0b.nii"
-    good, empty, absent, *impossible = index_cases(write_rows(tmp_path / name, rows)).cases
+    rows[3]["FLAIR"] = rows[4]["Segmentation"] = "a\0b.nii"
+    table = write_rows(tmp_path / "cases.csv", rows)
+    good, empty, absent, *impossible = index_cases(table).cases
     assert good.usable
     assert "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected" in empty.problems[0]
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in absent.problems[0]
-    if name == "cases.json":
-        assert all("found no path of a file" in case.problems[0] for case in impossible)
+    assert all("found no path of a file" in case.problems[0] for case in impossible)

@@ -9,14 +9,14 @@ import pytest
 
 from brats_seg import export_model, load_model
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
-from brats_seg.quality import expected_dice
+from brats_seg.quality import result
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.wings import Notes
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
 
-LINE = expected_dice.DiceLine(
+LINE = result.DiceLine(
     region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, worst_fifth=0.6, mean_error=0.05
 )
 
@@ -33,7 +33,7 @@ def test_the_mean_probability_is_that_inside_each_region() -> None:
     probabilities[0] = np.array([[[0.9], [0.7]], [[0.2], [0.1]]])
     probabilities[1, 0, 0] = 0.6
     regions = probabilities > 0.5
-    found = expected_dice.mean_probabilities(probabilities, regions)
+    found = result.mean_probabilities(probabilities, regions)
     np.testing.assert_allclose(found, [0.8, 0.6, np.nan], rtol=1e-6)
 
 
@@ -41,13 +41,13 @@ def test_a_line_is_found_of_each_region_that_enough_cases_have() -> None:
     sure = np.linspace(0.5, 0.9, 12)
     cases = [np.array([x, x, x if x < 0.6 else np.nan]) for x in sure]
     counts = [counts_of(x, 1.2 * x - 0.2, x) for x in sure]
-    wt, tc = expected_dice.fit_predicted_dice(cases, counts)
-    (falling, *_) = expected_dice.fit_predicted_dice(cases, [counts_of(1 - x, x, x) for x in sure])
+    wt, tc = result.fit_predicted_dice(cases, counts)
+    (falling, *_) = result.fit_predicted_dice(cases, [counts_of(1 - x, x, x) for x in sure])
     assert (wt.region, tc.region) == ("wt", "tc")
     assert (wt.slope, tc.slope) == (pytest.approx(1, abs=0.01), pytest.approx(1.2, abs=0.01))
     assert wt.width < 0.01
     assert wt.worst_fifth == pytest.approx(sure[2], abs=0.03)
-    (expected,) = expected_dice.predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
+    (expected,) = result.predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
     assert expected.dice == pytest.approx(0.75, abs=0.002)
     assert (falling.slope, falling.intercept) == (0.0, pytest.approx(0.3, abs=0.01))
 
@@ -59,7 +59,7 @@ def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     assert str(high) == "WT 0.98 (0.93 to 1.00)"
     assert high.columns["wt_predicted_dice_low"] == 0.9275
     # of a region that was not found, nothing is expected
-    assert expected_dice.predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
+    assert result.predicted_dice([LINE], np.array([np.nan, 0.9, 0.9])) == ()
 
 
 def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
@@ -68,7 +68,7 @@ def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
     assert [good.at(x).is_low for x in (0.75, 0.81)] == [True, False]
 
 
-@pytest.mark.parametrize("n_cases", [expected_dice.FEWEST_CASES, 12, 40])
+@pytest.mark.parametrize("n_cases", [result.FEWEST_CASES, 12, 40])
 def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None:
     rng = np.random.default_rng(0)
     n_covered = 0
@@ -77,10 +77,10 @@ def test_the_interval_covers_new_cases_as_often_as_it_says(n_cases: int) -> None
         y = np.clip(1.4 * x - 0.45 + rng.normal(0, 0.08, n_cases + 1), 0, 1)
         counts = [counts_of(value, value, value) for value in y]
         sure = [np.full(3, value) for value in x[:-1]]
-        (line, *_) = expected_dice.fit_predicted_dice(sure, counts[:-1])
+        (line, *_) = result.fit_predicted_dice(sure, counts[:-1])
         expected = line.at(x[-1])
         n_covered += expected.low - 1e-3 <= dice(counts[-1])[0] <= expected.high + 1e-3
-    assert n_covered / 250 > expected_dice.COVERAGE - 0.05
+    assert n_covered / 250 > result.COVERAGE - 0.05
 
 
 LINES = tuple(
@@ -100,7 +100,7 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
     assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
-    found = [expected_dice.dice_lines(one.notes) for one in (both, mixed)]
+    found = [result.dice_lines(one.notes) for one in (both, mixed)]
     assert found == [LINES, ()]
 
 

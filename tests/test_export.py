@@ -67,7 +67,7 @@ def test_an_exported_model_predicts_as_its_runs(exported: Path, tmp_path: Path) 
 
 def test_it_holds_weights_and_no_pickle(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     description = json.loads((exported / "model.json").read_text())
-    names = ["README.md", "card.json", "member0.safetensors", "member1.safetensors", "model.json"]
+    names = ["README.md", "member0.safetensors", "member1.safetensors", "model.json"]
     assert sorted(path.name for path in exported.iterdir()) == names
     assert len({path.stat().st_mode for path in exported.iterdir()}) == 1
     assert description["labels"]["brats2017"]["meanings"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
@@ -267,7 +267,7 @@ CARD = (
     "| 0 | run | 3 | 2 | 7 | 8x8x8 | cases |",
     "- trained with torch 2.0, device cpu\n",
     "- network 0 started from the weights of parent, fingerprint f00\n",
-    "`card.json` has the ids of the cases",
+    "`model.json` names them, if all are of public releases",
     # WT of the two cases: 1 and 0.5; ET is empty on both sides in the first
     "| WT | 0.750 [0.500, 1.000] | 2 | 0 |",
     "| ET | 0.750 [0.500, 1.000] | 2 | 1 |",
@@ -290,9 +290,6 @@ def test_held_out_cases_of_folds_are_one_summary(folds: list[Path], tmp_path: Pa
     counts = [region_counts(name, rows) for name, rows in cases]
     (wt, _, _) = summarise_counts(counts, np.random.default_rng(0))
     assert f"| WT | {wt.spread('dice').mean_text(4)} | 4 | 0 |" in card
-    first, second = json.loads((tmp_path / "model0" / "card.json").read_text())["networks"]
-    assert first["held_out"] == second["training"] == ["a", "b"]
-    assert second["held_out"] == first["training"] == ["c", "d"]
     assert "scores of single networks, not of their mean" in card
     assert of_sharing.count("| WT | 0.750 [0.500, 1.000] | 2 | 0 |") == 2
     assert "Network 1:" in of_sharing
@@ -329,24 +326,11 @@ def test_ids_of_cases_are_left_out_unless_asked_for(tmp_path, training, held_out
     for path in (tmp_path / "model").glob("*.*"):
         content = path.read_bytes()
         has_ids = [name.encode() in content for name in (training, *held_out)]
-        named = path.name == "card.json" and is_named
-        is_public = path.name == "model.json" and (is_named or training != "Smith")
-        assert has_ids == [named or is_public, named, named], path
+        is_named_here = path.name == "model.json" and (is_named or training != "Smith")
+        assert has_ids == [is_named_here, False, False], path
     card = card_of(tmp_path / "model")
-    assert ("Their ids are left out." in card) != is_named
     assert "| 0 | run | 1 | 2 |" in card
     assert "| WT | 0.750 [" in card
-
-
-def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    card = exported_card(folds, model, license_name="MIT")
-    assert exported_card([model], tmp_path / "again") == card
-    anonymous = exported_card([model], tmp_path / "anonymous", case_ids=False)
-    assert exported_card([tmp_path / "anonymous"], tmp_path / "twice", case_ids=False) == anonymous
-    assert "Network 1:" not in anonymous
-    (model / "card.json").unlink()
-    assert "The cases are not recorded." in exported_card([model], tmp_path / "older")
 
 
 def test_cross_validation_replaces_validation_scores(folds: list[Path], tmp_path: Path) -> None:
@@ -357,17 +341,3 @@ def test_cross_validation_replaces_validation_scores(folds: list[Path], tmp_path
     assert "Cross-validation, scored by the protocol legacy" in card
     assert "| WT | 0.500 | 1 | 0 |" in card
     assert "during training" not in card
-
-
-def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    export_model([write_run(tmp_path / "run")], model, case_ids=True)
-    path = model / "card.json"
-    facts = json.loads(path.read_text())
-    twice = json.dumps({**facts, "networks": facts["networks"] * 2})
-    for content in ("", "[", "[]", '{"networks": 3}', "[" * 100_000, twice):
-        path.write_text(content)
-        with pytest.raises(UsageError, match=r"card\.json cannot be read: .* or remove this file"):
-            export_model([model], tmp_path / "again", case_ids=True)
-        assert len(load_model([model], CPU).members) == 1
-        assert not (tmp_path / "again").exists()

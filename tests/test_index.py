@@ -16,7 +16,7 @@ import brats_seg.cases.index as index_module
 from brats_seg.cases.case import Case, CaseIndex, ScanFile, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import (
-    _columns,
+    _COLUMNS,
     index_cases,
     inspect_case,
     read_index,
@@ -311,7 +311,7 @@ def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> 
     assert all(case.usable for case in named)
 
 
-COLUMNS = list(_columns())
+COLUMNS = list(_COLUMNS)
 
 FULL = builders.make_case(
     "BRATS_001",
@@ -365,7 +365,7 @@ BAD_ROW = ",".join("old" if name == "voxel_mm3" else "" for name in COLUMNS)
         (b"", "is not a CSV table: No columns"),
         (f"{HEADER}\na,b\n".encode(), "is not a CSV table: line 2 has fewer cells"),
         (f"{HEADER}\n{',' * len(COLUMNS)}x\n".encode(), "is not a CSV table: Length of header"),
-        (f"{HEADER}\n{BAD_ROW}\n".encode(), "could not convert .*'old'"),
+        (f"{HEADER}\n{BAD_ROW}\n".encode(), "voxel_mm3: expected a valid number.*'old'"),
         (b"\xff\xfe\x00binary", "has no column case_id"),
         (None, "does not exist"),
     ],

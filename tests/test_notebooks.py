@@ -241,7 +241,7 @@ MADE = (
     "runs/autoencoder0/best.pt",
     "results/fold0/scores.csv",
     "results/fold0/features.csv",
-    "results/fold0/survival/submission.csv",
+    "results/fold0/survival/predictions.csv",
 )
 """Files that the story makes, below its folder of work."""
 

@@ -10,7 +10,7 @@ from scipy import stats
 from brats_seg import find_cases, load_case
 from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import BRATS2017, MODALITIES
-from brats_seg.survival.radiomics import Tumour, measure_intensity, measure_shape, tumour_of
+from brats_seg.survival.features import Tumour, measure_intensity, measure_shape, tumour_of
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_nifti
 
 SUFFIXES = ("_t1", "_t1ce", "_t2", "_flair", "_seg")

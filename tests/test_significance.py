@@ -66,7 +66,7 @@ def test_patients_are_resampled_with_all_of_their_cases() -> None:
         assert ends == (0.4, 0.4)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("n", [2, 5])
 def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> None:
     one, other = rng.integers(-3, 5, n).astype(float), rng.permutation(n).astype(float)
     sums = [one @ np.array(signs) for signs in product((-1, 1), repeat=n)]

@@ -37,14 +37,13 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 2772,
-    "inference": 2171,
-    "cases": 2514,
-    "top level": 1539,
-    "evaluation": 1268,
+    "inference": 2064,
+    "cases": 2500,
+    "top level": 1524,
+    "evaluation": 1224,
     "dicom": 1099,
-    "survival": 842,
-    "runtime": 872,
+    "survival": 819,
+    "runtime": 856,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_960, 113

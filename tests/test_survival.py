@@ -56,11 +56,7 @@ def test_an_effect_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         assert text in shown
     folder = tmp_path / "survival"
     written = {path.name for path in folder.iterdir()}
-    assert written == {"predictions.csv", "summary.json", "submission.csv", "survival.png"}
-    submitted = pd.read_csv(folder / "submission.csv", names=["case_id", "days"], index_col=0)
-    predicted = pd.read_csv(folder / "predictions.csv", index_col="case_id")["selected_days"]
-    assert (submitted["days"] - predicted).abs().max() <= 0.55
-    assert len(submitted) == 30
+    assert written == {"predictions.csv", "summary.json", "survival.png"}
     lines = (folder / "predictions.csv").read_text().splitlines()
     in_folds = [line.split(",")[2] for line in lines[1:]]
     assert in_folds == ["" if number == 4 else str(number % 3) for number in range(30)]

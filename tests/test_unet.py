@@ -6,7 +6,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.interop.export_bundle import _as_dynunet
+from brats_seg.interop.export import _as_dynunet
 from brats_seg.models.interface import TrainingOutput
 from brats_seg.models.unet import SMALLEST_AXIS, NotebookUNet, UNet, level_strides
 

@@ -2,16 +2,15 @@
 
 A `dataset.json` names the modalities and the labels of the Medical Segmentation Decathlon, with a 4-D
 file `imagesTr/CASE.nii.gz` per case, and of the raw data of nnU-Net, with `imagesTr/CASE_0000.nii.gz`
-and so on; label maps are in `labelsTr`. A table of paths is a CSV file or a JSON list with the columns
+and so on; label maps are in `labelsTr`. A table of paths is a CSV file with the columns
 `case_id,patient_id,t1n,t1c,t2w,t2f,label`, or other names of the modalities, such as `FLAIR`. Its paths
 are relative to the table; `all.nii.gz#2` is the third volume of a 4-D file.
 """
 
-import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,6 @@ DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_INVALID = (OSError, UsageError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
-"""Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
 
 
 class _Description(BaseModel):
@@ -63,7 +60,7 @@ def cases_of_dataset(
 def is_path_table(data: Path) -> bool:
     """Return whether the data are given as a table of paths."""
     # Path.is_file raises if the name is too long
-    return data.suffix.lower() in {".csv", ".json"} and os.path.isfile(data)  # noqa: PTH113
+    return data.suffix.lower() == ".csv" and os.path.isfile(data)  # noqa: PTH113
 
 
 def data_folder(data: Path) -> Path:
@@ -75,10 +72,10 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
         cases = tuple(_case(row, path.parent) for row in _rows(path))
-    except _INVALID as error:
+    except (OSError, UsageError, LookupError) as error:
         msg = (
-            f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). Expected "
-            f"columns or keys {', '.join(('case_id', *MODALITIES))}, and for training also label."
+            f"{path} cannot be read as a table of cases: {error}. Expected the "
+            f"columns {', '.join(('case_id', *MODALITIES))}, and for training also label."
         )
         raise UsageError(msg) from error
     if not cases:
@@ -149,8 +146,8 @@ def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, froze
     return key, frozenset(value if isinstance(value, list) else {value})
 
 
-def _case(row: Mapping[Any, Any], folder: Path) -> Case:
-    cells = {str(key): str(value).strip() for key, value in row.items() if value}
+def _case(row: Mapping[Any, str], folder: Path) -> Case:
+    cells = {str(key): value.strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
         kind = layouts.kind_named(name)
@@ -160,7 +157,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
         if kind:
             columns[kind] = name
     scans = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
-    files = {kind: scan for kind, scan in scans.items() if _can_be_a_path(scan.path)}
+    files = {kind: scan for kind, scan in scans.items() if "\0" not in str(scan.path)}
     case = replace(Case.named(cells["case_id"], files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
@@ -169,18 +166,9 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 
-def _rows(path: Path) -> Iterable[Mapping[Any, Any]]:
-    if path.suffix.lower() == ".json":
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+def _rows(path: Path) -> Sequence[Mapping[Any, str]]:
     with path.open(encoding="utf-8", errors="replace") as stream:
         header = stream.readline()
     # spreadsheets of many countries separate by semicolon
     separator = ";" if header.count(";") > header.count(",") else ","
     return read_table(path, required=("case_id",), separator=separator).to_dict("records")
-
-
-def _can_be_a_path(path: Path) -> bool:
-    try:
-        return b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        return False

@@ -63,7 +63,7 @@ def find_cases(
     """Find the cases of all layouts below a folder, or in a table of paths, without opening scans.
 
     Args:
-        root: Folder of scans, or a `.csv` or `.json` table of their paths.
+        root: Folder of scans, or a `.csv` table of their paths.
         label_files: Pattern of the names of the label maps, such as `*_tumour.nii.gz`, or of their
             paths below the folder, such as `masks/*`. By default they are found by their names.
         with_labels: Whether label maps are looked for.
@@ -90,7 +90,7 @@ def find_cases(
         cases, notices = _find_below(root, label_files, with_labels=with_labels)
     else:
         msg = (
-            f"{root} is a file; expected the folder of scans, or a .csv or .json table of paths. An "
+            f"{root} is a file; expected the folder of scans, or a .csv table of paths. An "
             "archive must be unpacked first. For one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise LayoutError(msg)

@@ -17,11 +17,13 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, release_at, resolve
+from brats_seg.config import explained
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
@@ -38,6 +40,11 @@ _INT16 = np.iinfo(np.int16)
 _KINDS = (*MODALITIES, LABEL)
 _PLAIN = [name for name in get_type_hints(Case) if name not in {"root", "files", "facts"}]
 """Fields of a case that have a column of their own."""
+_FACTS = [*get_type_hints(CaseFacts)]
+_TEXTS = ("problems", "remarks", "scan_remarks", "near_copies")
+"""Columns of several texts."""
+_COLUMNS = [*_PLAIN, *_KINDS, *_FACTS]
+_PARSER = TypeAdapter(CaseFacts)
 
 
 def index_cases(
@@ -131,7 +138,7 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 def write_index(index: CaseIndex, path: Path) -> None:
     """Write the case table; raise `EnvironmentalError` if the file cannot be written."""
-    write_table(path, list(_columns()), map(_row, index.cases))
+    write_table(path, _COLUMNS, map(_row, index.cases))
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
@@ -140,14 +147,15 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     File names are relative to the data folder, or to the folder of the table of paths.
     """
     try:
-        table = read_table(path, required=list(_columns()), short_rows=False)
+        table = read_table(path, required=_COLUMNS, short_rows=False)
         rows, folder = table.to_dict("records"), data_folder(root)
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except (UsageError, ValueError) as error:
         next_step = (
-            "Expected a case table of `brats-seg index`. Remove it, and index the data again."
+            "Expected a case table of `brats-seg index`. Remove it, and index the data again"
         )
-        msg = f"{path} is not a case table: {error}. {next_step}"
+        wrong = "; ".join(explained(error)) if isinstance(error, ValidationError) else error
+        msg = f"{path} is not a case table: {wrong}. {next_step}."
         raise UsageError(msg) from error
 
 
@@ -292,14 +300,8 @@ def _others(case: Case, duplicates: Sequence[Case]) -> str:
     return " and ".join(f"{other.folder.as_posix()}/" for other in duplicates if other is not case)
 
 
-def _columns() -> dict[str, Any]:
-    """Return the type of each column: the fields of a case, its files, and its facts."""
-    types = {name: kind for name, kind in get_type_hints(Case).items() if name in _PLAIN}
-    return {**types, **dict.fromkeys(_KINDS, ScanFile), **get_type_hints(CaseFacts)}
-
-
 def _row(case: Case) -> dict[str, str]:
-    values = {name: getattr(case.facts, name) for name in get_type_hints(CaseFacts)}
+    values = {name: getattr(case.facts, name) for name in _FACTS}
     values |= {name: getattr(case, name) for name in _PLAIN} | dict(case.files)
     return {column: _cell(value) for column, value in values.items()}
 
@@ -313,24 +315,14 @@ def _cell(value: object) -> str:
 
 
 def _case(row: Mapping[Any, str], root: Path) -> Case:
-    values = {column: _PARSERS[kind](row[column]) for column, kind in _columns().items()}
-    facts = CaseFacts(**{name: values[name] for name in get_type_hints(CaseFacts)})
-    files = {kind: ScanFile.parse(values[kind]) for kind in _KINDS if values[kind]}
+    values: dict[Any, Any] = {**row}
+    values |= {name: tuple(filter(None, row[name].split(BETWEEN_TEXTS))) for name in _TEXTS}
+    values["label_voxels"] = [pair.split(":") for pair in row["label_voxels"].split()]
+    # what is empty has its default
+    facts = _PARSER.validate_python({name: values[name] for name in _FACTS if values[name]})
+    files = {kind: ScanFile.parse(row[kind]) for kind in _KINDS if row[kind]}
     plain = {name: values[name] for name in _PLAIN}
     return Case(**plain, root=root, files=files, facts=facts)
-
-
-_PARSERS: dict[Any, Callable[[str], Any]] = {
-    str: str,
-    ScanFile: str,
-    float: float,
-    int | None: lambda cell: int(cell) if cell else None,
-    float | None: lambda cell: float(cell) if cell else None,
-    tuple[str, ...]: lambda cell: tuple(cell.split(BETWEEN_TEXTS)) if cell else (),
-    tuple[tuple[int, int], ...]: lambda cell: tuple(
-        tuple(map(int, pair.split(":"))) for pair in cell.split()
-    ),
-}
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:

@@ -127,8 +127,8 @@ def settings(section: str = "") -> None:
 def certify(run: Path | None = None, patches: int = 4) -> int:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
-    With --run the table is also written to certificate.json there. Without it, the network of the
-    settings is first trained on phantom patches for a few steps. Exit code 1: it is not exact.
+    Without --run, the network of the settings is first trained on phantom patches for a few steps. Exit
+    code 1: it is not exact.
 
     Examples:
         brats-seg certify --run runs/fold0
@@ -165,8 +165,6 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
 
 def tune(
     run: list[Path],
-    protocol: str = "legacy",
-    task: str = "GLI",
     data: Path | None = None,
     prepared: Path | None = None,
     device: str = "auto",
@@ -186,8 +184,6 @@ def tune(
     tuning = tune_runs(
         run,
         prepared_path=options.prepared_path(data, prepared),
-        metric="lesionwise" if protocol.startswith("lesionwise") else "dice",
-        task=task,
         device=device,
         precision=precision,
         track=tracked,
@@ -249,8 +245,7 @@ def _print_tuning(tuning: "Tuning") -> None:
     from brats_seg.labels import REGIONS
 
     cases, runs = counted(tuning.n_cases, "held-out case"), counted(len(tuning.runs), "run")
-    metric = "Dice" if tuning.metric == "legacy" else "lesion-wise Dice"
-    print(f"tuned on {cases} of {runs}, for the mean {metric} of WT, TC and ET")
+    print(f"tuned on {cases} of {runs}, for the mean Dice of WT, TC and ET")
     rows = []
     for fit in tuning.fits:
         gain = fit.gain
@@ -267,7 +262,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
         headings = ("predicted from", *(region.upper() for region in REGIONS))
         options.print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
-    for line in checks.dice_lines([tuning.notes]) if (checks := judges("expected_dice")) else ():
+    for line in checks.dice_lines([tuning.notes]) if (checks := judges("result")) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

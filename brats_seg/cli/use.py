@@ -316,7 +316,7 @@ def survival(
     )
     emit(study, folder=output, conclusion=str(study.verdict))
     _print_study(study)
-    print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
+    print(f"wrote predictions, figures and picture to {output}. Research use only.")
 
 
 def _print_study(study: "SurvivalStudy") -> None:

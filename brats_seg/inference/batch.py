@@ -11,13 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    CancelledError,
-    Future,
-    ProcessPoolExecutor,
-    ThreadPoolExecutor,
-    as_completed,
-)
+from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -54,7 +48,7 @@ Item = TypeVar("Item")
 Started = TypeVar("Started", bound=HasCaseId)
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Case], "CaseOutcome"]
-Submit: TypeAlias = Callable[[Case], "Future[CaseOutcome]"]
+Submit: TypeAlias = Callable[[Case], "futures.Future[CaseOutcome]"]
 Workers: TypeAlias = int | str | None
 """Number of processes of this machine, or address of a dask cluster; None computes in this process."""
 
@@ -115,7 +109,7 @@ def predict_folder(
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout or of DICOM files, .csv or .json tables of paths, or cases;
+        inputs: Folders of scans of any layout or of DICOM files, .csv tables of paths, or cases;
             or batches of cases, such as `watched_scans` yields.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged. None
             are given for the network that the package carries.
@@ -414,7 +408,7 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
         return outcome
 
     with ExitStack() as opened:
-        reader, writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        reader, writer = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
         for pool in (reader, writer):
             # finishes its task at the end, and drops the waiting ones
             opened.callback(pool.shutdown, cancel_futures=True)
@@ -433,11 +427,11 @@ def _attempt(
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
+    pool: futures.ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[Result]:
     """Yield the results of a function, each after the next item has been handed to the pool."""
-    futures = (pool.submit(function, item) for item in items)
-    for future, _next in pairwise(chain(futures, [Future[Result]()])):
+    started = (pool.submit(function, item) for item in items)
+    for future, _next in pairwise(chain(started, [futures.Future[Result]()])):
         yield future.result()
 
 
@@ -462,9 +456,9 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
         _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work)
     ) as submit:
         case_of = {submit(case): case for case in cases}
-        for future in as_completed(list(case_of)):
+        for future in futures.as_completed(list(case_of)):
             # cancelled by dask when the scheduler has ended
-            error = CancelledError() if future.cancelled() else future.exception()
+            error = futures.CancelledError() if future.cancelled() else future.exception()
             case_id = case_of[future].case_id
             outcome = _lost(case_id, error) if error else future.result()
             if outcome.is_new:
@@ -516,9 +510,9 @@ def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
         set_up=None if is_chosen else partial(torch.set_num_threads, n_threads),
         when_killed="Use fewer --workers, or none.",
     )
-    idle = SimpleQueue[ProcessPoolExecutor]()
+    idle = SimpleQueue[futures.ProcessPoolExecutor]()
 
-    def start(_: int = 0) -> ProcessPoolExecutor:
+    def start(_: int = 0) -> futures.ProcessPoolExecutor:
         process = pools.enter_context(pool())
         # raises if it cannot start, which is not the fault of a case
         process.submit(os.getpid).result()
@@ -536,7 +530,7 @@ def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
         finally:
             idle.put(process)
 
-    with ExitStack() as pools, ThreadPoolExecutor(n_workers) as threads:
+    with ExitStack() as pools, futures.ThreadPoolExecutor(n_workers) as threads:
         try:
             for process in threads.map(start, range(n_workers)):
                 idle.put(process)
@@ -573,7 +567,7 @@ def _cluster(address: str, work: Work) -> Iterator[Submit]:
     # the client waits without end for an address that accepts connections and is silent
     try:
         # in a thread of its own, because a notebook has an event loop already
-        with ThreadPoolExecutor(1) as pool:
+        with futures.ThreadPoolExecutor(1) as pool:
             answer = pool.submit(asyncio.run, identify()).result()
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"

@@ -3,12 +3,10 @@
 model.json             identity and settings of each network, tables of labels, checksums
 member0.safetensors    weights of the first network, and so on
 README.md              the model card: what the model is, was trained on and can do
-card.json              the facts of the card that the weights do not hold; unknown ones are left out
 
 A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +28,7 @@ from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
-from brats_seg.files import alone_at, read_bounded, whole_file, whole_folder, write_json
+from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
 from brats_seg.inference.results import TEMPLATES
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
@@ -42,15 +40,10 @@ from brats_seg.wings import interop
 log = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
-FACTS_NAME = "card.json"
-_LARGEST_FACTS = 1 << 26
-"""Bytes of the longest `card.json`; a case takes about 250."""
 _REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
 _SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
 _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 """Entries of the environment of a run that are in the card."""
-_LISTS_OF_CASES = ("training", "held_out", "learnt_before")
-"""Facts that list ids of cases."""
 
 Count = Annotated[int, Field(ge=0)]
 CountRow = tuple[Count, Count, Count]
@@ -60,22 +53,17 @@ class ValidatedCase(Section):
     """Voxel counts of a held-out case, of the validation that the weights were chosen by."""
 
     case_id: str
-    """A number if ids are left out."""
     counts: tuple[CountRow, CountRow, CountRow, CountRow]
     """True and false positives, false and true negatives, for WT, TC and ET."""
 
 
 class NetworkFacts(Section):
-    """Facts about the training of one network."""
+    """Facts about the training of one network that its card does not hold."""
 
     run: str = ""
-    """Name of the folder of its run."""
-    training: tuple[str, ...] = ()
-    """Ids of the cases that it was trained on."""
-    held_out: tuple[str, ...] = ()
-    """Ids of the cases that were held out."""
+    """Name of the folder of its run; empty for a network that was exported before."""
     n_training: Count | None = None
-    """Number of those cases; None if it is not known."""
+    """Cases that it was trained on; None if the number is not known."""
     n_held_out: Count | None = None
     epoch: Count | None = None
     """Epochs of training until the weights were saved."""
@@ -85,16 +73,6 @@ class NetworkFacts(Section):
     """Versions and device of the training."""
     started_from: str = ""
     """Name of the model whose weights it started from; empty if they were drawn at random."""
-    learnt_before: tuple[str, ...] = ()
-    """Ids of the cases that those weights were trained on; none if they are not known."""
-
-    def without_ids(self, numbers: Mapping[str, str]) -> "NetworkFacts":
-        """Return the facts without the ids of cases; those that were validated have numbers."""
-        anonymous = tuple(
-            case.model_copy(update={"case_id": numbers[case.case_id]}) for case in self.validation
-        )
-        no_ids: dict[str, tuple[str, ...]] = dict.fromkeys(_LISTS_OF_CASES, ())
-        return self.model_copy(update={**no_ids, "validation": anonymous})
 
 
 class CrossValidationScores(Section):
@@ -103,20 +81,6 @@ class CrossValidationScores(Section):
     protocol: str
     """Name of the scoring protocol."""
     summaries: tuple[RegionSummary, ...]
-
-
-class ModelFacts(Section):
-    """Content of `card.json`."""
-
-    exported: str
-    """Date of the export."""
-    brats_seg: str
-    """Version that exported the model."""
-    license: str = ""
-    """Licence of the weights; empty if none is stated."""
-    networks: tuple[NetworkFacts, ...]
-    scores: CrossValidationScores | None = None
-    """None without a cross-validation."""
 
 
 def export_model(
@@ -136,9 +100,8 @@ def export_model(
         folder: Folder to write; empty or missing.
         replace: Whether an exported model may be there already, which is replaced as a whole.
         license_name: Licence of the weights, for the model card.
-        case_ids: Whether the model card names the cases by their ids, which may identify patients.
-            `model.json` has those that it was trained on also if all are of public releases, so that
-            scores of these cases are marked.
+        case_ids: Whether `model.json` names the cases that it was trained on, whose ids may identify
+            patients, so that scores of these cases are marked. It does if all are of public releases.
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
         file_format: `bundle` writes a MONAI bundle too, and `onnx` a file of ONNX for each network;
@@ -169,17 +132,16 @@ def export_model(
     exported = weights.ExportedModel(
         networks=networks, fingerprint=weights.fingerprint_of(networks)
     )
-    facts = _facts_of(runs, license_name, case_ids, scores)
+    card = _card(exported, [one for path in runs for one in _facts_of(path)], license_name, scores)
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
             shutil.rmtree(leftover)
-        when_full = "Free some space and start the same command again."
-        with whole_folder(folder, when_full=when_full) as new_folder:
-            _write(exported, facts, new_folder, case_ids=case_ids)
+        with whole_folder(folder) as new_folder:
+            _write(exported, card, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(exported, new_folder)
-    if not facts.license:
+    if not license_name:
         log.info("The model card states no licence; --license names one.")
     return exported
 
@@ -191,9 +153,7 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def _write(
-    exported: weights.ExportedModel, facts: ModelFacts, folder: Path, *, case_ids: bool
-) -> None:
+def _write(exported: weights.ExportedModel, card: str, folder: Path, *, case_ids: bool) -> None:
     networks = exported.networks
     ids = {case_id for network in networks for case_id in network.cases.ids}
     # those of public releases identify nobody
@@ -213,10 +173,8 @@ def _write(
         "labels": labels,
         "members": [_write_member(network, i, folder) for i, network in enumerate(networks)],
     }
-    texts = {FACTS_NAME: facts.model_dump_json(indent=1) + "\n", CARD_NAME: _card(exported, facts)}
-    for name, text in texts.items():
-        with whole_file(folder / name) as new_file:
-            new_file.write_text(text, encoding="utf-8")
+    with whole_file(folder / CARD_NAME) as new_file:
+        new_file.write_text(card, encoding="utf-8")
     write_json(folder / weights.MODEL_NAME, description)
 
 
@@ -234,7 +192,12 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     return entry.model_dump(mode="json")
 
 
-def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
+def _card(
+    exported: weights.ExportedModel,
+    facts: Sequence[NetworkFacts],
+    license_name: str,
+    scores: CrossValidationScores | None,
+) -> str:
     """Return the text of the model card, in Markdown."""
     networks = exported.networks
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
@@ -243,20 +206,24 @@ def _card(exported: weights.ExportedModel, facts: ModelFacts) -> str:
         ", ".join(
             f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
         )
-        for one in facts.networks
+        for one in facts
     ]
     names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
     return TEMPLATES.get_template("model_card.md", globals=names).render(
         networks=networks,
         facts=facts,
+        license=printable(license_name),
+        scores=scores,
+        exported=datetime.now(UTC).date().isoformat(),
+        version=version("brats_seg"),
         fingerprint=exported.fingerprint,
         sizes=" or ".join(f"{size:,}" for size in sorted(sizes)),
         regions=[
             *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
         ],
         windows=[str(default_of(network)) for network in networks],
-        validations=[*_validations(facts.networks)],
+        validations=[*_validations(facts)],
         is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
         subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
         conventions=_conventions(networks),
@@ -288,68 +255,17 @@ def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     return summarise_counts(counts, np.random.default_rng(0))
 
 
-def _facts_of(
-    paths: Sequence[Path],
-    license_name: str,
-    case_ids: bool,
-    scores: CrossValidationScores | None,
-) -> ModelFacts:
-    """Collect the facts about the networks of runs, checkpoints or exported folders, in their order.
-
-    Licence and scores are those of an exported folder given alone, unless others are given.
-    """
-    networks = tuple(facts for path in paths for facts in _network_facts(path))
-    if not case_ids:
-        ids = sorted({case.case_id for network in networks for case in network.validation})
-        numbers = {case_id: str(number) for number, case_id in enumerate(ids)}
-        networks = tuple(network.without_ids(numbers) for network in networks)
-    stored = read_facts(paths[0]) if len(paths) == 1 else None
-    if stored is not None:
-        license_name, scores = license_name or stored.license, scores or stored.scores
-    return ModelFacts(
-        exported=datetime.now(UTC).date().isoformat(),
-        brats_seg=version("brats_seg"),
-        license=printable(license_name),
-        networks=networks,
-        scores=scores,
-    )
-
-
-def read_facts(folder: Path) -> ModelFacts | None:
-    """Read `card.json` of an exported folder; None if there is none."""
-    path = folder / FACTS_NAME
-    if not (folder / weights.MODEL_NAME).exists() or not path.exists():
-        return None
-    try:
-        facts = ModelFacts.model_validate(json.loads(read_bounded(path, _LARGEST_FACTS)))
-        if len(facts.networks) != (n_networks := _n_networks(folder)):
-            msg = f"it describes {len(facts.networks)} networks; expected {n_networks}"
-            raise ValueError(msg)
-    except (OSError, ValueError, RecursionError) as error:
-        msg = (
-            f"{path} cannot be read: {weights.reason_of(error)}. Copy or export the model again, or remove "
-            "this file: scores and cases are then not in the model card."
-        )
-        raise UsageError(msg) from None
-    return facts
-
-
-def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
-    """Return the facts of each network of a path, in the order of `read_trained`."""
+def _facts_of(path: Path) -> list[NetworkFacts]:
+    """Return the facts about each network of a path, in the order of `read_trained`."""
     if (path / weights.MODEL_NAME).exists():
-        stored = read_facts(path)
-        return stored.networks if stored else (NetworkFacts(),) * _n_networks(path)
+        return [NetworkFacts() for _ in weights.read_trained(path)]
     checkpoint = path / weights.BEST_NAME if path.is_dir() else path
     content = weights.read_checkpoint(checkpoint)
     try:
-        return (NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent)),)
+        return [NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent))]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"{checkpoint} cannot be read as a model: {weights.reason_of(error)}"
         raise ResumeError(msg) from None
-
-
-def _n_networks(folder: Path) -> int:
-    return len(json.loads((folder / weights.MODEL_NAME).read_bytes())["members"])
 
 
 def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
@@ -357,11 +273,9 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {"environment": content.get("environment", {})}
     if (run / SPLIT_NAME).exists():
         split = read_split(run / SPLIT_NAME)
-        facts |= {"training": split.train, "held_out": split.validation}
         facts |= {"n_training": len(split.train), "n_held_out": len(split.validation)}
     if start := content.get("started_from"):
         facts["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
-        facts["learnt_before"] = start["learnt_from"]
     if "optimizer" in content:
         # the latest state need not have been validated
         return facts

@@ -16,13 +16,7 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg import labels
-from brats_seg.cases.case import (
-    Case,
-    LoadedCase,
-    case_of_arrays,
-    load_case,
-    missing_problem,
-)
+from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case, missing_problem
 from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve
 from brats_seg.config import Section

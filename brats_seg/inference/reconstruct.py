@@ -50,7 +50,7 @@ def reconstruct_cases(
     """Reconstruct cases with an autoencoder, and draw each beside its reconstruction.
 
     Args:
-        inputs: Folders of scans of any layout, or .csv or .json tables of paths.
+        inputs: Folders of scans of any layout, or .csv tables of paths.
         run: Run or checkpoint of model.name `autoencoder`.
         output: Folder for the pictures, `<case>.png`.
         settings: Device, precision and overlap; the others are for segmentation.

@@ -5,22 +5,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, field_validator
 
-from brats_seg.config import (
-    CubicMillimetres,
-    Overlap,
-    Section,
-    Size,
-    Threshold,
-    explained,
-    parse_size,
-)
+from brats_seg import config
 from brats_seg.errors import ConfigError, unknown_name
 from brats_seg.presets import ConventionName
 
 ResultLayout = Literal["plain", "bids"]
 
 
-class PredictionSettings(Section):
+class PredictionSettings(config.Section):
     """Settings of a prediction.
 
     Thresholds and smallest volumes that are not given are those stored with the model, or the
@@ -35,18 +27,20 @@ class PredictionSettings(Section):
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    window: Literal["auto", "whole"] | Size = "auto"
+    window: Literal["auto", "whole"] | config.Size = "auto"
     """Voxels of a sliding window; `whole` takes the brain crop in one pass, `auto` the window of the
     network."""
-    overlap: Overlap | None = None
+    overlap: config.Overlap | None = None
     """Share that neighbouring windows have in common; null takes 0.5, or that of another program."""
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
-    thresholds: tuple[Threshold, Threshold, Threshold] | None = None
+    thresholds: tuple[config.Threshold, config.Threshold, config.Threshold] | None = None
     """Probability above which a voxel belongs to WT, TC, ET; null takes those of the model."""
-    smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] | None = None
+    smallest_mm3: (
+        tuple[config.CubicMillimetres, config.CubicMillimetres, config.CubicMillimetres] | None
+    ) = None
     """Volume below which a component of WT, TC, ET is removed; null takes those of the model."""
-    smallest_et_mm3: CubicMillimetres | None = None
+    smallest_et_mm3: config.CubicMillimetres | None = None
     """Volume of all ET together below which it becomes necrosis; null takes that of the model."""
     labels: ConventionName | None = None
     """Label convention to write; null takes that of the scan's release."""
@@ -77,7 +71,7 @@ class PredictionSettings(Section):
     @field_validator("window", mode="before")
     @classmethod
     def _parse_window(cls, value: object) -> object:
-        return value if value == "auto" else parse_size(value)
+        return value if value == "auto" else config.parse_size(value)
 
 
 DEFAULT_SETTINGS = PredictionSettings()
@@ -101,4 +95,6 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
     try:
         return PredictionSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"setting {line}" for line in explained(error))) from None
+        raise ConfigError(
+            "\n".join(f"setting {line}" for line in config.explained(error))
+        ) from None

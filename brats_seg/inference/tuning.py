@@ -4,7 +4,7 @@ One setting is fitted after another, the inner regions first because the outer o
 threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
 A default is replaced only where the gain is more than chance (`evaluation.significance`). Several runs
 are tuned together, because an ensemble has one decoding; each case is predicted by the run that it was
-held out of. The result is stored with the weights of each run, and in `tuning.json` beside them.
+held out of. The result is stored with the weights of each run.
 """
 
 import logging
@@ -12,30 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, ConfigError, counted, unknown_name
+from brats_seg.errors import CaseProblemsError, counted
 from brats_seg.evaluation import significance
-from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
-from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import SubsetScores, pooled
-from brats_seg.files import whole_file
-from brats_seg.inference.held_out import (
-    HeldOut,
-    HeldOutCase,
-    check_is_run,
-    measure_subsets,
-    open_held_out,
-    predict_held_out,
-)
+from brats_seg.inference import held_out
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
@@ -44,14 +35,12 @@ from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
-TUNING_NAME = "tuning.json"
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
 SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
 """Smallest components to try."""
 SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
-METRICS = ("dice", "lesionwise")
 _TUNED = (
     *(
         (name, region, label.format(REGIONS[region].upper()), values)
@@ -67,7 +56,7 @@ _TUNED = (
 the words for the table of results, and the values to try."""
 
 Scores: TypeAlias = npt.NDArray[np.float64]
-Cases: TypeAlias = Sequence[HeldOutCase]
+Cases: TypeAlias = Sequence[held_out.HeldOutCase]
 Result = TypeVar("Result")
 
 
@@ -89,12 +78,11 @@ class FittedSetting:
 class Tuning:
     """Result of tuning."""
 
-    metric: str
     n_cases: int
     runs: tuple[str, ...] = ()
     fits: tuple[FittedSetting, ...]
     before: tuple[float, float, float]
-    """Mean score of WT, TC, ET with the default decoding."""
+    """Mean Dice of WT, TC, ET with the default decoding."""
     after: tuple[float, float, float]
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: FittedPrediction
@@ -109,8 +97,6 @@ def tune_runs(
     runs: Sequence[Path],
     *,
     prepared_path: Path,
-    metric: str = "dice",
-    task: str = "GLI",
     device: str = "auto",
     precision: str = "auto",
     track: Track = untracked,
@@ -122,8 +108,6 @@ def tune_runs(
     Args:
         runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
         prepared_path: Folder of the prepared cases that the runs were trained on.
-        metric: `dice` or `lesionwise`.
-        task: GLI, SSA, MEN, MET or PED, which decides the parameters of `lesionwise`.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         precision: `auto`, `fp32`, `fp16` or `bf16`.
         track: Shows the progress.
@@ -134,52 +118,52 @@ def tune_runs(
         CaseError: A case cannot be predicted.
         EnvironmentalError: The device is not available, a process was killed, or the disk is full.
     """
-    protocol = metric_named(metric, task)
     torch_device = choose_device(device, precision)
     folders = list({run.resolve(): run for run in runs}.values())
     for run in folders:
-        check_is_run(run)
+        held_out.check_is_run(run)
     with ExitStack() as locks:
         for run in folders:
             # a training would replace the weights that the settings are fitted to
             locks.enter_context(run_locked(run))
-        held_out = [open_held_out(run, prepared_path) for run in folders]
-        _warn_of_few(sum(len(run.data.split.validation) for run in held_out))
+        opened = [held_out.open_held_out(run, prepared_path) for run in folders]
+        _warn_of_few(sum(len(run.data.split.validation) for run in opened))
         # those that an earlier call predicted with the same weights are read
-        cases = [case for run in held_out for case in predict_held_out(run, torch_device, track)]
-        tuning = fit_cases(cases, protocol, n_workers=available_cpus(), track=track)
-        tuning = replace(tuning, runs=tuple(str(run.run) for run in held_out))
-        _store(tuning, held_out)
+        predicted = (held_out.predict_held_out(run, torch_device, track) for run in opened)
+        cases = list(chain.from_iterable(predicted))
+        tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
+        tuning = replace(tuning, runs=tuple(str(run.run) for run in opened))
+        for run_held_out in opened:
+            run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
         # with the settings that are stored now
-        held_out = [open_held_out(run, prepared_path) for run in folders]
-        scores = [one for run in held_out for one in measure_subsets(run, torch_device, track)]
+        opened = [held_out.open_held_out(run, prepared_path) for run in folders]
+        measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
+        scores = list(chain.from_iterable(measured))
     return replace(tuning, subset_scores=pooled(scores))
 
 
-def fit_cases(
-    cases: Cases, protocol: ScoringProtocol, *, n_workers: int = 0, track: Track = untracked
-) -> Tuning:
-    """Fit the decoding to the mean score of cases that were held out, and predict their Dice."""
+def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> Tuning:
+    """Fit the decoding to the mean Dice of cases that were held out, and predict their Dice."""
 
-    def on_cases(function: Callable[[HeldOutCase], Result], what: str) -> tuple[Result, ...]:
+    def on_cases(
+        function: Callable[[held_out.HeldOutCase], Result], what: str
+    ) -> tuple[Result, ...]:
         done = map_cases(function, cases, what, n_workers=n_workers, track=track)
         if done.failures:
             raise CaseProblemsError([failure.message for failure in done.failures])
         return done.results
 
     def score(decodings: Sequence[Decoding]) -> Scores:
-        function = partial(_score_case, decodings=decodings, protocol=protocol)
-        return np.stack(on_cases(function, "fitting"), axis=1)
+        return np.stack(on_cases(partial(_score_case, decodings=decodings), "fitting"), axis=1)
 
     decoding, fits = _fit_decoding(score)
     before, after = score([Decoding(), decoding]).mean(axis=1).tolist()
     notes: dict[str, JsonValue] = {}
-    if (checks := judges("expected_dice")) is not None:
+    if (checks := judges("result")) is not None:
         count = partial(_count_case, decoding=decoding)
         probabilities, counts = zip(*on_cases(count, "fitting the predicted Dice"), strict=True)
         notes = checks.notes_of_held_out(probabilities, counts)
     return Tuning(
-        metric=protocol.name,
         n_cases=len(cases),
         fits=tuple(fits),
         before=tuple(before),
@@ -187,22 +171,6 @@ def fit_cases(
         fitted=FittedPrediction(decoding=decoding),
         notes=notes,
     )
-
-
-def metric_named(name: str, task: str) -> ScoringProtocol:
-    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023."""
-    if name not in METRICS:
-        raise ConfigError(unknown_name(f"metric {name!r}", name, METRICS))
-    return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
-
-
-def _store(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
-    """Store the chosen settings with the weights of each run, and `tuning.json` beside them."""
-    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for run in held_out:
-        run.store(tuned_card(run.trained.card, tuning.fitted, tuning.notes))
-        with whole_file(run.run / TUNING_NAME) as new_file:
-            new_file.write_bytes(content)
 
 
 def tuned_card(
@@ -263,25 +231,16 @@ def _change(decoding: Decoding, name: str, region: int | None, value: float) -> 
     return decoding.model_copy(update={name: changed})
 
 
-def _score_case(
-    case: HeldOutCase, decodings: Sequence[Decoding], protocol: ScoringProtocol
-) -> Scores:
+def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Scores:
+    """Return the Dice (decodings, 3) of a case."""
     stored = case.read()
-    scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0.0)
-    rows = []
-    for decoding in decodings:
-        regions = stored.regions(decoding)
-        if protocol.lesions is None:
-            rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
-        else:
-            lesions = score_lesions(stored.reference, regions, protocol, scale)
-            rows.append(lesions["lesionwise_dice"].to_numpy())
-    return np.stack(rows)
+    masks = (stored.regions(decoding) for decoding in decodings)
+    return np.stack([dice(count_regions(m, stored.reference, case.case_id)) for m in masks])
 
 
-def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
+def _count_case(case: held_out.HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
-    stored, checks = case.read(), judges("expected_dice")
+    stored, checks = case.read(), judges("result")
     assert checks is not None
     regions = stored.regions(decoding)
     counts = count_regions(regions, stored.reference, case.case_id)

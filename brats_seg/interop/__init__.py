@@ -45,9 +45,9 @@ def reader_of(path: Path) -> Callable[[Path], Member] | None:
 
 def writer_of(file_format: str) -> Callable[[ExportedModel, Path], None]:
     """Return the function that writes a model for other programs: as a `bundle`, or as `onnx`."""
-    from brats_seg.interop import export_bundle, onnx
+    from brats_seg.interop import export
 
-    return onnx.write_onnx if file_format == "onnx" else export_bundle.write_bundle
+    return export.write_onnx if file_format == "onnx" else export.write_bundle
 
 
 def read_content(path: Path) -> Any:

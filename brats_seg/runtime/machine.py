@@ -17,14 +17,7 @@ import torch
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user, cpu_quota
 from brats_seg.errors import EnvironmentalError, Finding, counted
 from brats_seg.files import check_writable, free_bytes, size_text
-from brats_seg.runtime.device import (
-    choose_device,
-    gpus,
-    has_kernels,
-    native_dtype,
-    precision_name,
-    wheel_for,
-)
+from brats_seg.runtime import device as devices
 from brats_seg.runtime.memory import free_memory, total_memory
 
 log = logging.getLogger(__name__)
@@ -38,8 +31,6 @@ _LITTLE_MEMORY = 2 * 2**30
 """Free memory below which a warning is given; predicting one BraTS scan took 1.1 GB."""
 _HELD_BY_OTHERS = 0.25
 """Share of the memory of a GPU that is not free, above which a warning is given."""
-_OLDEST_DRIVERS = {"11": 450, "12": 525, "13": 580}
-"""Oldest driver of NVIDIA for each CUDA, by its first number (CUDA compatibility guide)."""
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 _CPU = torch.device("cpu")
 
@@ -50,7 +41,7 @@ def machine_findings(needed_shared: int) -> list[Finding]:
     Args:
         needed_shared: Shared memory in bytes that the worker processes of a training may need.
     """
-    n_gpus = len(gpus())
+    n_gpus = len(devices.gpus())
     return [
         _torch_finding(n_gpus),
         *(_gpu_finding(index) for index in range(n_gpus)),
@@ -123,12 +114,11 @@ def _torch_finding(n_gpus: int) -> Finding:
         return Finding(check="torch", status="ok", found=f"{found}; no GPU: the CPU computes")
     found += f"; driver {driver} is there, but torch sees no GPU"
     if not cuda:
-        remedy = wheel_for(None)
+        remedy = devices.wheel_for(None)
     elif os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
         remedy = "unset CUDA_VISIBLE_DEVICES"
     else:
-        oldest = _OLDEST_DRIVERS.get(cuda.split(".")[0])
-        found += "" if oldest is None else f"; CUDA {cuda} needs driver {oldest} or later"
+        found += ", perhaps because the driver is older than that CUDA"
         remedy = "nvidia-smi"
     return Finding(check="torch", status="problem", found=found, remedy=remedy)
 
@@ -137,11 +127,11 @@ def _gpu_finding(index: int) -> Finding:
     device, check = torch.device("cuda", index), f"GPU {index}"
     capability, built_for = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
     found = f"{torch.cuda.get_device_name(device)}, sm_{capability[0]}{capability[1]}"
-    if not has_kernels(built_for, capability):
+    if not devices.has_kernels(built_for, capability):
         found += f": torch calls it available, but was built for {', '.join(built_for) or 'no GPU'}"
-        remedy = wheel_for(capability)
+        remedy = devices.wheel_for(capability)
         return Finding(check=check, status="problem", found=found, remedy=remedy)
-    half = precision_name(native_dtype(device))
+    half = devices.precision_name(devices.native_dtype(device))
     try:
         free, total = torch.cuda.mem_get_info(device)
         for precision in ("fp32", half):
@@ -159,9 +149,9 @@ def _gpu_finding(index: int) -> Finding:
 
 
 def _cpu_finding() -> Finding:
-    n_cpus, quota, half = available_cpus(), cpu_quota(), native_dtype(_CPU)
+    n_cpus, quota, half = available_cpus(), cpu_quota(), devices.native_dtype(_CPU)
     allowed = "" if quota is None else f" (a control group allows {quota:g})"
-    precision = f"fp32 and {precision_name(half)}" if half else "fp32"
+    precision = f"fp32 and {devices.precision_name(half)}" if half else "fp32"
     found = f"{counted(n_cpus, 'CPU')}{allowed}, {precision} native"
     for name in NUMBERS:
         number = chosen_by_user(name)
@@ -173,7 +163,7 @@ def _cpu_finding() -> Finding:
 
 def _compute(device: torch.device, precision: str) -> None:
     """Compute a convolution and its gradient."""
-    with choose_device(str(device), precision).autocast():
+    with devices.choose_device(str(device), precision).autocast():
         image = torch.ones(1, 4, 16, 16, 16, device=device)
         weights = torch.ones(8, 4, 3, 3, 3, device=device, requires_grad=True)
         torch.nn.functional.conv3d(image, weights).float().sum().backward()

@@ -336,24 +336,16 @@ def _unreadable(path: Path, error: Exception) -> ResumeError:
     return ResumeError(msg)
 
 
-def read_weights(path: Path) -> dict[str, Tensor] | None:
-    """Read a file of weights alone, of any program: safetensors, or a state dict saved by torch.
-
-    Returns:
-        The weights by name, or None for a checkpoint of this package, which says more about them.
-    """
-    if path.suffix == ".safetensors":
-        return _load_weights(path)
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the weights of another program from a state dict that torch saved."""
     content = read_plain(path, "Copy it again, or save the state_dict() of its network.")
     if isinstance(content, dict):
-        if "schema_version" in content:
-            return None
         # the entries that torch's own examples, Lightning and MONAI store the weights in
         content = content.get("state_dict", content.get("model", content))
     try:
         return checked_weights(content)
     except _INVALID as error:
-        msg = f"{path} holds no weights: {reason_of(error)}; expected a checkpoint or a state dict."
+        msg = f"{path} holds no weights: {reason_of(error)}; expected a state dict."
         raise UsageError(msg) from None
 
 
@@ -403,9 +395,6 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
         with torch.serialization.safe_globals(_NUMPY_SCALARS):
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_values(content)
-    except OSError as error:
-        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"
-        raise ResumeError(msg) from None
     except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
         msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
         raise ResumeError(msg) from None

@@ -2,7 +2,6 @@
 
 predictions.csv   predictions for every case: days by family, hazard ratio of the Cox model
 summary.json      figures with intervals, verdict, remarks
-submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
@@ -29,7 +28,7 @@ from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival import study as models
 from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
-from brats_seg.survival.table import AGE, read_features, read_outcomes, seen_remarks
+from brats_seg.survival.table import read_features, read_outcomes, seen_remarks
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -162,8 +161,6 @@ def study_survival(
         title = f"Held-out cases: {result.verdict.heading}"
         figure = survival_figure(shown["days"], days, shown["lived"], title=title)
         write_figure(figure, output / "survival.png")
-        submitted = zip(cases["case_id"], predictions.days[SELECTED].map(round), strict=True)
-        write_table(output / "submission.csv", ("case_id", "days"), submitted, header=False)
     return result
 
 
@@ -197,8 +194,6 @@ def days_figures(reported: Days, predicted: Days) -> dict[str, Days]:
         "std_se_days2": np.std(errors**2, axis=-1),
         "spearman": spearman(reported, predicted),
         "mae_days": np.mean(errors, axis=-1),
-        # the figure of the Kaggle notebook
-        "relative_error": errors.sum(axis=-1) / reported.sum(axis=-1),
     }
 
 
@@ -305,18 +300,10 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
         "n_cases": len(outcomes),
         "n_died": int(outcomes["died"].sum()),
         "n_censored": int(outcomes["lived"].sum()),
-        "n_features": result.study.features.shape[1],
-        "class_days": SURVIVAL_CLASS_DAYS,
-        "n_folds": len(np.unique(predictions.folds[predictions.held_out])),
         "n_repeats": plan.n_repeats,
         "seed": plan.seed,
         "times_selected": predictions.n_chosen,
-        "verdict": {
-            **asdict(verdict),
-            "is_significant": verdict.is_significant,
-            "beats_age": verdict.beats_age,
-            "words": str(verdict),
-        },
+        "verdict": {**asdict(verdict), "words": str(verdict)},
         "remarks": result.remarks,
         "figures": result.figures,
     }
@@ -336,8 +323,5 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
             "lifelines is not installed: no Cox model, which would learn from censored cases, and no "
             'concordance index. Add them with `pip install "brats_seg[survival]"`.'
         )
-    n_unknown = int(outcomes[AGE][outcomes["known"]].isna().sum())
-    if n_unknown:
-        yield f"age unknown in {n_unknown} of {n_known} cases with an outcome"
     for remark in seen_remarks(study.table):
         yield f"NOT OUT-OF-FOLD: {remark}"

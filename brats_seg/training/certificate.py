@@ -8,7 +8,7 @@ patches look alike, and every accumulation seems exact.
 """
 
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import ceil, isfinite
 from pathlib import Path
@@ -20,7 +20,6 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
-from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
 from brats_seg.presets import check_stored
@@ -33,7 +32,7 @@ from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PassState
 from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.state import build_network, environment_of
+from brats_seg.training.state import build_network
 
 _LOSS_SCALE = 2.0**10
 """Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""
@@ -92,8 +91,6 @@ class Certificate:
     """Source of the weights."""
     patches: str
     """Number, size and source of the patches, and how many lack enhancing tumour."""
-    environment: dict[str, str]
-    """Versions, device and precision."""
     rows: tuple[CertificateRow, ...]
 
     @property
@@ -110,7 +107,7 @@ def certify_run(
     precision: str | None = None,
     track: Track = untracked,
 ) -> Certificate:
-    """Measure with the weights and the loss of a run, and write `certificate.json` into it.
+    """Measure with the weights and the loss of a run.
 
     Device and precision are those of the run unless given.
     """
@@ -130,9 +127,7 @@ def certify_run(
         raise ResumeError(msg) from None
     used = choose_device(device or config.training.device, precision or config.training.precision)
     patches = phantom_patches(n_patches, _measured_size(config, patch))
-    certificate = _certificate(str(path), network, config, patches, used, track)
-    write_json(run_path / "certificate.json", asdict(certificate))
-    return certificate
+    return _certificate(str(path), network, config, patches, used, track)
 
 
 def certify_settings(
@@ -164,7 +159,6 @@ def _certificate(
     return Certificate(
         network=source,
         patches=f"{len(et)} patches of {size} from phantoms, {n_lacking} without ET",
-        environment=environment_of(device),
         rows=certify(network, config.loss, patches, device, track),
     )
 

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, StartConfig, differing_settings
-from brats_seg.data.fold import NO_RECORD, FoldData, TrainingCases
+from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.build import size_words
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
@@ -201,46 +200,16 @@ class RunFolder:
             raise ResumeError(msg)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Source:
-    """Weights that a run may start from."""
-
-    path: Path
-    offered: Mapping[str, Tensor]
-    fingerprint: str
-    trained: weights.TrainedModel | None = None
-    """The trained network; None for a file that holds weights alone."""
-    cases: TrainingCases = NO_RECORD
-
-    @property
-    def name(self) -> str:
-        """Path and network, for messages."""
-        if self.path == weights.SHIPPED:
-            return "the network that brats_seg carries (--start-from none draws all weights anew)"
-        if self.trained is None:
-            return f"{self.path} (weights alone)"
-        model = self.trained.config.model
-        return f"{self.path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
-
-
-def read_source(path: Path) -> Source:
-    """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights."""
-    alone = weights.read_weights(path) if path.is_file() else None
-    if alone is not None:
-        return Source(path=path, offered=alone, fingerprint=weights.sha256_of(path)[:32])
+def read_source(path: Path) -> weights.TrainedModel:
+    """Read the network of a run, of a checkpoint or of an exported model that a run may start from."""
     trained, *others = weights.read_trained(path)
     if others:
-        member = path / "member0.safetensors"
-        msg = f"{path} holds {len(others) + 1} networks; expected one, such as {member}"
+        msg = (
+            f"{path} holds {len(others) + 1} networks; expected one: give a run, or export it alone"
+        )
         raise UsageError(msg)
     _check_identity(trained.identity, path)
-    return Source(
-        path=path,
-        offered=trained.weights,
-        fingerprint=weights.fingerprint_of([trained]),
-        trained=trained,
-        cases=trained.cases,
-    )
+    return trained
 
 
 def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
@@ -263,25 +232,29 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     if path is None:
         return None
     source = read_source(Path(path))
-    loaded, unfit = match_weights(network, source.offered)
-    if is_shipped and (unfit or len(loaded) < len(source.offered)):
+    loaded, unfit = match_weights(network, source.weights)
+    if is_shipped and (unfit or len(loaded) < len(source.weights)):
         return None
+    model = source.config.model
+    name = f"{path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
+    if is_shipped:
+        name = "the network that brats_seg carries (--start-from none draws all weights anew)"
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
-        what = f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}"
+        what = f"nothing fits of {name}. Not loaded: {some_of(unfit)}"
         msg = f"{what}. Choose the network that they are of, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
     what = "started from %s: %d of %d layers loaded"
-    log.info(what, source.name, len(_by_layer(loaded)), n_layers)
+    log.info(what, name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     if not is_shipped:
-        _log_differences(source, data)
+        _log_differences(source, Path(path), data)
     return StartedFrom(
         path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
-        fingerprint=source.fingerprint,
+        fingerprint=weights.fingerprint_of([source]),
         learnt_from=source.cases.ids,
         is_complete=source.cases.is_complete,
     )
@@ -341,17 +314,12 @@ def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
             raise UsageError(msg)
 
 
-def _log_differences(source: Source, data: FoldData) -> None:
+def _log_differences(source: weights.TrainedModel, path: Path, data: FoldData) -> None:
     """Log what the weights learnt from, where it may matter to this run."""
-    path = source.path
-    if source.trained is None:
-        what = "%s does not say what its weights were trained on: %s and %s, in this order, are assumed"
-        log.warning(what, path, ", ".join(MODALITIES), ", ".join(REGIONS))
-    else:
-        identity = source.trained.identity
-        if tuple(identity.spacing_mm) != tuple(data.spacing_mm):
-            what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-            log.warning(what, path, *map(spacing_text, (identity.spacing_mm, data.spacing_mm)))
+    spacings_mm = source.identity.spacing_mm, data.spacing_mm
+    if spacings_mm[0] != spacings_mm[1]:
+        what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
+        log.warning(what, path, *map(spacing_text, spacings_mm))
     if not source.cases.is_complete:
         what = "%s does not name its training cases; if some are held out here, scores will be too good"
         log.info(what, path)

@@ -208,7 +208,7 @@ WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "export": lambda run, _: export_model([run], Path("new"), file_format="safetensors"),
     "export, bundle": lambda run, _: export_model([run], Path("new"), file_format="bundle"),
     "export, ONNX": lambda run, _: export_model([run], Path("new"), file_format="onnx"),
-    "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared, metric="dice"),
+    "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared),
     "certify": lambda run, _: certify_run(run, n_patches=2),
     "report": lambda run, prepared: write_run_page(
         run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
@@ -294,7 +294,7 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
     known["norm"] = ["batch", {"affine": True}]
     _ask_for(given_run, "model", "monai.networks.nets.BasicUNet", known)
     choose_settings(run_paths=[given_run])
-    assert read_source(given_run).trained
+    assert read_source(given_run).weights
 
 
 def test_no_known_network_takes_an_address() -> None:
