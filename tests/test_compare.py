@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import LayoutError, UsageError
-from brats_seg.evaluation.compare import compare_folders, compare_scores
+from brats_seg.evaluation.compare import compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import joined_scores
+from brats_seg.evaluation.scores import LESION_COLUMNS, joined_scores
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
+
+LESIONS = dict(zip(LESION_COLUMNS, (1.0, 0.0, 1.0, 1.0, 0, 0, 0), strict=True))
 
 
 def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.DataFrame:
@@ -24,15 +26,16 @@ def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.Da
     )
 
 
-def test_pairs_are_tested_worked_out_by_hand() -> None:
+def test_pairs_are_tested_worked_out_by_hand(rng: np.random.Generator) -> None:
     """Six cases better by different amounts: the smallest p of six pairs is 2 / 2**6."""
     first = table((0.91, 0.82, 0.73, 0.64, 0.55, 0.46, 0.5), (1.0,) * 6 + (2.0,))
     second = table((0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.5), (1.0,) * 6 + (3.0,))
-    found = compare_scores(("a", "b"), (first, second))
+    found = compare_scores(("a", "b"), (first, second), rng)
     # whatever the order of the rows
-    again = compare_scores(("a", "b"), (first, second[::-1]))
+    again = compare_scores(("a", "b"), (first, second[::-1]), np.random.default_rng(0))
     assert again == found
-    dice, hd95 = found
+    dice, hd95 = found.tests
+    assert found.n_cases == 7
     assert (dice.region, dice.column, hd95.column) == ("wt", "dice", "hd95")
     assert (dice.n_first_better, dice.n_second_better) == (6, 0)
     assert dice.mean_first == pytest.approx(4.61 / 7)
@@ -48,13 +51,15 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
         if number < 2:
             write_nifti(tmp_path / "short" / name, make_label_map(seed=number))
     folders = (tmp_path / "long", tmp_path / "short")
-    legacy = protocol_named("legacy")
     whole, shared = (
-        compare_folders(brats_root, folders, legacy, only_predicted=only) for only in (False, True)
+        compare_folders(
+            brats_root, folders, protocol_named("legacy"), only_predicted=only_predicted
+        )
+        for only_predicted in (False, True)
     )
-    assert (len(whole.first.case_ids), len(shared.first.case_ids)) == (6, 2)
-    assert whole.tests[0].mean_first > whole.tests[0].mean_second
-    assert shared.tests[0].mean_first < shared.tests[0].mean_second
+    assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
+    assert whole.comparison.ranking[0].name == str(folders[0])
+    assert shared.comparison.ranking[0].name == str(folders[1])
     assert len(shared.first.left_out) == 4
     for number in range(2):
         (tmp_path / "short" / f"BraTS2021_{number:05d}.nii.gz").rename(
@@ -64,21 +69,75 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
         compare_folders(brats_root, folders, protocol_named("legacy"), only_predicted=True)
 
 
-def test_regions_without_a_score_and_infinite_distances_are_compared() -> None:
-    """What is neither there nor predicted is as good as a full score."""
+def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:
+    """Dice ranks 1 2 3 and 2.5 1 2.5; HD95 is 2 for all."""
+    ranking = rank_sets("abc", [table((0.9, 0.5)), table((0.8, 0.6)), table((0.7, 0.5))], rng)
+    assert [standing.name for standing in ranking] == ["b", "a", "c"]
+    assert [standing.mean_rank for standing in ranking] == pytest.approx(
+        [(2 + 1 + 2 + 2) / 4, (1 + 2.5 + 2 + 2) / 4, (3 + 2.5 + 2 + 2) / 4]
+    )
+    assert ranking[-1].p_value is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mean_ranks_equal_those_of_mist(seed: int) -> None:
+    """With mist-medical, as the environment of `make bench` has it."""
+    mist = pytest.importorskip("mist.evaluation.ranking")
+    values = np.random.default_rng(seed).integers(0, 6, (4, 2, 7)) / 5
+    sets = [table(*one.tolist()) for one in values]
+    columns = {"case_id": "id", "dice": "wt_dice", "hd95": "wt_haus95"}
+    theirs = [one[[*columns]].rename(columns=columns) for one in sets]
+    ranking = rank_sets("abcd", sets, np.random.default_rng(0))
+    expected = dict(mist.rank_results(theirs, [*"abcd"])[0].itertuples(index=False, name=None))
+    assert {one.name: one.mean_rank for one in ranking} == pytest.approx(expected)
+
+
+def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
+    """Twelve cases won by one set: only one in 2**12 exchanges keeps the lead."""
+    dices = np.linspace(0.3, 0.8, 12)
+    better, worse, equal = (table((dices + gain).tolist()) for gain in (0.1, -0.1, 0))
+    clear = rank_sets("-+", [worse, better], np.random.default_rng(0))
+    tied = rank_sets(("=", "also"), [equal, equal], np.random.default_rng(0))
+    assert [standing.name for standing in clear] == ["+", "-"]
+    assert clear[0].p_value == pytest.approx(1 / 2**12, abs=5e-4)
+    assert [standing.name for standing in tied] == ["=", "also"]
+    assert (tied[0].p_value, tied[0].mean_rank) == (1, 1.5)
+
+
+def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -> None:
+    """The scores of whole regions rank them the other way."""
+    sets = [
+        table([dice]).assign(**LESIONS | {"lesionwise_dice": lesion_dice})
+        for dice, lesion_dice in ((0.9, 0.3), (0.4, 0.7))
+    ]
+    found = compare_scores(("whole", "lesions"), (sets[0], sets[1]), rng)
+    assert [standing.name for standing in found.ranking] == ["lesions", "whole"]
+    assert [test.column for test in found.tests] == ["dice", "hd95", *LESION_COLUMNS[:4]]
+
+
+def test_sets_of_2025_are_ranked_by_dice_and_nsd(rng: np.random.Generator) -> None:
+    """HD95 is not ranked; what is neither there nor predicted is as good as a full score."""
     first = table((0.9, np.nan), (9.0, 9.0)).assign(nsd=[0.8, np.nan], lesionwise_hd95=np.inf)
     second = table((0.7, 0.0), (1.0, 1.0)).assign(nsd=[0.8, 0.0], lesionwise_hd95=[np.inf, 3.0])
-    found = compare_scores(("a", "b"), (first, second))
-    dice, _, _, distance = found
+    lesions = {"lesionwise_dice": 0.5, "lesionwise_nsd": 0.5}
+    sizes = [one.assign(**lesions, small_f1=f1) for one, f1 in ((first, 0.0), (second, 0.5))]
+    found = compare_scores(("a", "b"), (first, second), rng)
+    metastases = rank_sets("ab", sizes, rng)
+    assert [standing.mean_rank for standing in found.ranking] == [(1 + 1.5 + 1 + 1) / 4, 1.875]
+    dice, _, _, distance = found.tests
     assert (dice.mean_first, dice.mean_second) == (0.9, 0.35)
     assert (dice.n_first_better, dice.n_second_better) == (2, 0)
     found = distance.column, distance.mean_first, distance.n_second_better
     assert found == ("lesionwise_hd95", np.inf, 1)
+    assert [(one.name, one.mean_rank) for one in metastases] == [
+        ("b", pytest.approx(4 / 3)),
+        ("a", pytest.approx(5 / 3)),
+    ]
 
 
-def test_sets_that_cannot_be_paired_are_refused() -> None:
+def test_sets_that_cannot_be_paired_are_refused(rng: np.random.Generator) -> None:
     first, short = table((0.9, 0.3, 0.6)), table((0.9, 0.3))
     with pytest.raises(UsageError, match=r"a and b do not hold .*: 1 are in one only, such as 002"):
-        compare_scores(("a", "b"), (first, short))
+        compare_scores(("a", "b"), (first, short), rng)
     with pytest.raises(UsageError, match="empty holds no scores"):
-        compare_scores(("empty", "a"), (joined_scores(()), first))
+        compare_scores(("empty", "a"), (joined_scores(()), first), rng)

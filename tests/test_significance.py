@@ -66,7 +66,7 @@ def test_patients_are_resampled_with_all_of_their_cases() -> None:
         assert ends == (0.4, 0.4)
 
 
-@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("n", [1, 2, 5])
 def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> None:
     one, other = rng.integers(-3, 5, n).astype(float), rng.permutation(n).astype(float)
     sums = [one @ np.array(signs) for signs in product((-1, 1), repeat=n)]
@@ -131,3 +131,15 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
 )
 def test_what_is_sure(differences: list[float], is_sure: bool) -> None:
     assert gain_of(np.zeros(len(differences)), np.array(differences)).is_sure == is_sure
+
+
+def test_noise_rarely_wins() -> None:
+    """Twelve candidates that are no better, a hundred times."""
+    for n_cases in (6, 40):
+        rng = np.random.default_rng(0)
+        won = 0
+        for _ in range(100):
+            default = rng.normal(0.8, 0.1, n_cases)
+            candidates = [default + rng.normal(0, 0.02, n_cases) for _ in range(12)]
+            won += best_candidate(default, candidates) is not None
+        assert won <= 6

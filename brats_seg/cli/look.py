@@ -84,14 +84,19 @@ def _print_comparisons(
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path)
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
-    cases = counted(len(compared.first.case_ids), "case")
+    comparison = compared.comparison
+    cases = counted(comparison.n_cases, "case")
     print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
     rows = []
-    for test in compared.tests:
+    for test in comparison.tests:
         means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
         counts = (test.n_first_better, test.n_second_better)
         rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
     print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
+    for standing in comparison.ranking:
+        p_value = standing.p_value
+        chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"
+        print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")
     print(f"wrote {table}. Research use only.")
 
 

@@ -1,26 +1,42 @@
-"""Compare two sets of predictions case by case."""
+"""Compare sets of predictions case by case, and rank them.
+
+The ranking is that of the BraTS challenges: sets are ranked within every case, region and score,
+the ranks are averaged over all of them, and a permutation test gives the p value of each lead
+(Bakas et al. 2018, arXiv 1811.02629). Which scores are ranked depends on the year.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LARGE_DISTANCE, LOWER_IS_BETTER, PROTOCOL
-from brats_seg.evaluation.significance import Values, signed_rank_p_value
+from brats_seg.evaluation.significance import Values, permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 
+_RANKED = (
+    ("lesionwise_dice", "lesionwise_nsd", "small_f1"),
+    ("dice", "nsd"),
+    ("lesionwise_dice", "lesionwise_hd95"),
+    ("dice", "hd95"),
+)
+"""Scores that are ranked: of metastases since 2025, of other tasks since 2025, of 2023 and 2024, and
+before. The first that a table has are taken."""
 _TESTED = (
     *("dice", "hd95", "nsd", "lesionwise_dice", "lesionwise_hd95"),
     *("lesionwise_nsd_0.5", "lesionwise_nsd_1.0", "lesionwise_nsd", "f1", "small_f1"),
 )
 
-# shape legend: C cases, R regions, K columns
+# shape legend: S sets, C cases, R regions, K columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +56,34 @@ class PairedTest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """The rank of one set of predictions."""
+
+    name: str
+    mean_rank: float
+    """Mean over cases, regions and scores; 1 is first in all of them."""
+    p_value: float | None
+    """P value of the lead over the next set, by a permutation test; None for the last set."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Comparison of two sets of predictions of the same cases."""
+
+    n_cases: int
+    tests: tuple[PairedTest, ...]
+    """One per region and score."""
+    ranking: tuple[Standing, ...]
+    """The better set first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedFolders:
     """Comparison of two folders of predictions, and the scores of each."""
 
     first: Evaluation
     second: Evaluation
-    tests: tuple[PairedTest, ...]
-    """One per region and score."""
+    comparison: Comparison
 
 
 def compare_folders(
@@ -87,17 +124,17 @@ def compare_folders(
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    tests = compare_scores(names, (first.scores, second.scores))
+    comparison = compare_scores(names, (first.scores, second.scores), np.random.default_rng(0))
     if output is not None:
         columns = [*(field.name for field in fields(PairedTest)), PROTOCOL]
-        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in tests]
+        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in comparison.tests]
         write_table(output, columns, rows)
-    return ComparedFolders(first=first, second=second, tests=tests)
+    return ComparedFolders(first=first, second=second, comparison=comparison)
 
 
 def compare_scores(
-    names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame]
-) -> tuple[PairedTest, ...]:
+    names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame], rng: np.random.Generator
+) -> Comparison:
     """Compare two named sets of predictions case by case.
 
     Raises:
@@ -105,32 +142,65 @@ def compare_scores(
     """
     columns = [column for column in _TESTED if column in sets[0]]
     table = _table(names, sets, columns)
-    signs = np.array([1 if column in LOWER_IS_BETTER else -1 for column in columns])
-    # of losses less is better; a region that is neither there nor predicted has the best
-    losses = np.where(np.isnan(table), np.minimum(signs, 0), table * signs)
-    first, second = np.minimum(losses, LARGE_DISTANCE)
+    first, second = _losses(table, columns)
     gains = second - first
-    return tuple(
+    tests = [
         _test_pairs(str(region), column, table[:, :, r, k], gains[:, r, k])
         for r, region in enumerate(sets[0]["region"].unique())
         for k, column in enumerate(columns)
+    ]
+    ranking = rank_sets(names, sets, rng)
+    return Comparison(n_cases=table.shape[1], tests=tuple(tests), ranking=ranking)
+
+
+def rank_sets(
+    names: Sequence[str], sets: Sequence[pd.DataFrame], rng: np.random.Generator
+) -> tuple[Standing, ...]:
+    """Rank sets of predictions as the challenges do, best first; ties keep the order given.
+
+    Raises:
+        UsageError: The sets do not hold the same cases and regions.
+    """
+    columns = next(ranked for ranked in _RANKED if {*ranked} <= {*sets[0]})
+    ranks = stats.rankdata(_losses(_table(names, sets, columns), columns), axis=0)
+    mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
+    order = np.argsort(mean_ranks, kind="stable").tolist()
+    # sums of half ranks are exact: means would differ in their last bits where leads are equal
+    sums = ranks.sum(axis=(2, 3))
+    # the share of exchanges of two sets within cases that give as large a lead
+    total = partial(np.sum, axis=-1)
+    leads = [
+        permutation_p_value(total, sums[behind] - sums[ahead], rng, permutation_type="samples")
+        for ahead, behind in pairwise(order)
+    ]
+    return tuple(
+        Standing(name=names[index], mean_rank=float(mean_ranks[index]), p_value=p_value)
+        for index, p_value in zip(order, [*leads, None], strict=True)
     )
 
 
 def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Values:
-    """Return the values (2, C, R, K) of sets that hold the same cases and regions."""
+    """Return the values (S, C, R, K) of sets that hold the same cases and regions."""
     if sets[0].empty:
         msg = f"{names[0]} holds no scores"
         raise UsageError(msg)
-    indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
-    if len(differing := indexed[0].index.symmetric_difference(indexed[1].index)):
-        found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
-        msg = f"{' and '.join(names)} do not hold scores of the same cases and regions: {found}"
-        raise UsageError(msg)
+    first, *others = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
+    for name, other in zip(names[1:], others, strict=True):
+        if len(differing := first.index.symmetric_difference(other.index)):
+            found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
+            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {found}"
+            raise UsageError(msg)
     cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
     cells = pd.MultiIndex.from_product([cases, regions])
     tables = [scores.loc[cells, list(columns)].to_numpy() for scores in indexed]
     return np.stack(tables).reshape(len(sets), len(cases), len(regions), len(columns))
+
+
+def _losses(table: Values, columns: Sequence[str]) -> Values:
+    """Return values (..., K) of which less is better; what is neither there nor predicted is best."""
+    signs = np.array([1 if column in LOWER_IS_BETTER else -1 for column in columns])
+    losses = np.where(np.isnan(table), np.minimum(signs, 0), table * signs)
+    return np.minimum(losses, LARGE_DISTANCE)
 
 
 def _test_pairs(region: str, column: str, values: Values, gains: Values) -> PairedTest:

@@ -122,7 +122,7 @@ def permutation_p_value(
 
     Args:
         statistic: Called with an array `(..., n)`; returns `(...)`.
-        values: Array `(n,)` of two values at least.
+        values: Array `(n,)`.
         rng: Source of the permutations.
         permutation_type: `samples` flips signs, which exchanges the two sides of paired
             differences; `pairings` shuffles the values, for a statistic that compares them with
@@ -138,6 +138,10 @@ def permutation_p_value(
         ... )
         0.125
     """
+    if len(values) == 1:
+        # scipy needs at least two values
+        permuted = [values, -values] if permutation_type == "samples" else [values]
+        return float(np.mean(statistic(np.array(permuted)) >= statistic(values)))
     test = stats.permutation_test(
         (values,),
         lambda permuted, axis: statistic(permuted),
