@@ -194,17 +194,17 @@ def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_d
 
 
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
-    run_path, cosine = tmp_path / "run", "schedule.name=cosine"
-    train(data, run_path, settings(cosine), StopAtCheck(2))
+    run_path, cosine = tmp_path / "run", ("schedule.name=cosine", "start.path=none")
+    train(data, run_path, settings(*cosine), StopAtCheck(2))
     with pytest.raises(ResumeError, match=r"optimizer\.lr: 0\.01 -> 0\.02\n.*--fresh"):
-        train(data, run_path, settings(cosine, "optimizer.lr=0.02"))
+        train(data, run_path, settings(*cosine, "optimizer.lr=0.02"))
     # this schedule looks ahead
     with pytest.raises(ResumeError, match=r"training\.n_epochs: 2 -> 3"):
-        train(data, run_path, settings(cosine, "training.n_epochs=3"))
+        train(data, run_path, settings(*cosine, "training.n_epochs=3"))
     with pytest.raises(ResumeError, match="trained on other cases"):
-        train(replace(data, fingerprint="other"), run_path, settings(cosine))
+        train(replace(data, fingerprint="other"), run_path, settings(*cosine))
     with pytest.raises(ResumeError, match="another network"):
-        train(data, run_path, settings(cosine), network=nn.Conv3d(4, 3, 1))
+        train(data, run_path, settings(*cosine), network=nn.Conv3d(4, 3, 1))
     # what does not change the result may change, and this schedule does not look ahead
     plateau = "schedule.name=plateau"
     train(data, tmp_path / "other", settings(plateau), StopAtCheck(2))
