@@ -184,7 +184,8 @@ class StartConfig(Section):
     """Settings of the weights that a run starts from."""
 
     path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.DEFAULT_START
-    """Run, checkpoint or exported model to take weights from; `none` draws all from the seed, and `auto` too, unless the network that the package carries has the very layers of this one."""
+    """Run, checkpoint or exported model to take weights from; `none` draws all from the seed, and `auto` too,
+    unless the network that the package carries has the very layers of this one."""
 
 
 class LossConfig(Section):

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 _FEWEST_LEVELS = 3
 """Levels of the smallest network that `DynUNet` builds."""
-
-
 ONNX_TOLERANCE = 1e-4
 """Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
 _OTHERWISE = "Export it without --format, or as a bundle."
