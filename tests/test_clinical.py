@@ -149,3 +149,19 @@ def test_named_tables_count_before_those_of_the_folder(tmp_path):
     assert clinical.read_clinical_files([named]).row("x").age_years == 50
     with pytest.raises(UsageError, match="has no column of ids"):
         clinical.read_clinical_tables(tmp_path, [write(named, "Age\n50\n")])
+
+
+@pytest.mark.real
+def test_the_official_tables_are_read_whole(real_data):
+    """Counts taken from the files with grep."""
+    table = clinical.read_clinical_tables(real_data)
+    rows = [row for case_id, row in table.rows.items() if case_id.startswith("brats19_")]
+    assert len(rows) == 335
+    assert sum(row.grade == "HGG" for row in rows) == 259
+    assert sum(row.age_years is not None for row in rows) == 240
+    assert sorted(row.survival_days for row in rows if row.survival_censored) == [361, 1029]
+    assert table.row("Brats17_TCIA_606_1").age_years == 45.40273973
+    folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
+    filled = clinical.with_clinical([make_case(path.name) for path in folders], table)
+    assert [case.facts.grade for case in filled] == [path.parent.name for path in folders]
+    assert len(folders) == 9

@@ -27,7 +27,7 @@ from brats_seg.evaluation.evaluate import (
     score_pair,
 )
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores
+from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
@@ -366,3 +366,50 @@ def test_what_cannot_be_paired_is_refused(tmp_path, one, other, error, words):
     touch(tmp_path / "six", *(f"x{number}.nii.gz" for number in range(1, 7)))
     with pytest.raises(error, match=words):
         find_pairs(tmp_path / one, tmp_path / other)
+
+
+REAL_DICE = {
+    "Brats18_TCIA01_201_1": (0.977008, 0.949677, 0.895188),
+    "Brats18_TCIA01_378_1": (0.892821, 0.960771, 0.937013),
+    "Brats18_TCIA01_499_1": (0.950898, 0.963540, 0.946385),
+    "Brats18_TCIA02_135_1": (0.949080, 0.936475, 0.892750),
+    "Brats18_TCIA02_606_1": (0.933685, 0.923957, 0.858478),
+    "Brats18_TCIA03_265_1": (0.955043, 0.934683, 0.835697),
+    "Brats18_TCIA10_637_1": (0.952151, 0.892023, 0.869339),
+    "Brats18_TCIA13_623_1": (0.952634, 0.950614, 0.782012),
+}
+
+
+@pytest.mark.real
+def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None:
+    predictions = real_data / "metric_fixtures" / "network_predictions"
+    found = evaluated(real_data / "BraTS2018", predictions, n_workers=2)
+    scores = found.scores.pivot(index="case_id", columns="region", values="dice").round(6)
+    for case_id, expected in REAL_DICE.items():
+        assert tuple(scores.loc[case_id, ["wt", "tc", "et"]]) == expected
+    assert (found.reference_labels, found.prediction_labels) == (("brats2017",), ("brats2023",))
+    # one patient has no prediction
+    assert found.missing == ("Brats18_TCIA05_396_1",)
+    write_scores(found.scores, tmp_path / "scores.csv")
+    row = f"Brats18_TCIA01_201_1,wt,{LEGACY.title},0.977008,"
+    assert row in (tmp_path / "scores.csv").read_text()
+
+
+@pytest.mark.real
+def test_a_reference_in_two_conventions_agrees_with_itself(real_data: Path) -> None:
+    fixtures = real_data / "metric_fixtures"
+    pairs = [
+        (
+            real_data / "BraTS2021/BraTS2021_00006/BraTS2021_00006_seg.nii.gz",
+            fixtures / "BraTS2021_00006_seg_labels_1_2_3.nii.gz",
+        ),
+        (
+            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1.nii.gz",
+            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1_mapped.nii.gz",
+        ),
+    ]
+    for reference, prediction in pairs:
+        found = evaluated(reference, prediction)
+        assert found.scores[["dice", "hd95"]].to_numpy().tolist() == [[1, 0]] * 3
+        assert found.reference_labels != found.prediction_labels
+        assert (found.scores["reference_ml"] > 1).all()

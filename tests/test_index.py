@@ -1,5 +1,6 @@
 """Indexing a data folder: inspection, label conventions, duplicates, and the table of cases."""
 
+import logging
 import os
 import re
 import shutil
@@ -376,3 +377,31 @@ def test_another_table_is_refused(tmp_path: Path, content: bytes | None, found: 
         path.write_bytes(content)
     with pytest.raises(UsageError, match=rf"cases\.csv .*{found}.*Expected a case table .*Remove"):
         read_index(path, tmp_path)
+
+
+@pytest.mark.real
+def test_real_data_index(real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        index = index_cases(real_data, n_workers=2)
+    cases = {case.case_id: case for case in index.cases}
+    assert [*cases] == sorted(cases)
+    assert (len(index.cases), len(index.trainable)) == (15, 12)
+    assert {case.convention for case in index.trainable} == {"brats2017"}
+    atlas, native = "TCGA-FG-6692_atlas", "TCGA-FG-6692_native"
+    unlabelled = [case_id for case_id, case in cases.items() if case.label is None]
+    assert unlabelled == ["BraTS-GLI-00001-000", atlas, native]
+    # 224 voxels of enhancing tumour in one, none in the other
+    assert cases["BraTS2021_01476"].label_values == (0, 1, 2, 4)
+    assert cases["BraTS2021_01480"].label_values == (0, 1, 2)
+    low_grade = [case_id for case_id, case in cases.items() if case.facts.grade == "LGG"]
+    assert low_grade == ["Brats18_TCIA10_637_1", "Brats18_TCIA13_623_1"]
+    assert cases[atlas].usable
+    [problem] = cases[native].problems
+    for part in ("224x256x26 voxels", "208x256x26 voxels", "256x224x26 voxels", "Register"):
+        assert part in problem
+    # predictions and label maps of others are no cases
+    assert ["(12 in all)" in message for message in caplog.messages] == [True]
+    write_index(index, tmp_path / "cases.csv")
+    previous = read_index(tmp_path / "cases.csv", real_data)
+    assert previous == index
+    assert index_cases(real_data, previous=previous) == index

@@ -1,5 +1,6 @@
 """Folders and names of files, ids, releases and label conventions."""
 
+import csv
 import os
 import re
 from pathlib import Path
@@ -253,3 +254,15 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
     assert (top.others, below.others) == (("0001", "loop"), ("loop",))
     assert not layouts.holds_dicom(tmp_path / "folder")
     assert find_cases(tmp_path).cases[0].modalities == ("t1n",)
+
+
+@pytest.mark.real
+def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
+    columns = [f"BraTS_{year}_subject_ID" for year in (2017, 2018, 2019)]
+    with (real_data / "tables" / "name_mapping.csv").open() as stream:
+        rows = [
+            [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
+        ]
+    patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
+    assert all(len(patient) == 1 for patient in patients)
+    assert len(set.union(*patients)) == len(rows) == 335

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pytest
 
 from brats_seg.data.store import open_case
+from brats_seg.errors import CaseError
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_volumes
 from tests.inference_builders import CASES, read_scan, write_scan
@@ -60,3 +62,13 @@ def test_a_turned_grid_is_mentioned(tmp_path: Path) -> None:
     turned = np.array([[cosine, -sine, 0, 0], [sine, cosine, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     scan = read_scan(write_scan(tmp_path / "case", make_volumes(), turned))
     assert any(w.startswith("the scan does not seem to be registered") for w in scan.warnings)
+
+
+@pytest.mark.real
+def test_real_scans_have_no_warning_and_four_grids_are_refused(real_data: Path) -> None:
+    for name in ("BraTS-GLI-00001-000", "TCGA-FG-6692_atlas"):
+        scan = read_scan(real_data / "unlabelled" / name)
+        assert scan.warnings == ()
+        assert all(120 < n < 200 for n in scan.box.shape)
+    with pytest.raises(CaseError, match="Register and resample all files to one grid"):
+        read_scan(real_data / "unlabelled" / "TCGA-FG-6692_native")

@@ -384,3 +384,13 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
     path = write_nifti(tmp_path / "c_seg.nii.gz", array)
     with pytest.raises(CaseError, match=rf"c_seg\.nii\.gz: {message}.*not an image"):
         nifti.read_label_map(path, case_id="c")
+
+
+@pytest.mark.real
+def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
+    paths = sorted(real_data.rglob("*.nii.gz"))[::7]
+    assert len(paths) > 5
+    for path in paths:
+        volume = nifti.read_volume(path, case_id="real")
+        np.testing.assert_array_equal(volume.array, oracle(path))
+        np.testing.assert_array_equal(volume.geometry.affine, nib.load(path).affine)
