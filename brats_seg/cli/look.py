@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brats_seg.cli.options import emit, importing, prepared_path, print_failures, print_table
 from brats_seg.cpu_threads import available_cpus
@@ -55,12 +55,27 @@ def evaluate(
     rules = protocol_named(protocol, task)
     table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
     n_workers = available_cpus()
-    how: Any = {"only_predicted": only_predicted, "n_workers": n_workers, "track": tracked}
     if prediction is not None:
-        scored = score_folders(reference, prediction, table, rules, **how)
+        scored = score_folders(
+            reference,
+            prediction,
+            table,
+            rules,
+            only_predicted=only_predicted,
+            n_workers=n_workers,
+            track=tracked,
+        )
         code = _print_scores(scored, prediction, table)
     elif compare is not None:
-        compared = compare_folders(reference, compare, rules, output=table, **how)
+        compared = compare_folders(
+            reference,
+            compare,
+            rules,
+            output=table,
+            only_predicted=only_predicted,
+            n_workers=n_workers,
+            track=tracked,
+        )
         _print_comparisons(compared, compare, table)
     return code
 

@@ -258,7 +258,7 @@ def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
 def _facts_of(path: Path) -> list[NetworkFacts]:
     """Return the facts about each network of a path, in the order of `read_trained`."""
     if (path / weights.MODEL_NAME).exists():
-        return [NetworkFacts() for _ in weights.read_trained(path)]
+        return [NetworkFacts() for _ in weights.read_description(path / weights.MODEL_NAME).members]
     checkpoint = path / weights.BEST_NAME if path.is_dir() else path
     content = weights.read_checkpoint(checkpoint)
     try:

@@ -90,11 +90,13 @@ class RunFolder:
             raise ResumeError(msg)
 
     @contextmanager
-    def opened(self, state: RunState, *, fresh: bool) -> Iterator[None]:
-        """Lock the run, and set a state to its latest one; `fresh` renames an earlier run first."""
+    def opened(self, state: RunState, start: StartConfig, *, fresh: bool) -> Iterator[None]:
+        """Lock the run, and set a state to its latest one; `fresh` renames an earlier run first.
+
+        A run that begins starts from the weights that `start` names.
+        """
         plan, ranks = state.plan, state.accumulator.ranks
         # before anything is written or renamed
-        start = plan.config.start
         check_start(start, self.path, begins=False)
         if fresh or not self.is_begun:
             state.started_from = start_from(state.network, start, plan.data)

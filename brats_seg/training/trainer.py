@@ -155,12 +155,12 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        if network is not None and config.start.path == SHIPPED_START:
-            # a network that is given keeps its weights
-            config = config.model_copy(update={"start": StartConfig(path=None)})
         self.plan = run_plan.plan_run(config, data, criterion=criterion)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
+        # a network that is given keeps its weights, unless the settings name others
+        is_kept = network is not None and config.start.path == SHIPPED_START
+        self._start = StartConfig(path=None) if is_kept else config.start
         self._stop = StopRequest()
         self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
         self._record: history.SendRow | None = None
@@ -185,7 +185,7 @@ class Trainer:
         memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
-            with self.folder.opened(self.state, fresh=fresh), ExitStack() as stack:
+            with self.folder.opened(self.state, self._start, fresh=fresh), ExitStack() as stack:
                 if self.ranks.is_first:
                     rows = self.state.progress.history
                     recording = history.recorded(plan.config, self.folder.path, rows)
