@@ -175,8 +175,8 @@ def out_of_fold_outcomes(
     """
     for run, held_out in cases.items():
         predictor = Predictor.load([run], settings)
-        work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
-        yield from batch.local_outcomes(held_out, work)
+        case_work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
+        yield from batch.local_outcomes(held_out, case_work)
 
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:

@@ -78,9 +78,9 @@ def diagnose(
 def package_finding() -> Finding:
     """Return what is missing or too old of what brats_seg requires."""
     if not installed_version(_PACKAGE):
-        found = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
+        message = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
-        return Finding(check="packages", status="warning", found=found, remedy=remedy)
+        return Finding(check="packages", status="warning", found=message, remedy=remedy)
     required = versions_required()
     installed = {name: installed_version(name) for name in required}
     needed = {
@@ -131,9 +131,9 @@ def _machine_findings(config: "Config") -> list[Finding]:
         from brats_seg.training.run_plan import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
-        found = f"it is installed, and cannot be imported: {printable(str(error))}"
+        message = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
-        return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
+        return [Finding(check="torch", status="problem", found=message, remedy=remedy)]
     return machine_findings(shared_memory_needed(config, on_gpu=bool(gpus())))
 
 
@@ -156,23 +156,23 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     cases = find_cases(data, label_files=config.cases.label_files).cases
     bad = [case for case in cases if not case.usable]
     n_labelled = sum(case.label is not None for case in cases)
-    found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
+    message = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
     if not bad:
-        yield Finding(check="scans", status="ok", found=found)
+        yield Finding(check="scans", status="ok", found=message)
     else:
         problem = f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}"
         yield Finding(
             check="scans",
             status="problem" if len(bad) == len(cases) else "warning",
-            found=f"{found}; {len(bad)} with problems, such as {printable(problem)}",
+            found=f"{message}; {len(bad)} with problems, such as {printable(problem)}",
             remedy=f"brats-seg index {shlex.quote(str(data))}",
         )
     folder = prepared_path or prepared_path_of(data)
     labelled = [case for case in cases if case.label is not None and case.usable]
     n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
-    what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
-    yield disk_finding("prepared cases", folder, needed, what)
+    prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
+    yield disk_finding("prepared cases", folder, needed, prepared)
     mode = f"chmod u+w {shlex.quote(str(folder))}"
     yield from _tried("write access", _write_findings("write access", folder), mode)
 

@@ -57,28 +57,28 @@ def whole_file(path: Path) -> Iterator[Path]:
         >>> [path.name for path in folder.iterdir()]
         ['notes.txt']
     """
-    beside = _temporary(path)
+    temporary = _temporary(path)
     try:
         if path.exists() and not path.is_file():
             # a device such as /dev/null would be replaced by a file
             raise OSError(errno.EEXIST, "it is no regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        sync(beside)
-        beside.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         raise explained(error, path) from error
     finally:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a value as JSON; a reader never sees an incomplete file."""
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -40,9 +40,9 @@ def write_table(
     # object: pandas would turn whole numbers beside an empty cell into floats
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
     text = frame.to_csv(index=False, lineterminator="\n")
-    with whole_file(path) as beside:
+    with whole_file(path) as temporary:
         # file names need not be UTF-8
-        beside.write_bytes(text.encode(errors="surrogateescape"))
+        temporary.write_bytes(text.encode(errors="surrogateescape"))
 
 
 def read_table(
@@ -87,8 +87,8 @@ def read_table(
         raise UsageError(msg)
     missing = [column for column in required if column not in frame.columns]
     if missing:
-        found = ", ".join(map(str, frame.columns[:8])) or "nothing"
-        msg = f"{path} has no column {', '.join(missing)}; found the columns {found}"
+        columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
+        msg = f"{path} has no column {', '.join(missing)}; found the columns {columns}"
         raise UsageError(msg)
     return frame.fillna("").map(_unguarded)
 

@@ -129,9 +129,9 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
 def check_columns(path: Path, *, with_survival: bool) -> None:
     """Raise `UsageError` unless a table has a column of ids and, if required, one of survival."""
     columns = tuple(map(str, read_table(path).columns))
-    found = {_kind_of(name) for name in columns}
+    kinds = {_kind_of(name) for name in columns}
     needed = ["ids", *(["survival"] if with_survival else [])]
-    if missing := [kind for kind in needed if kind not in found]:
+    if missing := [kind for kind in needed if kind not in kinds]:
         msg = (
             f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(columns)}. "
             "Expected BraTS20ID,Age,Survival_days,Extent_of_Resection."

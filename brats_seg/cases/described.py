@@ -93,9 +93,9 @@ def _read_description(path: Path) -> _Description:
         raise LayoutError(msg) from error
     except ValidationError as error:
         wrong = [(".".join(map(str, part["loc"])), part["msg"]) for part in error.errors()]
-        found = ", ".join(f"{name or 'file'}: {what}" for name, what in wrong)
+        problems = ", ".join(f"{name or 'file'}: {message}" for name, message in wrong)
         expected = "Expected the modalities by index under 'channel_names', and 'labels'."
-        msg = f"{path} is not valid ({found}). {expected}"
+        msg = f"{path} is not valid ({problems}). {expected}"
         raise LayoutError(msg) from error
 
 
@@ -161,8 +161,8 @@ def _case(row: Mapping[Any, str], folder: Path) -> Case:
     case = replace(Case.named(cells["case_id"], files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
-        found, file = "no path of a file", str(scans[kind])
-        case = case.with_problem(found, "a path", "Correct the table.", file)
+        problem, file = "no path of a file", str(scans[kind])
+        case = case.with_problem(problem, "a path", "Correct the table.", file)
     return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 

@@ -154,16 +154,16 @@ def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
     """Return a case with what is wrong with its id; files may be called after the id as it is."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
     if case.release == layouts.MEN_RT:
-        found = "a case of the radiotherapy task, which has one modality and another target"
+        problem = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
-        case = case.with_problem(found, ", ".join(MODALITIES), next_step)
+        case = case.with_problem(problem, ", ".join(MODALITIES), next_step)
     if n_bytes > layouts.LONGEST_ID:
-        found, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
-        case = case.with_problem(found, expected, "Rename the folder and the files of the case.")
+        problem, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
+        case = case.with_problem(problem, expected, "Rename the folder and the files of the case.")
     is_plain = name == name.strip().removeprefix(".") != "" and not _FORBIDDEN & set(name)
     if is_file_name and not is_plain:
-        found, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
-        case = case.with_problem(found, expected, "Give the case another id.")
+        problem, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
+        case = case.with_problem(problem, expected, "Give the case another id.")
     return case
 
 
@@ -228,7 +228,7 @@ class _Group:
         kinds = defaultdict(list)
         for scan in self.scans:
             kinds[scan.variant].append(scan.kind)
-        complete = [name for name, found in kinds.items() if sorted(found) == sorted(MODALITIES)]
+        complete = [name for name, scans in kinds.items() if sorted(scans) == sorted(MODALITIES)]
         variant = complete[0] if len(complete) == 1 else ""
         images = {}
         for modality in MODALITIES:
@@ -483,5 +483,5 @@ def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str
         return case
     is_apart = len({path.parent for path in paths}) > 1
     names = " and ".join(str(path) if is_apart else path.name for path in paths)
-    found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
-    return case.with_problem(found, "one", next_step, names)
+    problem = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
+    return case.with_problem(problem, "one", next_step, names)

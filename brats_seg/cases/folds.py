@@ -116,8 +116,8 @@ def check_fold(fold: int, folder: Path, config: FoldConfig) -> None:
     if (path := fold_table_path(folder, config)).exists():
         read_folds(path).split(fold)
     elif fold not in range(n_folds := _n_folds(config)):
-        found = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
-        msg = f"{found}. Choose one of them, or set folds.n_folds"
+        problem = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
+        msg = f"{problem}. Choose one of them, or set folds.n_folds"
         raise FoldError(msg)
 
 
@@ -158,9 +158,9 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
-            found = f"{_named(used)} are scans of one patient, or near copies of one"
+            problem = f"{_named(used)} are scans of one patient, or near copies of one"
             where = f"but lie in folds {_joined(sorted(folds))} of the fold table"
-            msg = f"{found}, {where}. Give them one fold, or remove the table"
+            msg = f"{problem}, {where}. Give them one fold, or remove the table"
             raise FoldError(msg)
 
 
@@ -198,15 +198,15 @@ def write_split(split: Split, path: Path) -> None:
     write_table(path, _SPLIT_COLUMNS, rows)
 
 
-def _read(path: Path, columns: Sequence[str], what: str, next_step: str) -> pd.DataFrame:
+def _read(path: Path, columns: Sequence[str], noun: str, next_step: str) -> pd.DataFrame:
     """Return these columns of a table that has at least one row."""
     try:
         table = read_table(path, required=columns, short_rows=False)[list(columns)]
-        found = f"{path} has no rows" if table.empty else ""
+        problem = f"{path} has no rows" if table.empty else ""
     except UsageError as error:
-        found = str(error)
-    if found:
-        msg = f"no {what}: {found}; expected the columns {', '.join(columns)}. {next_step}"
+        problem = str(error)
+    if problem:
+        msg = f"no {noun}: {problem}; expected the columns {', '.join(columns)}. {next_step}"
         raise FoldError(msg)
     return table
 
@@ -236,9 +236,9 @@ def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> 
     patients.
     """
     if len(groups) < n_folds:
-        found = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
+        problem = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
         next_step = "Add patients, or ask for fewer folds: --set folds.n_folds=N"
-        msg = f"{found} (those who share a scan count as one). {next_step}"
+        msg = f"{problem} (those who share a scan count as one). {next_step}"
         raise FoldError(msg)
     rng = np.random.default_rng(seed)
     totals = [0] * n_folds

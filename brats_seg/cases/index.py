@@ -69,22 +69,22 @@ def index_cases(
     """
     if labels:
         convention_named(labels)
-    found = find_cases(root, label_files=label_files)
-    for notice in found.notices:
+    index = find_cases(root, label_files=label_files)
+    for notice in index.notices:
         log.warning("%s: %s", root, notice)
     known = {case.facts.files_key: case for case in previous.usable} if previous else {}
-    new = [case for case in found.cases if case.facts.files_key not in known]
+    new = [case for case in index.cases if case.facts.files_key not in known]
     with ThreadPoolExecutor(n_workers or 1) as pool:
         results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
         inspected = iter(list(track(results, what="index", total=len(new))))
     cases = [
         _recalled(case, known[key]) if (key := case.facts.files_key) in known else next(inspected)
-        for case in found.cases
+        for case in index.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
     if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
-    return CaseIndex(root=found.root, cases=kept)
+    return CaseIndex(root=index.root, cases=kept)
 
 
 def inspect_case(case: Case) -> Case:
@@ -250,10 +250,10 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             continue
         problems, warnings = next(judged)
         if are_masks:
-            found = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
+            problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
-            case = case.with_problem(found, expected, next_step, _shown(case).file)
+            case = case.with_problem(problem, expected, next_step, _shown(case).file)
         wt = convention.regions[0]
         n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
@@ -278,21 +278,21 @@ def _shown(case: Case) -> ShownLabels:
 
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:
     labelled = [case for case in duplicates if case.label]
-    what = ""
+    problem = ""
     if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
-        what = "the scan with another label map"
+        problem = "the scan with another label map"
     if len({case.facts.voxel_hash for case in duplicates}) > 1:
-        what = "another scan"
-    if not what:
+        problem = "another scan"
+    if not problem:
         chosen = (labelled or duplicates)[0]
         remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
         return [replace(chosen, remarks=(*chosen.remarks, remark))]
     next_step = "Remove or rename the one that is not wanted."
     refused = []
     for case in duplicates:
-        found = f"{what} of the same id in {_others(case, duplicates)}"
+        message = f"{problem} of the same id in {_others(case, duplicates)}"
         folder = f"{case.folder.as_posix()}/"
-        refused.append(case.with_problem(found, "one folder per id", next_step, folder))
+        refused.append(case.with_problem(message, "one folder per id", next_step, folder))
     return refused
 
 

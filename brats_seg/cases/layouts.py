@@ -350,7 +350,7 @@ def check_values(
 
 def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
     """Separate scans, other files and the folders to visit."""
-    scans, others, below = [], [], []
+    scans, other_names, below = [], [], []
     for entry in entries:
         # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
         if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
@@ -360,13 +360,13 @@ def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[
             if file:
                 scans.append(file)
             else:
-                others.append(entry.name)
+                other_names.append(entry.name)
         elif file and (inner := _only_file(Path(entry.path))):
             # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
             scans.append(replace(file, path=file.path / inner))
         else:
             below.append(path / entry.name)
-    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
+    return Folder(path=path, scans=tuple(scans), others=tuple(other_names)), below
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

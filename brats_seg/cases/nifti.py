@@ -192,8 +192,8 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
     content = nib.Nifti1Image(array, None, header).to_bytes()
     if path.suffix.lower() == ".gz":
         content = deflate.gzip_compress(content, _COMPRESSION_LEVEL)
-    with whole_file(path) as beside:
-        beside.write_bytes(content)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def oriented(volume: Volume) -> Volume:
@@ -212,9 +212,10 @@ def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> 
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
         after = f"{_by(resampling.after)} voxels of {_edges(spacing_mm)} mm"
-        found = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
+        problem = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
-        raise CaseError(case_id, volume.file, found, expected, "Correct the spacing in the header.")
+        next_step = "Correct the spacing in the header."
+        raise CaseError(case_id, volume.file, problem, expected, next_step)
     return resampling
 
 
@@ -229,8 +230,8 @@ class _UnusableFileError(Exception):
     """A file cannot be used; the arguments are what was found, what was expected, the next step."""
 
 
-def _refuse(found: str, expected: str, next_step: str) -> NoReturn:
-    raise _UnusableFileError(found, expected, next_step)
+def _refuse(problem: str, expected: str, next_step: str) -> NoReturn:
+    raise _UnusableFileError(problem, expected, next_step)
 
 
 @contextmanager
@@ -241,17 +242,17 @@ def _explained(path: Path, case_id: str) -> Iterator[None]:
     except _UnusableFileError as error:
         raise CaseError(case_id, path.name, *error.args) from error.__cause__
     except _GZIP_ERRORS as error:
-        found = "a gzip file that is cut off or damaged"
-        raise CaseError(case_id, path.name, found, "a whole one", _FETCH_AGAIN) from error
+        problem = "a gzip file that is cut off or damaged"
+        raise CaseError(case_id, path.name, problem, "a whole one", _FETCH_AGAIN) from error
     except MemoryError as error:
-        found, expected = "more voxels than there is memory for", "a volume that fits in memory"
+        problem, expected = "more voxels than there is memory for", "a volume that fits in memory"
         next_step = "Close other programs, or use a machine with more memory."
-        raise CaseError(case_id, path.name, found, expected, next_step) from error
+        raise CaseError(case_id, path.name, problem, expected, next_step) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
-        found = f"a file that cannot be read ({reason})"
+        problem = f"a file that cannot be read ({reason})"
         next_step = "Check its name, its permissions and the disk."
-        raise CaseError(case_id, path.name, found, "a NIfTI file", next_step) from error
+        raise CaseError(case_id, path.name, problem, "a NIfTI file", next_step) from error
 
 
 def _unpacked(packed: bytes, n_bytes: int) -> bytes:
@@ -378,8 +379,8 @@ def _geometry(header: _Header, volume: int | None) -> Geometry:
         header.get_slope_inter()
     except (HeaderDataError, ValueError) as error:
         _refuse(f"an invalid header ({error})", "a NIfTI header", _CONVERT_AGAIN)
-    if found := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
-        _refuse(found, "a position in millimetres", _CONVERT_AGAIN)
+    if problem := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
+        _refuse(problem, "a position in millimetres", _CONVERT_AGAIN)
     x, y, z = shape[:3]
     return Geometry(
         shape=(x, y, z),

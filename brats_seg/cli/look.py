@@ -152,8 +152,8 @@ def print_summaries(scored: "Evaluation") -> None:
         trained = f"{counted(n_trained, 'case')} that the model was trained on"
         every = f"{every}, with {trained}"
         if n_trained < n_cases:
-            others = counted(n_cases - n_trained, "case")
-            _print_means(scored.held_out_summaries, f"{others}, without {trained}")
+            held_out = counted(n_cases - n_trained, "case")
+            _print_means(scored.held_out_summaries, f"{held_out}, without {trained}")
     _print_means(summaries, every)
 
 
@@ -259,8 +259,8 @@ def report(
     emit(pages=written.results, failures=written.failures)
     code = print_failures([failure.message for failure in written.failures])
     for folder, pages in groupby(written.results, attrgetter("parent")):
-        first, *others = pages
-        print(f"wrote {len(others) + 1} pages to {folder}" if others else f"wrote {first}")
+        first, *rest = pages
+        print(f"wrote {len(rest) + 1} pages to {folder}" if rest else f"wrote {first}")
     print("Research use only.")
     return code
 

@@ -84,23 +84,23 @@ def plan() -> None:
     device = options.short_forms().get("training.device")
     gpu = None if device is None else gpu_named(device)
     config = options.run_settings(gpu=gpu)
-    found = plan_memory(config, track=tracked, gpu=gpu)
-    options.emit(found.rows)
-    left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
-    device = f"{found.gpu.name} (predicted)" if found.gpu else found.device.torch_device
-    print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
+    result = plan_memory(config, track=tracked, gpu=gpu)
+    options.emit(result.rows)
+    reserved = f", beside {RESERVED_MIB} MiB for torch itself" if result.gpu else ""
+    device = f"{result.gpu.name} (predicted)" if result.gpu else result.device.torch_device
+    print(f"{config.model.name} on {device}: {result.memory_mib} MiB{reserved}")
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     options.print_table(
         ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
-        [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in found.rows],
+        [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in result.rows],
     )
-    if best := found.suggested:
+    if best := result.suggested:
         print(
             f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
             f"--precision {best.precision}, with checkpointing {best.checkpointing}"
         )
-    if found.suggested is None:
-        raise EnvironmentalError(found.what_to_lower())
+    if result.suggested is None:
+        raise EnvironmentalError(result.what_to_lower())
 
 
 def settings(section: str = "") -> None:

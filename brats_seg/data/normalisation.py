@@ -55,8 +55,8 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     mask = brain_mask([volume.array for volume in volumes])
     box = bounding_box(mask)
     if box is None:
-        found = "no voxel that differs from the background"
-        raise CaseError(case_id, volumes[0].file, found, "a brain", _CHECK_SCAN)
+        problem = "no voxel that differs from the background"
+        raise CaseError(case_id, volumes[0].file, problem, "a brain", _CHECK_SCAN)
     labelled = None if label is None else bounding_box(label.array > 0)
     box = box if labelled is None else box.joined(labelled)
     # x varies fastest in files; with reversed axes the arrays are read in the order of the memory
@@ -68,8 +68,8 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     for volume, modality in zip(volumes, image, strict=True):
         values, mean, std = normalised(volume.array[box.slices].T[inside])
         if std == 0:
-            found = f"the value {mean:g} in the whole brain"
-            raise CaseError(case_id, volume.file, found, "a scan with contrast", _CHECK_SCAN)
+            problem = f"the value {mean:g} in the whole brain"
+            raise CaseError(case_id, volume.file, problem, "a scan with contrast", _CHECK_SCAN)
         scaled[inside] = values
         modality[...] = scaled.T
         spread.append((mean, std))

@@ -154,8 +154,8 @@ def prepare_cases(
         outdated = [job for job in outdated if not job.is_current]
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
-            what = f"a run is being trained on the cases in {folder}, which would be replaced"
-            in_use = UsageError(f"{what}. Wait for it to end, or choose another --prepared folder.")
+            msg = f"a run is being trained on the cases in {folder}, which would be replaced"
+            in_use = UsageError(f"{msg}. Wait for it to end, or choose another --prepared folder.")
             stack.enter_context(locked(folder / READING_NAME, when_taken=in_use))
         check_space([job.case for job in outdated], folder, spacing_mm)
         return run(_prepare, outdated, "preparing cases").failures
@@ -186,8 +186,8 @@ def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> Non
         EnvironmentalError: The disk has too little free space.
     """
     needed, free = required_bytes(cases, folder, spacing_mm), free_bytes(folder)
-    what = f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}"
-    claim = f"{what}, where {size_text(free)} are free"
+    need = f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}"
+    claim = f"{need}, where {size_text(free)} are free"
     if needed > free:
         msg = f"{claim}. {_WHEN_FULL}"
         raise EnvironmentalError(msg)
@@ -276,10 +276,10 @@ def _prepare(job: _Job) -> None:
         # before reading: if a file changes in between, the next call prepares the case again
         sources = store.sources_of(job.case)
     except OSError as error:
-        found = f"a file that cannot be read ({error.strerror})"
+        problem = f"a file that cannot be read ({error.strerror})"
         next_step = "Check that the file is there, and index the data folder again."
         file = str(error.filename)
-        raise CaseError(job.case_id, file, found, "a scan", next_step) from error
+        raise CaseError(job.case_id, file, problem, "a scan", next_step) from error
     files = read_case_files(job.case)
     manifest = _manifest_of_same(job, files)
     if manifest is not None:

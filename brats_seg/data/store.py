@@ -136,8 +136,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write `case.json` into the folder of the case."""
-        with whole_file(folder / MANIFEST_NAME) as beside:
-            beside.write_text(self.to_json())
+        with whole_file(folder / MANIFEST_NAME) as temporary:
+            temporary.write_text(self.to_json())
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -163,9 +163,9 @@ def manifest_of(folder: Path, case_id: str) -> Manifest:
     manifest = read_manifest(folder / case_id)
     if manifest is None:
         path = str(folder / case_id / MANIFEST_NAME)
-        found = "no prepared case of this version, or a damaged one"
+        problem = "no prepared case of this version, or a damaged one"
         next_step = "Prepare the cases of this data folder with `brats-seg prepare`."
-        raise CaseError(case_id, path, found, "a prepared case", next_step)
+        raise CaseError(case_id, path, problem, "a prepared case", next_step)
     return manifest
 
 
@@ -245,10 +245,10 @@ def raise_damage(errors: Collection[CaseError]) -> None:
     """Raise the first of the errors of `verify_cases`, if any; its message names the other cases."""
     if not errors:
         return
-    first, *others = errors
-    also = some_of([error.case_id for error in others])
-    found = f"{first.found} (damaged too: {also})" if others else first.found
-    raise CaseError(first.case_id, first.file, found, first.expected, first.next_step)
+    first, *rest = errors
+    also = some_of([error.case_id for error in rest])
+    problem = f"{first.found} (damaged too: {also})" if rest else first.found
+    raise CaseError(first.case_id, first.file, problem, first.expected, first.next_step)
 
 
 def _own_check_sum(values: dict[str, Any]) -> int:
@@ -290,12 +290,12 @@ def _damage(folder: Path, case_id: str) -> CaseError | None:
         try:
             now = StoredFile.of(path)
         except OSError as error:
-            found = f"a file that cannot be read ({error.strerror})"
+            problem = f"a file that cannot be read ({error.strerror})"
         else:
-            found = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
+            problem = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
             if now == written:
                 continue
-        return CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)
+        return CaseError(case_id, str(path), problem, expected, PREPARE_AGAIN)
     return None
 
 
@@ -439,8 +439,8 @@ def open_array(path: Path) -> npt.NDArray[Any]:
 def _open(case_id: str, path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     array = _read(case_id, path, open_array)
     if array.shape != shape:
-        found = f"an array of shape {array.shape}"
-        raise CaseError(case_id, str(path), found, f"shape {shape}", PREPARE_AGAIN)
+        problem = f"an array of shape {array.shape}"
+        raise CaseError(case_id, str(path), problem, f"shape {shape}", PREPARE_AGAIN)
     return array
 
 
@@ -450,8 +450,8 @@ def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == ENOMEM:
             raise MemoryError(str(error)) from error  # the file itself is not damaged
-        found = f"a file that cannot be read ({error})"
-        raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
+        problem = f"a file that cannot be read ({error})"
+        raise CaseError(case_id, str(path), problem, "a prepared case", PREPARE_AGAIN) from error
 
 
 def _copied(

@@ -100,10 +100,10 @@ def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
         # after the scans: where it is, they are there
         write_json(folder / preprocess.SOURCE_NAME, source.model_dump(mode="json"))
     if source.unready and not options.atlas:
-        found = f"{'; '.join(source.unready)} (converted files: {folder})"
+        problem = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
         next_step = "Prepare the converted files with other programs, or add --preprocess."
-        raise CaseError(study.case_id, str(study.folder), found, expected, next_step)
+        raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
     return single_input(study.case_id, files)
 
 

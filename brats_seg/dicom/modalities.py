@@ -115,8 +115,8 @@ def _told_apart(series: Sequence[Series]) -> list[Series]:
     is_known = any(one.modality == "t1n" and not one.problem for one in series)
     modality = "" if is_known or len(whole) > 1 else "t1n"
     why = "" if modality else ", and it is not the only T1 series"
-    taken = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
-    return [taken.get(one, one) for one in series]
+    assigned = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
+    return [assigned.get(one, one) for one in series]
 
 
 def missing_words(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:

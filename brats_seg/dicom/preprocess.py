@@ -226,19 +226,20 @@ def register(
     """
     reference = next((name for name in _REFERENCES if name in volumes), "")
     if not reference:
-        found, expected = f"no {' and no '.join(_REFERENCES)}", "a T1 image, which shows the brain"
-        raise CaseError(case_id, "(all)", found, expected, "Add one of them.")
+        problem = f"no {' and no '.join(_REFERENCES)}"
+        raise CaseError(case_id, "(all)", problem, "a T1 image of the brain", "Add one of them.")
     image, grid = atlas
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
-        work = Path(temporary)
+        folder = Path(temporary)
         fixed = _at_one_mm(volumes[reference], case_id)
-        mask, finding = _find_brain(case_id, fixed, work)
+        mask, finding = _find_brain(case_id, fixed, folder)
         brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
         start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
-        to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, work))
+        to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, folder))
         for name, volume in volumes.items():
             if name != reference:
-                to_native[name] = _rigid(case_id, fixed, volume, np.eye(4), work) @ to_native[name]
+                to_fixed = _rigid(case_id, fixed, volume, np.eye(4), folder)
+                to_native[name] = to_fixed @ to_native[name]
     steps = f"registered to {reference}; {finding}; placed in {image.file}"
     images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
     inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
@@ -251,17 +252,17 @@ def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
 
     `volumes` are the modalities, each on its own grid.
     """
-    words = []
+    reasons = []
     if not _have_one_grid(volumes):
-        words.append("the modalities are not on one grid, so that they are not registered")
+        reasons.append("the modalities are not on one grid, so that they are not registered")
     if _has_skull(volumes):
-        words.append("the skull does not seem to be stripped")
+        reasons.append("the skull does not seem to be stripped")
     grids = [volume.geometry for volume in volumes]
     other = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
     if other:
         edges = "x".join(f"{mm:.2f}" for mm in other[0])
-        words.append(f"the voxels measure {edges} mm, not 1 mm")
-    return tuple(words)
+        reasons.append(f"the voxels measure {edges} mm, not 1 mm")
+    return tuple(reasons)
 
 
 def _have_one_grid(volumes: Sequence[Volume]) -> bool:

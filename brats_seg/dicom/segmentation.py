@@ -229,8 +229,8 @@ def _structured_report(
         for one in listed.lesions[:1]:
             values += [one.axial.longest_mm, one.axial.perpendicular_mm, one.longest_mm]
         measurements = [
-            sr.Measurement(Code(*what), round(value, 3), Code(unit, "UCUM", unit))
-            for value, (what, unit) in zip(values, _MEASURES, strict=False)
+            sr.Measurement(Code(*meaning), round(value, 3), Code(unit, "UCUM", unit))
+            for value, (meaning, unit) in zip(values, _MEASURES, strict=False)
         ]
         uid = generate_uid(entropy_srcs=[about["sop_instance_uid"], name])
         group = sr.MeasurementsAndQualitativeEvaluations(

@@ -407,10 +407,10 @@ def better_numbering(
         return ""
 
     def mean_dice(convention: LabelConvention) -> float:
-        of_reference, others = painted[tissues], np.take(convention.painted, tissues)
-        both = shared[of_reference, others]
+        of_reference, other = painted[tissues], np.take(convention.painted, tissues)
+        both = shared[of_reference, other]
         return float(
-            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[others]).mean()
+            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[other]).mean()
         )
 
     values = set(np.flatnonzero(n_prediction).tolist())
@@ -480,8 +480,8 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:
         check_one_grid(case_id, grids)
-    found = f"{without_affine[0]} has no affine, so that voxels were paired by index"
-    return (f"case {case_id}: {found}",)
+    remark = f"{without_affine[0]} has no affine, so that voxels were paired by index"
+    return (f"case {case_id}: {remark}",)
 
 
 def _with_conventions(

@@ -248,13 +248,13 @@ def _match_region(
     n_false = n_predicted - n_matched
     is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
     is_found = scores[:, 0] >= rules.found_dice
-    found = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
+    counts = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
     return (
         *_score_whole(reference, prediction, scale.penalty_mm),
         *_mean_scores(scores, is_large, n_false, rules, scale.penalty_mm),
         *(n_lesions, n_false, n_lesions - n_matched),
         2 * n_matched / (n_lesions + n_predicted) if n_lesions or n_predicted else np.nan,
-        *(found if rules.large_mm3 else ()),
+        *(counts if rules.large_mm3 else ()),
     )
 
 
@@ -359,9 +359,9 @@ def _match_lesions(
     for number, box in enumerate(ndimage.find_objects(lesions), 1):
         if box is None:
             continue
-        near = _grown(box, region.dilation)
-        lesion = lesions[near] == number
-        touched = np.unique(predicted[near][dilated(lesion, region.dilation)])
+        neighbourhood = _grown(box, region.dilation)
+        lesion = lesions[neighbourhood] == number
+        touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
         numbers = touched[touched > 0].tolist()
         # a predicted lesion that matches a small one is no false positive
         unmatched -= set(numbers)

@@ -186,17 +186,17 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     low, high = volume.array.min(), volume.array.max()
     # NaN fails the comparison, as intended
     if not (low >= 0 and high <= _MOST_BITS):
-        found, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
+        problem, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
         next_step = "Give the map that predict --uncertainty wrote."
-        raise CaseError(view.case_id, volume.file, found, expected, next_step)
+        raise CaseError(view.case_id, volume.file, problem, expected, next_step)
     return replace(view, uncertainty=oriented(volume).array)
 
 
 def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
     """Return the region masks of the label maps of a case by name, `reference` and `prediction`."""
     if not view.sides:
-        found, next_step = "neither reference nor prediction", "Give it, or choose another case."
-        raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)
+        problem, next_step = "neither reference nor prediction", "Give it, or choose another case."
+        raise CaseError(view.case_id, "label map", problem, "one of them, to draw", next_step)
     # the prediction stands on the right
     return {name: side.regions for name, side in reversed(view.sides.items())}
 
@@ -257,8 +257,8 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         # one scale for all
         sections.draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
         reference = sides.get("reference") if name == "prediction" else None
-        words = _region_words(regions, view.grid, reference)
-        sections.add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
+        texts = _region_texts(regions, view.grid, reference)
+        sections.add_title(block, f"{name}\n{', '.join(texts)}", size=8.5)
     sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
     key = sections.region_key(list(sides.values()), [region.upper() for region in REGIONS])
     sections.add_dark_legend(figure, key)
@@ -309,7 +309,7 @@ def planes_figure(
             sections.draw_outlines(axes, regions, axis, centre[axis])
     if title:
         sections.add_title(figure, title if regions[0].any() else f"{title}: no tumour")
-    key = sections.region_key([regions], _region_words(regions, grid, reference))
+    key = sections.region_key([regions], _region_texts(regions, grid, reference))
     sections.add_dark_legend(figure, key)
     return figure
 
@@ -342,8 +342,8 @@ def uncertainty_figure(view: CaseView) -> Figure:
     ml = np.count_nonzero(high) * grid.voxel_ml
     title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
     sections.add_title(figure, f"{view.case_id}, {title}")
-    words = _region_words(regions, grid, sides.get("reference"))
-    entries = sections.region_key([regions], words)
+    texts = _region_texts(regions, grid, sides.get("reference"))
+    entries = sections.region_key([regions], texts)
     entries += [
         sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()
@@ -383,13 +383,13 @@ def reconstruction_figure(
         error = difference[..., index][before[..., index] != 0]
         rmse = float(np.sqrt(np.mean(error**2))) if error.size else 0.0
         low, high = limits = sections.grey_limits(before)
-        for axes, shown, ends, words in (
+        for axes, shown, ends, title in (
             (row[0], before, limits, MODALITY_NAMES[modality]),
             (row[1], after, limits, "reconstruction"),
             (row[2], difference, (0.0, high - low), f"difference, RMSE here {rmse:.3g}"),
         ):
             sections.draw_section(axes, shown, AXIAL, index, grid, limits=ends, brain=brain)
-            axes.set_title(words, color="white", fontsize="small")
+            axes.set_title(title, color="white", fontsize="small")
             if spacing_mm:
                 sections.draw_scale_bar(axes, spacing_mm[0])
     sections.add_title(figure, f"{case_id}, axial {index}")
@@ -404,12 +404,12 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     is the visible part where regions are painted over each other.
     """
     colours: dict[int, str] = {}
-    left = iter(sections.OTHER_TISSUE_COLOURS)
+    free = iter(sections.OTHER_TISSUE_COLOURS)
     for value, _ in convention.meanings:
         inside = [k for k, values in enumerate(convention.regions) if value in values]
         colour = sections.REGION_COLOURS[inside[-1]] if inside else None
         is_free = colour is not None and colour not in colours.values()
-        colours[value] = colour if colour is not None and is_free else next(left)
+        colours[value] = colour if colour is not None and is_free else next(free)
     return colours
 
 
@@ -434,36 +434,36 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     return Labelled(label_map=label_map, convention=convention)
 
 
-def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
+def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, text: str) -> None:
     """Draw a section with a title."""
     sections.draw_section(axes, image, axis, index, grid)
     # a fixed height: to look for the labels of axes that are off takes an eighth of the time
-    axes.set_title(words, color="white", fontsize="small", y=1.0)
+    axes.set_title(text, color="white", fontsize="small", y=1.0)
 
 
-def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, words: str) -> None:
+def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, text: str) -> None:
     """Draw the three sections of an image through a voxel, to one scale."""
     panels = [*zip(row, PLANES.values(), strict=True)]
     for (axes, axis), plane in zip(panels, PLANES, strict=True):
-        _draw_panel(axes, image, axis, centre[axis], grid, f"{words}, {plane} {centre[axis]}")
+        _draw_panel(axes, image, axis, centre[axis], grid, f"{text}, {plane} {centre[axis]}")
     sections.draw_to_one_scale(panels, grid)
     for axes, axis in panels:
         sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
 
 
-def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
+def _region_texts(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
     """Return the volume of each region and, with a reference, its Dice."""
     ml = [np.count_nonzero(mask) * grid.voxel_ml for mask in regions]
     # a volume that is not 0 does not become 0
-    texts = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
-    words = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, texts, strict=True)]
+    numbers = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
+    texts = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, numbers, strict=True)]
     if reference is None:
-        return words
+        return texts
     counts = count_regions(regions, reference, "")
     is_scored = counts.in_prediction + counts.in_reference > 0
     return [
-        f"{word} (Dice {score:.3f})" if scored else f"{word} (none in the reference)"
-        for word, score, scored in zip(words, dice(counts), is_scored, strict=True)
+        f"{text} (Dice {score:.3f})" if scored else f"{text} (none in the reference)"
+        for text, score, scored in zip(texts, dice(counts), is_scored, strict=True)
     ]
 
 
@@ -484,7 +484,7 @@ def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:
             picture[section == value] = to_rgba(colours[value], _OPACITY)
             inside = zip(REGIONS, convention.regions, strict=True)
             regions = ", ".join(region.upper() for region, values in inside if value in values)
-            words = f"{tissue}: label {value}, in {regions or 'no region'}"
-            entries.append(sections.line_key(words, colours[value], 8, "-"))
+            text = f"{tissue}: label {value}, in {regions or 'no region'}"
+            entries.append(sections.line_key(text, colours[value], 8, "-"))
     sections.draw_overlay(axes, picture)
     return entries

@@ -178,10 +178,10 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
     }
 
 
-def _set_title(axes: Any, words: str) -> None:
+def _set_title(axes: Any, text: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
-    axes.set_title(words, fontsize=sections.fitting_size(words, width_inches, _TITLE_SIZE))
+    axes.set_title(text, fontsize=sections.fitting_size(text, width_inches, _TITLE_SIZE))
 
 
 def _finish(axes: Any, column: str, title: str) -> None:
@@ -193,7 +193,7 @@ def _finish(axes: Any, column: str, title: str) -> None:
     axes.set_ylim(*((-0.02, 1.05) if is_share else (0, None)))
 
 
-def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
+def _draw_histogram(axes: Any, title: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
     """Draw the known values of parts (n,), stacked; what is unknown, or in another part, is NaN.
 
     Two parts are those who died and those who were alive.
@@ -202,7 +202,7 @@ def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Seq
     values = np.concatenate(known)
     median = f", median {np.median(values):.3g}" if values.size else ""
     axes.set_title(f"known for {values.size} of {parts[0].size} cases{median}", fontsize="medium")
-    axes.set_xlabel(words)
+    axes.set_xlabel(title)
     if not values.size:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
@@ -291,8 +291,8 @@ def history_figure(
         for axes in column:
             axes.axvline(best_epoch, color="tab:red", linestyle=":")
         side = "left" if best_epoch < table["epoch"].mean() else "right"
-        words = {"s": f" best: epoch {best_epoch} ", "ha": side, "color": "tab:red"}
-        column[0].text(best_epoch, 0.5, **words, transform=column[0].get_xaxis_transform())
+        style = {"s": f" best: epoch {best_epoch} ", "ha": side, "color": "tab:red"}
+        column[0].text(best_epoch, 0.5, **style, transform=column[0].get_xaxis_transform())
     column[-1].set_xlabel("epoch")
     column[-1].xaxis.get_major_locator().set_params(integer=True)
     if len(table) == 1:

@@ -135,11 +135,11 @@ def predict_folder(
     predictor = Predictor.load(models, settings)
     with folder.opened():
         for cases in batches:
-            taken = {case.case_id: case for case in cases}
-            results.check_names(settings.layout, taken)
+            by_id = {case.case_id: case for case in cases}
+            results.check_names(settings.layout, by_id)
             if workers is None:
-                work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-                outcomes = local_outcomes(cases, work)
+                case_work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+                outcomes = local_outcomes(cases, case_work)
             else:
                 job = Job(
                     model_paths=tuple(path.absolute() for path in models),
@@ -149,9 +149,9 @@ def predict_folder(
                     trusted=TRUSTED.get(),
                 )
                 outcomes = shared_outcomes(cases, job, workers)
-            known = [one for one in done.failures if one.case_id not in taken]
+            failures = [one for one in done.failures if one.case_id not in by_id]
             done = finish_batch(
-                outcomes, folder, len(cases), failures=known, on_case=on_case, track=track
+                outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )
             done = write_pages(done, cases, folder, track) if settings.report else done
     return done
@@ -171,14 +171,14 @@ def watched_scans(
         options: Choices about scans, a `dicom.preprocess.ScanOptions`.
         quiet_s: Seconds between two looks.
     """
-    root, taken = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
+    root, seen = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
     looks: list[dict[Path, str]] = [{}, {}, {}]
 
     def is_ready(paths: Iterable[Path]) -> bool:
         watched = {path: looks[-1][path] for path in paths if path in looks[-1]}
-        is_new = watched.items() <= looks[-2].items() and taken.get(frozenset(watched)) != watched
+        is_new = watched.items() <= looks[-2].items() and seen.get(frozenset(watched)) != watched
         if is_new:
-            taken[frozenset(watched)] = watched
+            seen[frozenset(watched)] = watched
         # converted files are not in the folder: their examination was ready
         return is_new or not watched
 

@@ -80,7 +80,7 @@ class NetworkInput:
 
     image: Field
     """(C, ...): the channels, axes and voxel size of the network."""
-    back: Callable[[Tensor], Field]
+    to_volume: Callable[[Tensor], Field]
     """Turns logits on that grid, which it may overwrite, into probabilities (3, x, y, z) on the crop."""
 
 
@@ -131,14 +131,14 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
 def input_of_crop(image: Field) -> NetworkInput:
     """Return a brain crop (4, x, y, z) as the input of a network of this package."""
 
-    def back(logits: Tensor) -> Field:
+    def to_volume(logits: Tensor) -> Field:
         # in place, which saves a whole float32 volume
         probabilities: Field = logits.sigmoid_().cpu().numpy()
         # no tumour outside the brain, whatever a network returns there
         probabilities *= (image != 0).any(axis=0)
         return probabilities
 
-    return NetworkInput(image=image, back=back)
+    return NetworkInput(image=image, to_volume=to_volume)
 
 
 def _all_channels(image: Field, modalities: Sequence[str]) -> Field:

@@ -122,9 +122,9 @@ class Model:
             expected = (
                 f"all four modalities, or one of the sets that the model was trained for: {subsets}"
             )
-        found = f"no {', '.join(absent_from(modalities))}"
+        problem = f"no {', '.join(absent_from(modalities))}"
         next_step = "Add the missing files, or use a model trained with training.modality_dropout."
-        raise CaseError(case_id, file, found, expected, next_step)
+        raise CaseError(case_id, file, problem, expected, next_step)
 
     def expected_loss(self, modalities: Sequence[str]) -> SubsetScores | None:
         """Return what held-out cases lost with these modalities alone; None if it was not measured."""
@@ -223,8 +223,8 @@ def _build(trained: weights.TrainedModel) -> Member:
         with torch.random.fork_rng(devices=[]):
             network = weights.build_with(partial(build_model, config, patch), trained.weights)
     except (RuntimeError, ValueError) as error:
-        way = "For a network of your own, load them in Python: Predictor.of_network"
-        msg = f"the weights are not those of model.name {config.name!r}: {error}. {way}"
+        advice = "For a network of your own, load them in Python: Predictor.of_network"
+        msg = f"the weights are not those of model.name {config.name!r}: {error}. {advice}"
         raise UsageError(msg) from None
     return _member(trained, network, config.name, size_multiple(config, patch))
 
@@ -293,16 +293,16 @@ def _check_window(window: Window, member: Member) -> None:
 
 def _check_known(identity: weights.ModelIdentity) -> None:
     expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for what, found, known in (
+    for kind, actual, known in (
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
         ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
         ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
-        if found != known:
+        if actual != known:
             msg = (
-                f"the model was trained with {what} {found}; expected {known}. Use the version of "
+                f"the model was trained with {kind} {actual}; expected {known}. Use the version of "
                 "brats_seg that it was trained with."
             )
             raise UsageError(msg)
@@ -310,10 +310,10 @@ def _check_known(identity: weights.ModelIdentity) -> None:
 
 def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel) -> None:
     entries, expected = weights.entries_of(network), weights.entries_of(first)
-    for what in ("spacing_mm", *weights.Decoding.model_fields):
-        if entries[what] != expected[what]:
+    for key in ("spacing_mm", *weights.Decoding.model_fields):
+        if entries[key] != expected[key]:
             msg = (
-                f"the models cannot be averaged: {what} is {expected[what]} in one and {entries[what]} "
+                f"the models cannot be averaged: {key} is {expected[key]} in one and {entries[key]} "
                 "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)

@@ -98,7 +98,7 @@ def apply_model(
             logits = _flip(fallback.run(applied), dims)
             is_ordered = list(member.regions) == list(range(len(logits)))
             # a copy only where the network returns another order
-            return given.back(logits if is_ordered else logits[list(member.regions)])
+            return given.to_volume(logits if is_ordered else logits[list(member.regions)])
 
         # in place, which saves a whole float32 volume
         total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
@@ -120,9 +120,9 @@ def _check_numbers(case_id: str, outputs: Field) -> None:
     n_broken = int(np.count_nonzero(~np.isfinite(outputs)))
     if n_broken:
         # NaN would become background: an empty label map that looks like a result
-        found = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
+        problem = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", found, "finite numbers", next_step)
+        raise CaseError(case_id, "(all)", problem, "finite numbers", next_step)
 
 
 def _logits(

@@ -136,7 +136,7 @@ class Reconstructor:
         Raises:
             CaseError: The reconstruction is not finite.
         """
-        given = NetworkInput(image=scan.image, back=lambda decoded: decoded.cpu().numpy())
+        given = NetworkInput(image=scan.image, to_volume=lambda decoded: decoded.cpu().numpy())
         fallback = PredictionFallback(scan.case_id, self.model.device)
         return Reconstruction(
             case_id=scan.case_id,

@@ -203,7 +203,7 @@ class _Pipeline:
         pipeline = Compose(self.steps)
         image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
 
-        def back(logits: Tensor) -> Image:
+        def to_volume(logits: Tensor) -> Image:
             probabilities = MetaTensor(logits.cpu().sigmoid())
             probabilities.affine = image.affine
             probabilities.applied_operations = image.applied_operations
@@ -213,7 +213,7 @@ class _Pipeline:
             regions = self._cleaned(probabilities) if self.cleaning else probabilities
             return np.stack([turned(region, turn) for region in regions.numpy()])
 
-        return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+        return NetworkInput(image=np.ascontiguousarray(image.numpy()), to_volume=to_volume)
 
     def _cleaned(self, probabilities: Tensor) -> Tensor:
         """Return probabilities that are 0 where a voxel is removed from a region, and 1 where one is added."""
@@ -319,11 +319,11 @@ def _of_key(config: _Part, part: _Part, key: str) -> dict[str, Any]:
     return {"keys": key, **arguments}
 
 
-def _known_name(what: str, part: _Part, known: Sequence[str]) -> str:
+def _known_name(kind: str, part: _Part, known: Sequence[str]) -> str:
     """Return the name of MONAI that a part is built from; raise `ValueError` if it is not listed."""
     name = str(part["_target_"]).rpartition(".")[2]
     if name not in known:
-        msg = f"its {what} is {part['_target_']}; expected one of {', '.join(known)}"
+        msg = f"its {kind} is {part['_target_']}; expected one of {', '.join(known)}"
         raise ValueError(msg)
     return name
 

@@ -286,9 +286,9 @@ class _Grid:
         edges = zip(crop.shape[1:], spacing, wanted, strict=True)
         shape = tuple(max(1, round(mm / wanted_mm * n)) for n, mm, wanted_mm in edges)
         image = _resized(crop, shape, (spacing, wanted), _IMAGE_ORDER)
-        return NetworkInput(image=image, back=partial(self._back, crop.shape[1:], scan))
+        return NetworkInput(image=image, to_volume=partial(self._to_volume, crop.shape[1:], scan))
 
-    def _back(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
+    def _to_volume(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
         """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
         spacings = self.spacing_mm, self._spacing(scan)
         logits = _resized(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)

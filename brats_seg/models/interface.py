@@ -122,9 +122,9 @@ def as_output(value: object) -> TrainingOutput:
             return as_output(first)
         case Mapping() if key := next((key for key in LOGITS_KEYS if key in value), None):
             return as_output(value[key])
-    found = f"a dictionary of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+    kind = f"a dictionary of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
     msg = (
-        f"the network returned {found}; expected logits as a tensor, as the first entry of a tuple "
+        f"the network returned {kind}; expected logits as a tensor, as the first entry of a tuple "
         f"or list, or under one of the keys {LOGITS_KEYS} of a dictionary"
     )
     raise ConfigError(msg)
@@ -132,14 +132,14 @@ def as_output(value: object) -> TrainingOutput:
 
 def tensors_of(value: object) -> tuple[Tensor, ...]:
     """Return every tensor of an output, however it is nested."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
     _mapped(value, note)
-    return tuple(found)
+    return tuple(tensors)
 
 
 def structure_of(value: object) -> Any:

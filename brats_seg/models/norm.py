@@ -116,15 +116,15 @@ def _agrees_with_stock(device: torch.device) -> bool:
     layer = ActivatedNorm(3, slope=0.1).to(device)
     generator = torch.Generator().manual_seed(0)
     features, by_output = torch.randn(2, 2, 3, 4, 5, 6, generator=generator).to(device)
-    found = []
+    results = []
     try:
         with torch.enable_grad():
             for compute in (layer, layer.stock):
                 leaf = features.clone().requires_grad_()
                 output = compute(leaf * 1)
                 inputs = (leaf, layer.weight, layer.bias)
-                found.append((output, *torch.autograd.grad(output, inputs, by_output)))
-        pairs = zip(*found, strict=True)
+                results.append((output, *torch.autograd.grad(output, inputs, by_output)))
+        pairs = zip(*results, strict=True)
         return all(torch.allclose(own, stock, rtol=1e-3, atol=1e-4) for own, stock in pairs)
     except RuntimeError:  # the device lacks a kernel
         return False
@@ -173,12 +173,12 @@ class _InPlace(torch.autograd.Function):
         of_patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
         for patch, (by_own, own, by_own_features) in enumerate(of_patches):
             affine = weight, bias, inverse_deviation[patch]
-            found = (
+            gradients = (
                 _backward_by_rows(by_own, own, by_own_features, affine, ctx.slope)
                 if _is_split(own)
                 else _backward_by_channels(by_own, own, by_own_features, affine, ctx.slope, groups)
             )
-            by_weight[patch], by_bias[patch] = found
+            by_weight[patch], by_bias[patch] = gradients
         return by_features, by_weight.sum(0), by_bias.sum(0), None, None, None
 
 

@@ -156,10 +156,10 @@ def _box_of(view: cases.CaseView) -> Box:
 
 def _step_of(image: npt.NDArray[Any]) -> float:
     """Return the step with which int16 holds an image, in which 0 stays 0; 1 for whole numbers."""
-    least, most = float(image.min()), float(image.max())
-    if _INT16.min <= least and most <= _INT16.max and bool((image == np.rint(image)).all()):
+    low, high = float(image.min()), float(image.max())
+    if _INT16.min <= low and high <= _INT16.max and bool((image == np.rint(image)).all()):
         return 1.0
-    return max(most / _INT16.max, least / _INT16.min)
+    return max(high / _INT16.max, low / _INT16.min)
 
 
 def _embedded(
@@ -204,24 +204,24 @@ def _centre_mm(view: cases.CaseView) -> list[float]:
 
 def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
     """Return the colours of the tissues, and what each means on either side."""
-    words: dict[str, dict[str, None]] = {}
+    texts: dict[str, dict[str, None]] = {}
     for side in view.sides.values():
         colours = cases.tissue_colours(side.convention)
         for value, meaning in side.convention.meanings:
-            words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
-    return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
+            texts.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
+    return [(colour, " or ".join(meanings)) for colour, meanings in texts.items()]
 
 
 def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
     """Yield static pictures, each with words for readers who do not see it."""
     if view.sides:
-        words = "Three planes through the tumour, with the outlines of its regions"
-        yield picture_uri(cases.view_figure(view)), words
+        caption = "Three planes through the tumour, with the outlines of its regions"
+        yield picture_uri(cases.view_figure(view)), caption
     else:
         yield picture_uri(cases.sample_figure(view)), "The four scans in one section"
     if view.prediction is not None and view.uncertainty is not None:
-        words = "Outlines of the prediction, and its uncertainty in colours"
-        yield picture_uri(cases.uncertainty_figure(view)), words
+        caption = "Outlines of the prediction, and its uncertainty in colours"
+        yield picture_uri(cases.uncertainty_figure(view)), caption
 
 
 def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:

@@ -90,7 +90,7 @@ def write_cohort_page(
         facts=tuple(_facts(records)),
         regions=REGIONS,
         summaries=list(filter(None, summaries)),
-        charts=[(words, html.inline_svg(figure)) for words, figure in _charts(records, dice)],
+        charts=[(caption, html.inline_svg(figure)) for caption, figure in _charts(records, dice)],
     )
 
 
@@ -137,11 +137,11 @@ def _thumbnail(results: Path, record: Record) -> str:
 
 def _link(results: Path, case_id: str, page: Path) -> str:
     """Return the link from the page of a cohort to that of a case; empty if there is none."""
-    beside = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
-    for target in (page_path(results, case_id), beside):
+    in_same_folder = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
+    for target in (page_path(results, case_id), in_same_folder):
         if target.is_file():
-            way = os.path.relpath(target.absolute(), page.absolute().parent)
-            return quote(Path(way).as_posix())
+            relative = os.path.relpath(target.absolute(), page.absolute().parent)
+            return quote(Path(relative).as_posix())
     return ""
 
 

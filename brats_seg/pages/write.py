@@ -157,13 +157,13 @@ def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     """Yield the files of each case of a folder of predictions, or of scans."""
     references = label_maps_in(options.reference) if options.reference else {}
     if not (path / MANIFEST_NAME).is_file():
-        found = _of_scans(path, options)
+        pages = _of_scans(path, options)
     elif options.prediction is None:
-        found = _of_results(path)
+        pages = _of_results(path)
     else:
         msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
         raise UsageError(msg)
-    for files in found:
+    for files in pages:
         yield replace(files, reference=references.get(files.case_id))
 
 
@@ -194,26 +194,26 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         )
 
 
-def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
+def _chosen(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     """Return the files of the cases that are asked for, with the files of their pages."""
-    known = [files.case_id for files in found]
+    known = [files.case_id for files in pages]
     if unknown := [case_id for case_id in options.case_ids if case_id not in known]:
         msg = f"there is no case {', '.join(unknown)}; there are {some_of(known) or 'none'}"
         raise UsageError(msg)
     if options.case_ids:
-        found = [files for files in found if files.case_id in options.case_ids]
+        pages = [files for files in pages if files.case_id in options.case_ids]
     output = options.output
-    if output and output.suffix.lower() == PAGE_SUFFIX and len(found) != 1:
-        n_cases = counted(len(found), "case")
+    if output and output.suffix.lower() == PAGE_SUFFIX and len(pages) != 1:
+        n_cases = counted(len(pages), "case")
         msg = f"{output} is one page, for {n_cases}; give a folder, or choose one with --case"
         raise UsageError(msg)
     if output:
-        found = [replace(files, page=_page(output, files.page.name)) for files in found]
-    pages = Counter(files.page for files in found)
-    if twice := [str(page) for page, n_cases in pages.items() if n_cases > 1]:
+        pages = [replace(files, page=_page(output, files.page.name)) for files in pages]
+    n_pages = Counter(files.page for files in pages)
+    if twice := [str(page) for page, n_cases in n_pages.items() if n_cases > 1]:
         msg = f"several cases would have the page {some_of(twice)}; write the pages of each folder apart"
         raise UsageError(msg)
-    return found
+    return pages
 
 
 def _check_files(files: PageFiles) -> None:
@@ -233,8 +233,8 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
         yield "the model was trained on this patient: expect worse results of new ones"
     remarks = (record.remark, *record.warnings) if record else ()
     yield from dict.fromkeys(filter(None, (*remarks, *loaded.case.remarks)))
-    then = record.inputs if record else ()
-    pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)
+    inputs = record.inputs if record else ()
+    pairs = zip(loaded.case.modalities, loaded.hashes, inputs, strict=False)
     if changed := [name for name, now, before in pairs if now != before]:
         yield (
             f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
@@ -263,5 +263,5 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
     scans = zip(loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False)
     for modality, volume, content in scans:
         sha256, _, index = content.partition("#")
-        words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
-        yield Fact(f"File of {modality}", words, is_code=True)
+        text = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
+        yield Fact(f"File of {modality}", text, is_code=True)

@@ -235,8 +235,8 @@ def _judged(
         return NO_JUDGEMENT
     fits = f"; {' or '.join(fitting)} fits" if fitting else ""
     if is_named or not fitting:
-        words = f"the labels do not look like {convention.name}: {contradiction}{fits}"
-        return Judgement(warnings=(words,))
+        message = f"the labels do not look like {convention.name}: {contradiction}{fits}"
+        return Judgement(warnings=(message,))
     return Judgement(
         refusal=LabelError(
             labels.case_id,
@@ -266,12 +266,12 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
 def _unclear(labels: ShownLabels, convention: LabelConvention) -> str:
     """Return a warning if the tissues allow the convention, and others in which it may be a copy."""
     fitting = _fitting(labels)
-    others = [one for one in _COPIED if one in fitting]
-    others = [one for one in others if _has_other_regions(one, convention, labels.values)]
-    if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not others:
+    rivals = [one for one in _COPIED if one in fitting]
+    rivals = [one for one in rivals if _has_other_regions(one, convention, labels.values)]
+    if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not rivals:
         return ""
     return (
-        f"the scan does not show whether the numbering is {convention.name} or {' or '.join(others)}: "
+        f"the scan does not show whether the numbering is {convention.name} or {' or '.join(rivals)}: "
         "look what each label is, and name the convention with --convention"
     )
 
@@ -330,8 +330,8 @@ def _enhancing(medians: dict[int, npt.NDArray[np.float32]]) -> int | None:
     uptake = {value: float(of_images[_UPTAKE]) for value, of_images in medians.items()}
     if not uptake:
         return None
-    *others, best = sorted(uptake, key=lambda value: uptake[value])
-    second = uptake[others[-1]] if others else 0.0
+    *rest, best = sorted(uptake, key=lambda value: uptake[value])
+    second = uptake[rest[-1]] if rest else 0.0
     is_clear = uptake[best] - second >= LEAST_ENHANCEMENT
     return best if is_clear and medians[best][_T1C] >= LEAST_BRIGHTNESS else None
 

@@ -297,8 +297,8 @@ def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    first, *others = [note.get(_NOTE, ()) for note in notes] or [()]
-    return _LINES.validate_python(first) if all(lines == first for lines in others) else ()
+    first, *rest = [note.get(_NOTE, ()) for note in notes] or [()]
+    return _LINES.validate_python(first) if all(lines == first for lines in rest) else ()
 
 
 def _fit(region: str, x: Values, y: Values) -> DiceLine:

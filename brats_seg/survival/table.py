@@ -79,14 +79,14 @@ def read_features(path: Path) -> pd.DataFrame:
 
 def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
     """Count the cases that were measured by networks which may have been trained on their patients."""
-    for column, what in ((LATENT_SEEN, "latent vector"), (LABELS_SEEN, "label map")):
+    for column, kind in ((LATENT_SEEN, "latent vector"), (LABELS_SEEN, "label map")):
         for answer, networks in (
             ("yes", "networks that were trained on their patients, so the figures may be too good"),
             ("unknown", "networks without a record of the patients they were trained on"),
         ):
             n = int((table[column] == answer).sum()) if column in table else 0
             if n:
-                yield f"the {what} of {n} of {len(table)} cases is of {networks}"
+                yield f"the {kind} of {n} of {len(table)} cases is of {networks}"
 
 
 def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:

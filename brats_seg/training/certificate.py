@@ -195,8 +195,8 @@ def certify(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        what = f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch"
-        msg = f"{what} do not fit in memory. Give fewer --patches, or --device cpu."
+        size = size_words(patches.image.shape[2:])
+        msg = f"{len(patches.image)} patches of {size} in one batch do not fit in memory. Give fewer --patches, or --device cpu."
         raise EnvironmentalError(msg) from error
 
 
@@ -273,7 +273,7 @@ def gradient_by(
 def _rows(
     network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device, track: Track
 ) -> tuple[CertificateRow, ...]:
-    own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
+    loss = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
     dtype = patches.image.dtype
     precision = "fp64" if dtype == torch.float64 else device.precision
     pairs = [(*item, method) for item in _criteria(config).items() for method in _METHODS]
@@ -292,7 +292,7 @@ def _rows(
         rows.append(
             CertificateRow(
                 loss=name,
-                own=name == own,
+                own=name == loss,
                 method=method,
                 precision=precision,
                 n_patches=len(patches.image),

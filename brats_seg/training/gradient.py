@@ -117,12 +117,12 @@ class Leaves:
             if tensor.grad is not None:
                 tensor.grad /= n_patches
 
-    def check(self, loss: Tensor, *others: Tensor, inputs: Sequence[Tensor] = ()) -> None:
+    def check(self, loss: Tensor, *rest: Tensor, inputs: Sequence[Tensor] = ()) -> None:
         """Look, the first time, for leaves that a loss depends on and that nobody holds.
 
         Args:
             loss: The loss, or losses of patches.
-            others: Other tensors that it is computed from, with graphs of their own.
+            rest: Other tensors that it is computed from, with graphs of their own.
             inputs: Leaves that stand for those tensors in the graph of the loss.
         """
         if not loss.requires_grad:
@@ -131,10 +131,10 @@ class Leaves:
         if self.is_checked:
             return
         held = {*self.all, *inputs}
-        unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
+        unknown = [leaf for leaf in _leaves_of(loss, *rest) if leaf not in held]
         if unknown:
-            what = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
-            msg = f"the loss depends on {what}, and nothing holds it: make it a parameter, or detach it"
+            problem = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
+            msg = f"the loss depends on {problem}, and nothing holds it: make it a parameter, or detach it"
             raise ConfigError(msg)
         self.is_checked = True
 
@@ -338,8 +338,8 @@ class BatchGradient:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
-            what = f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} targets"
-            msg = f"{what}; expected one patch at least, and a target for each"
+            problem = f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} targets"
+            msg = f"{problem}; expected one patch at least, and a target for each"
             raise ConfigError(msg)
         batch = micro_batch.to(self.device.torch_device)
         if index == 1 or self.ranks.n_ranks > 1:
@@ -354,11 +354,11 @@ class BatchGradient:
             raise ConfigError(msg)
         return n_patches
 
-    def _together(self, work: Callable[[], Value]) -> Value:
+    def _together(self, function: Callable[[], Value]) -> Value:
         """Return the result of this rank's work; if memory runs out on any rank, all raise."""
         error: Exception | None = None
         try:
-            value = work()
+            value = function()
         except (RuntimeError, MemoryError) as caught:
             if not is_out_of_memory(caught):
                 raise
@@ -390,9 +390,9 @@ def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
 def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
     if other := next((row for row in shapes if row != shapes[0]), None):
-        what = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}"
-        way = "use patches of one size, or a loss that declares how it reduces over patches"
-        msg = f"{what}: {way}"
+        problem = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}"
+        advice = "use patches of one size, or a loss that declares how it reduces over patches"
+        msg = f"{problem}: {advice}"
         raise ConfigError(msg)
 
 

@@ -52,8 +52,8 @@ def recorded(config: Config, run_path: Path, history: Sequence[figures.Row]) -> 
 def check_tracking(tracking: TrackingConfig) -> None:
     """Check that the writer of TensorBoard is installed if the settings ask for it."""
     if tracking.to and find_spec("tensorboardX") is None:
-        way = "pip install 'brats_seg[tensorboard]', or leave out tracking.to"
-        msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {way}"
+        advice = "pip install 'brats_seg[tensorboard]', or leave out tracking.to"
+        msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {advice}"
         raise EnvironmentalError(msg)
 
 
@@ -67,14 +67,14 @@ def write_history(rows: Sequence[figures.Row], run_path: Path) -> None:
 
     Validation columns are empty in an epoch without validation.
     """
-    with whole_file(run_path / figures.HISTORY_NAME) as beside:
-        _table(rows).to_csv(beside, index=False)
+    with whole_file(run_path / figures.HISTORY_NAME) as temporary:
+        _table(rows).to_csv(temporary, index=False)
 
 
 def write_picture(rows: Sequence[figures.Row], run_path: Path) -> None:
     """Draw the history of a run as `history.png`."""
-    with whole_file(run_path / "history.png") as beside:
-        figures.history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
+    with whole_file(run_path / "history.png") as temporary:
+        figures.history_figure(_table(rows)).savefig(temporary, dpi=80, format="png")
 
 
 def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
@@ -144,8 +144,8 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
         writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
         writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
     except Exception as error:  # of the operating system or of the library
-        way = "Check the folder, or leave out tracking.to"
-        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. {way}"
+        advice = "Check the folder, or leave out tracking.to"
+        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. {advice}"
         raise EnvironmentalError(msg) from error
 
     def send(row: figures.Row) -> None:

@@ -98,9 +98,11 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     for before, after in zip(first, second, strict=True):
         error, scale = _difference(before, after)
         if not error <= _tolerance(before.dtype) * max(scale, 1.0):
-            what = f"another output for the same micro-batch (differences up to {error:.3g})"
-            way = "draw from torch's default generators only, and change no state in a forward pass"
-            msg = f"the network returned {what}: {way}"
+            problem = f"another output for the same micro-batch (differences up to {error:.3g})"
+            advice = (
+                "draw from torch's default generators only, and change no state in a forward pass"
+            )
+            msg = f"the network returned {problem}: {advice}"
             raise ReplayError(msg)
 
 
@@ -178,11 +180,11 @@ class _Probe:
         if not all(map(torch.equal, buffers, self.before.buffers)):
             self._check_buffers(buffers)
 
-    def _outputs(self, *beside: Tensor) -> list[Tensor]:
+    def _outputs(self, *neighbours: Tensor) -> list[Tensor]:
         """Return the tensors of the output for the patch, without those that are for all patches."""
         self.before.restore_generators()
-        output = self.network(torch.cat([self.patch, *beside]))
-        n_patches = 1 + len(beside)
+        output = self.network(torch.cat([self.patch, *neighbours]))
+        n_patches = 1 + len(neighbours)
         tensors = (tensor for tensor in tensors_of(output) if tensor.ndim)
         return [tensor[: len(tensor) // n_patches].clone() for tensor in tensors]
 
@@ -193,8 +195,8 @@ class _Probe:
         for (name, buffer), after in zip(self.network.named_buffers(), expected, strict=True):
             if not _are_same(after, buffer, _precision(after.dtype) * BUFFER_TOLERANCE):
                 layer, _, buffer_name = name.rpartition(".")
-                what = f"changes its buffer {buffer_name!r} otherwise in two passes than in one"
-                raise ConfigError(_message(self.network, layer, what))
+                problem = f"changes its buffer {buffer_name!r} otherwise in two passes than in one"
+                raise ConfigError(_message(self.network, layer, problem))
 
     def _refusal(self) -> str:
         """Return what the first layer does that has another output for the same input in some run."""
@@ -202,19 +204,19 @@ class _Probe:
         tolerance = _tolerance(self.patch.dtype)
         first = self._calls(self.patch)
         layer = _first_different(first, self._calls(self.patch), tolerance)
-        what = "gives the same patch another output in another pass: it counts, or draws not from torch"
+        problem = "gives the same patch another output in another pass: it counts, or draws not from torch"
         if layer is None:
             layer = _first_different(first, self._calls(self.other), tolerance)
-            what = "gives a patch another output beside another patch: it mixes them"
+            problem = "gives a patch another output beside another patch: it mixes them"
         if layer is None:
             layer = _first_different(first, self._calls(), ALONE_TOLERANCE)
-            what = "gives a patch another output beside another patch than alone"
-        return _message(self.network, layer or "", what)
+            problem = "gives a patch another output beside another patch than alone"
+        return _message(self.network, layer or "", problem)
 
-    def _calls(self, *beside: Tensor) -> list[Call]:
+    def _calls(self, *neighbours: Tensor) -> list[Call]:
         """Return the calls of all layers in the order in which they end."""
         calls: list[Call] = []
-        n_patches = 1 + len(beside)
+        n_patches = 1 + len(neighbours)
 
         def note(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             inputs = _summary((args, kwargs), n_patches)
@@ -224,7 +226,7 @@ class _Probe:
             for name, module in self.network.named_modules():
                 hook = partial(note, name)
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-            self._outputs(*beside)
+            self._outputs(*neighbours)
         return calls
 
 
@@ -261,11 +263,11 @@ def _first_different(one: Sequence[Call], other: Sequence[Call], tolerance: floa
     return None
 
 
-def _message(network: nn.Module, layer: str, what: str) -> str:
+def _message(network: nn.Module, layer: str, problem: str) -> str:
     kind = type(network.get_submodule(layer)).__name__
     name = f"the layer {layer!r} ({kind})" if layer else f"the network ({kind})"
     return (
-        f"{name} {what}. Micro-batches cannot equal the whole batch with it: use instance or group "
+        f"{name} {problem}. Micro-batches cannot equal the whole batch with it: use instance or group "
         "norm, freeze it in evaluation mode, or set training.micro_batch to the effective batch."
     )
 

@@ -89,8 +89,8 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
 def check_scalar(loss: Tensor, criterion: object) -> Tensor:
     """Return the loss of all patches together, as a tensor without axes."""
     if loss.numel() != 1:
-        what = f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}"
-        msg = f"{what}; expected a scalar, for example by loss.arguments {{reduction: mean}}"
+        problem = f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}"
+        msg = f"{problem}; expected a scalar, for example by loss.arguments {{reduction: mean}}"
         raise ConfigError(msg)
     return loss.reshape(())
 

@@ -204,11 +204,9 @@ class RunFolder:
 
 def read_source(path: Path) -> weights.TrainedModel:
     """Read the network of a run, of a checkpoint or of an exported model that a run may start from."""
-    trained, *others = weights.read_trained(path)
-    if others:
-        msg = (
-            f"{path} holds {len(others) + 1} networks; expected one: give a run, or export it alone"
-        )
+    trained, *rest = weights.read_trained(path)
+    if rest:
+        msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
         raise UsageError(msg)
     _check_identity(trained.identity, path)
     return trained
@@ -220,8 +218,8 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
         return
     path = Path(config.path)
     if run_path.resolve() in (path.resolve(), *path.resolve().parents):
-        way = "give another --run, or resume it without --start-from"
-        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {way}"
+        advice = "give another --run, or resume it without --start-from"
+        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
         raise UsageError(msg)
     if begins:
         read_source(path)
@@ -243,13 +241,13 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         name = "the network that brats_seg carries (--start-from none draws all weights anew)"
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
-        what = f"nothing fits of {name}. Not loaded: {some_of(unfit)}"
-        msg = f"{what}. Choose the network that they are of, or leave out --start-from."
+        message = f"nothing fits of {name}. Not loaded: {some_of(unfit)}"
+        msg = f"{message}. Choose the network that they are of, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
-    what = "started from %s: %d of %d layers loaded"
-    log.info(what, name, len(_by_layer(loaded)), n_layers)
+    message = "started from %s: %d of %d layers loaded"
+    log.info(message, name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     if not is_shipped:
@@ -309,10 +307,10 @@ def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
     expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for what in ("modalities", "regions", "normalisation"):
-        value, known = getattr(identity, what), getattr(expected, what)
+    for name in ("modalities", "regions", "normalisation"):
+        value, known = getattr(identity, name), getattr(expected, name)
         if value != known:
-            msg = f"{path} was trained with {what} {value}; expected {known}, in this order. {_CHOOSE}"
+            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
             raise UsageError(msg)
 
 
@@ -320,11 +318,11 @@ def _log_differences(source: weights.TrainedModel, path: Path, data: FoldData) -
     """Log what the weights learnt from, where it may matter to this run."""
     spacings_mm = source.identity.spacing_mm, data.spacing_mm
     if spacings_mm[0] != spacings_mm[1]:
-        what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-        log.warning(what, path, *map(spacing_text, spacings_mm))
+        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
+        log.warning(text, path, *map(spacing_text, spacings_mm))
     if not source.cases.is_complete:
-        what = "%s does not name its training cases; if some are held out here, scores will be too good"
-        log.info(what, path)
+        text = "%s does not name its training cases; if some are held out here, scores will be too good"
+        log.info(text, path)
     if seen := sorted({*data.split.validation}.intersection(source.cases.ids)):
-        what = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))
+        text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
+        log.warning(text, path, len(seen), len(data.split.validation), some_of(seen))

@@ -427,6 +427,6 @@ def _log_outcome(outcome: Outcome, watched: str, folder: RunFolder, stop: StopRe
         n_epochs = counted(len(outcome.history), "epoch")
         log.info("finished after %s: %s. Research use only.", n_epochs, folder.path)
     else:
-        way = "The same command with more --hours" if stop.is_used_up else "The same command"
-        what = f"stopped: %s. {way} continues from %s."
-        log.info(what, outcome.reason, folder.last_path)
+        command = "The same command with more --hours" if stop.is_used_up else "The same command"
+        message = f"stopped: %s. {command} continues from %s."
+        log.info(message, outcome.reason, folder.last_path)

@@ -164,7 +164,7 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
         _diameters_of(cut[:, :, z], spacing_mm[:2], box.start[2] + z)
         for z in np.flatnonzero(cut.any(axis=(0, 1))).tolist()
     )
-    return max(sections, key=lambda found: found.product_mm2)
+    return max(sections, key=lambda section: section.product_mm2)
 
 
 def _diameters_of(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
@@ -295,15 +295,15 @@ def _segments(code: int) -> list[tuple[Point, Point]]:
 
 def _closed(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
     """Chain segments into polygons: every point is an end of two segments."""
-    left = list(segments)
+    remaining = list(segments)
     polygons = []
-    while left:
-        first, last = left.pop()
+    while remaining:
+        first, last = remaining.pop()
         points = [first]
         while last != first:
             points.append(last)
-            following = next(segment for segment in left if last in segment)
-            left.remove(following)
+            following = next(segment for segment in remaining if last in segment)
+            remaining.remove(following)
             last = following[1] if following[0] == last else following[0]
         polygons.append(points)
     return polygons
