@@ -66,7 +66,7 @@ def diagnose(
         findings += _machine_findings(config)
         if data is not None:
             index = f"brats-seg index {shlex.quote(str(data))}" if data.exists() else ""
-            findings += _tried("scans", _scan_findings(data, prepared_path, config), index)
+            findings += _run_check("scans", _scan_findings(data, prepared_path, config), index)
         findings += _run_findings(runs)
     return Diagnosis(
         version=installed_version(_PACKAGE),
@@ -103,7 +103,7 @@ def versions_required() -> dict[str, str]:
     """Return the oldest accepted version of each package that is always needed."""
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
-    return {_normalised(match[1]): match[2] or "" for match in matches if match}
+    return {_normalise_name(match[1]): match[2] or "" for match in matches if match}
 
 
 def installed_version(name: str) -> str:
@@ -114,7 +114,7 @@ def installed_version(name: str) -> str:
         return ""
 
 
-def _normalised(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -137,7 +137,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
     return machine_findings(shared_memory_needed(config, on_gpu=bool(gpus())))
 
 
-def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
+def _run_check(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
     """Yield findings, and the error that ends them as a problem."""
     try:
         yield from findings
@@ -174,7 +174,7 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, prepared)
     mode = f"chmod u+w {shlex.quote(str(folder))}"
-    yield from _tried("write access", _write_findings("write access", folder), mode)
+    yield from _run_check("write access", _write_findings("write access", folder), mode)
 
 
 def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
@@ -188,5 +188,5 @@ def _run_findings(runs: Path) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
 
     mode = f"chmod u+w {shlex.quote(str(runs))}"
-    yield from _tried("runs", _write_findings("runs", runs), mode)
+    yield from _run_check("runs", _write_findings("runs", runs), mode)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")

@@ -134,7 +134,7 @@ def locked(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(path, when_taken, is_shared=is_shared)
+        lock = _acquire_lock(path, when_taken, is_shared=is_shared)
     except OSError as error:
         raise explained(error, path.parent) from error
     try:
@@ -210,7 +210,7 @@ def check_current_folder() -> None:
         raise EnvironmentalError(msg) from error
 
 
-def state_of(path: Path) -> str:
+def file_state(path: Path) -> str:
     """Return size and time of change of a file, which differ once it is replaced; empty if unreadable."""
     try:
         status = path.stat()
@@ -287,7 +287,7 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
 
 
-def _acquired(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:
+def _acquire_lock(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:
     """Return the open file of a lock, once no other process holds it."""
     started_s, is_waiting = time.monotonic(), False
     while (lock := _try_to_lock(path, is_shared=is_shared)) is None:

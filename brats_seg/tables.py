@@ -36,7 +36,7 @@ def write_table(
     cells = [
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
     ]
-    guarded = [[_guarded(cell) for cell in row] for row in cells]
+    guarded = [[_escape_formula(cell) for cell in row] for row in cells]
     # object: pandas would turn whole numbers beside an empty cell into floats
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
     text = frame.to_csv(index=False, lineterminator="\n")
@@ -90,16 +90,16 @@ def read_table(
         columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
         msg = f"{path} has no column {', '.join(missing)}; found the columns {columns}"
         raise UsageError(msg)
-    return frame.fillna("").map(_unguarded)
+    return frame.fillna("").map(_unescape_formula)
 
 
-def _guarded(cell: Any) -> Any:
+def _escape_formula(cell: Any) -> Any:
     if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) and not _is_number(cell):
         return _GUARD + cell
     return cell
 
 
-def _unguarded(cell: str) -> str:
+def _unescape_formula(cell: str) -> str:
     return cell[1:] if cell.startswith(tuple(_GUARD + sign for sign in _FORMULA_SIGNS)) else cell
 
 

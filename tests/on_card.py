@@ -19,7 +19,7 @@ from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from brats_seg.models.norm import ActivatedNorm, check_in_place
 from brats_seg.runtime.device import Device
-from brats_seg.training.losses import DiceBce, task_of
+from brats_seg.training.losses import DiceBce, build_task
 from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
 from brats_seg.training.ranks import Ranks
 from tests.card import COUNTS, NAME, CardTensor, a_card
@@ -55,7 +55,7 @@ class Step:
         self.network = build_model(config.model, PATCH).to(device.torch_device).train()
         check_in_place(self.network)
         set_activation_checkpointing(self.network, ActivationCheckpointing(mode))
-        self.task = task_of(config)
+        self.task = build_task(config)
         self.accumulator = Accumulator(
             self.network,
             criterion or self.task.criterion,

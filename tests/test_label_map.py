@@ -22,10 +22,10 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.quality.label_map import (
+    find_tissues,
     judge_group,
     judge_sample,
     outermost_of_outline,
-    shown_tissues,
 )
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 from tests.check_builders import (
@@ -61,7 +61,7 @@ def shown(
 
 
 def shown_by(images: npt.NDArray[np.generic], label_map: LabelMap) -> ShownLabels:
-    return shown(*shown_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist())
+    return shown(*find_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist())
 
 
 def placed(images: npt.NDArray[np.generic], label_map: LabelMap) -> Judgement:

@@ -248,7 +248,7 @@ def load_case(
     read = case if with_label else replace(case, files={k: case.files[k] for k in case.modalities})
     files = files or read_case_files(read)
     opened = open_files(read, files, modalities)
-    return replace(_loaded(case, *opened, labels), hashes=files.hashes)
+    return replace(_check_loaded(case, *opened, labels), hashes=files.hashes)
 
 
 def case_of_arrays(
@@ -268,7 +268,7 @@ def case_of_arrays(
         modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    return _loaded(case, volumes, *_judged(case, volumes), "")
+    return _check_loaded(case, volumes, *_judge(case, volumes), "")
 
 
 def read_case_files(case: Case) -> CaseFiles:
@@ -308,7 +308,7 @@ def open_files(
                 )
             except CaseError as error:
                 problems.append(error)
-    return volumes, *_judged(case, volumes, problems)
+    return volumes, *_judge(case, volumes, problems)
 
 
 def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
@@ -331,8 +331,8 @@ def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) ->
     if off:
         first_file, first = grids[0]
         files = " and ".join(file for file, _ in off)
-        problem = " and ".join(_described(grid, first) for _, grid in off)
-        expected = f"the grid of {first_file}: {_described(first, first)}"
+        problem = " and ".join(_describe_grid(grid, first) for _, grid in off)
+        expected = f"the grid of {first_file}: {_describe_grid(first, first)}"
         next_step = "Register and resample all files to one grid (for BraTS SRI24, without skull)."
         raise CaseError(case_id, files, problem, expected, next_step)
 
@@ -361,13 +361,13 @@ def judge_labels(
         yield problems, judgement.warnings
 
 
-def _judged(
+def _judge(
     case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
 ) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
     images = tuple(volume for kind, volume in volumes.items() if kind != LABEL)
     label = volumes.get(LABEL)
-    problems = [*problems, *_wrong_with(case.case_id, images, label)]
+    problems = [*problems, *_find_problems(case.case_id, images, label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
@@ -375,7 +375,7 @@ def _judged(
     return problems, judgement
 
 
-def _wrong_with(
+def _find_problems(
     case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
@@ -410,7 +410,7 @@ def _wrong_voxels(array: npt.NDArray[Any]) -> str:
     return f"a constant volume, {low} everywhere" if low == high else ""
 
 
-def _loaded(
+def _check_loaded(
     case: Case,
     volumes: Mapping[str, nifti.Volume],
     problems: Sequence[CaseError],
@@ -450,7 +450,7 @@ def _loaded(
     )
 
 
-def _described(grid: nifti.Geometry, first: nifti.Geometry) -> str:
+def _describe_grid(grid: nifti.Geometry, first: nifti.Geometry) -> str:
     voxels = "x".join(map(str, grid.shape))
     spacing = "x".join(f"{mm:.2f}" for mm in grid.spacing_mm)
     axes = "".join(nib.aff2axcodes(grid.affine))

@@ -23,7 +23,7 @@ from brats_seg.cases import described, layouts
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.cases.layouts import LABEL, UNKNOWN, Folder, NamedFile, parse_case_id
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
-from brats_seg.files import state_of
+from brats_seg.files import file_state
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def find_cases(
     folder = described.data_folder(root)
     complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
     checked = [_with_id_checked(case, is_file_name=is_table) for case in complete]
-    return CaseIndex(root=folder, cases=_sorted(checked), notices=tuple(notices))
+    return CaseIndex(root=folder, cases=_sort_cases(checked), notices=tuple(notices))
 
 
 def find_inputs(
@@ -127,7 +127,7 @@ def find_inputs(
         n, cases[i] = n_of_id[case.case_id], _with_id_checked(case, is_file_name=True)
         if n > 1:
             cases[i] = cases[i].with_problem(f"{n} cases of this id", "one", next_step)
-    return _sorted(cases)
+    return _sort_cases(cases)
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
@@ -146,7 +146,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     return _with_id_checked(case, is_file_name=True)
 
 
-def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
+def _sort_cases(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
@@ -181,7 +181,7 @@ def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
     key = hashlib.sha256()
     for kind, scan in sorted(files.items()):
         # reading the file reports a dangling link
-        state = state_of(root / scan.path) or "unreadable"
+        state = file_state(root / scan.path) or "unreadable"
         key.update(f"{kind} {scan}\n{state}\n".encode(errors="surrogateescape"))
     return key.hexdigest()[:32]
 
@@ -255,14 +255,14 @@ def _find_below(
     folders = [_with_label_pattern(folder, label_files) for folder in layouts.walk_folders(root)]
     unique = [_without_packed_copies(folder) for folder in folders]
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
-    superseded = _superseded(groups)
-    groups = _named_apart([group for group in groups if group not in superseded])
+    superseded = _find_superseded(groups)
+    groups = _separate_names([group for group in groups if group not in superseded])
     candidates: Mapping[_Group, Sequence[_Candidate]] = {}
     if with_labels:
         # label maps may be beside scans that others supersede
         above = {group.folder for group in superseded}
         candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
-    cases += [_assembled(group, candidates.get(group, ())) for group in groups]
+    cases += [_assemble(group, candidates.get(group, ())) for group in groups]
     used = {scan.path for case in cases for scan in case.files.values()}
     unused = [
         scan.path
@@ -288,7 +288,7 @@ def _find_below(
     return cases, notices
 
 
-def _superseded(groups: Sequence[_Group]) -> list[_Group]:
+def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
     of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == layouts.BIDS]
     most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
@@ -354,7 +354,7 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
         yield _Group(case_id=case_id, folder=folder.path, scans=group)
 
 
-def _named_apart(groups: Sequence[_Group]) -> list[_Group]:
+def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     """Return the groups, those of folders of one name named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
@@ -440,7 +440,7 @@ def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence
     return list(filter(None, names))
 
 
-def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
+def _assemble(group: _Group, candidates: Sequence[_Candidate]) -> Case:
     """Return a case with the first file of each modality, and the likeliest label map."""
     case = Case.named(group.case_id, {})
     case = replace(case, patient_id=group.patient_id or case.patient_id)

@@ -76,16 +76,16 @@ _KINDS = {
 }
 
 
-def _any_of(spellings: Iterable[str]) -> str:
+def _join_patterns(spellings: Iterable[str]) -> str:
     return "|".join(spelling.replace(" ", "[-_. ]?") for spelling in spellings)
 
 
 _NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE | re.DOTALL)
 _SCAN_STEM = re.compile(
     rf"((?P<case>.*?)[-_. ])?"
-    rf"((?P<modality>{_any_of(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
+    rf"((?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
     rf"([-_](?P<processed>bet|brain|bias))?"
-    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_any_of(_SPELLINGS[LABEL])}))",
+    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
 )
 _LABEL_FOLDER = re.compile(
@@ -252,7 +252,7 @@ def walk_folders(root: Path) -> Iterator[Folder]:
         is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
         if identity not in seen and not is_output:
             seen.add(identity)
-            folder, below = _divided(path, entries)
+            folder, below = _split_entries(path, entries)
             yield folder
             pending += reversed(below)
 
@@ -348,7 +348,7 @@ def check_values(
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
 
 
-def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
+def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
     """Separate scans, other files and the folders to visit."""
     scans, other_names, below = [], [], []
     for entry in entries:

@@ -28,7 +28,7 @@ from nibabel.volumeutils import apply_read_scaling
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, turn_of, turned
+from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, find_turn, turned
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
@@ -143,7 +143,7 @@ def read_label_map(path: Path, *, case_id: str) -> Volume:
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
     """Read a file as it is on the disk, without decompressing it."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         check_regular(path)
         with path.open("rb") as stream:
             header = _read_header(stream.read(_HEAD_BYTES))
@@ -154,7 +154,7 @@ def read_packed(path: Path, *, case_id: str) -> bytes:
 
 def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
     """Return the grid of a volume from the header alone; the arguments are those of `read_volume`."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         check_regular(path)
         with path.open("rb") as stream:
             return _geometry(_read_header(stream.read(_HEAD_BYTES)), volume)
@@ -169,10 +169,10 @@ def unpack_volume(
     is_label_map: bool = False,
 ) -> Volume:
     """Return the volume in the bytes of a file, as `read_volume` or `read_label_map` does."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         header = _read_header(packed[:_HEAD_BYTES])
         geometry = _geometry(header, volume)
-        array = _voxels(header, _unpacked(packed, _data_end(header)), geometry.shape, volume)
+        array = _voxels(header, _unpack(packed, _data_end(header)), geometry.shape, volume)
         array = _to_labels(array) if is_label_map else array
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
@@ -199,19 +199,19 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
 def oriented(volume: Volume) -> Volume:
     """Return the volume in the axes of BraTS; the array is a view."""
     geometry = volume.geometry
-    turn = turn_of(geometry.affine)
+    turn = find_turn(geometry.affine)
     affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
     array = turned(volume.array, turn)
     grid = Geometry.at(affine, array.shape, qform_code=geometry.qform_code)
     return Volume(array=array, geometry=grid, file=volume.file)
 
 
-def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
+def plan_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
     """Return the resampling of a volume to a spacing, or None if its own is close enough."""
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        after = f"{_by(resampling.after)} voxels of {_edges(spacing_mm)} mm"
+        after = f"{_shape_text(resampling.after)} voxels of {_edges(spacing_mm)} mm"
         problem = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
         next_step = "Correct the spacing in the header."
@@ -235,7 +235,7 @@ def _refuse(problem: str, expected: str, next_step: str) -> NoReturn:
 
 
 @contextmanager
-def _explained(path: Path, case_id: str) -> Iterator[None]:
+def _explain_errors(path: Path, case_id: str) -> Iterator[None]:
     """Turn whatever is wrong with a file into an error that names the case and the file."""
     try:
         yield
@@ -255,7 +255,7 @@ def _explained(path: Path, case_id: str) -> Iterator[None]:
         raise CaseError(case_id, path.name, problem, "a NIfTI file", next_step) from error
 
 
-def _unpacked(packed: bytes, n_bytes: int) -> bytes:
+def _unpack(packed: bytes, n_bytes: int) -> bytes:
     """Decompress a content, if it is compressed, and check its length against that of the header."""
     content = packed
     if packed.startswith(_GZIP_MAGIC):
@@ -346,10 +346,10 @@ def _stored_shape(header: _Header) -> tuple[int, ...]:
 
 def _axes(header: _Header) -> str:
     n_axes, shape = int(header["dim"][0]), _stored_shape(header)
-    return f"{n_axes}-D data" + (f" of shape {_by(shape)}" if shape else "")
+    return f"{n_axes}-D data" + (f" of shape {_shape_text(shape)}" if shape else "")
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 

@@ -77,7 +77,7 @@ def plan() -> None:
         brats-seg plan --device 15GiB --preset full
     """
     with options.importing():
-        from brats_seg.models.build import size_words
+        from brats_seg.models.build import shape_text
         from brats_seg.runtime.device import gpu_named
         from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
 
@@ -92,7 +92,7 @@ def plan() -> None:
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     options.print_table(
         ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
-        [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in result.rows],
+        [(shape_text(row.patch), *mode(row), "yes" if row.fits else "no") for row in result.rows],
     )
     if best := result.suggested:
         print(

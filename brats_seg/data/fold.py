@@ -25,7 +25,7 @@ from brats_seg.config import Config, Section
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
-from brats_seg.data.store import MANIFEST_NAME, manifest_of
+from brats_seg.data.store import MANIFEST_NAME, read_case_manifest
 from brats_seg.errors import (
     CaseError,
     CaseProblemsError,
@@ -273,7 +273,7 @@ def open_split(folder: Path, split: Split) -> FoldData:
         CaseError: One of them is not prepared, or at another spacing than the first.
     """
     case_ids = *split.train, *split.validation
-    cases = [manifest_of(folder, case_id) for case_id in case_ids]
+    cases = [read_case_manifest(folder, case_id) for case_id in case_ids]
     for case_id, case in zip(case_ids, cases, strict=True):
         if case.spacing_mm != cases[0].spacing_mm:
             problem = f"a case prepared at {spacing_text(case.spacing_mm)} mm"

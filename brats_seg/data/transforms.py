@@ -383,8 +383,7 @@ def _transform_named(name: str) -> Transform:
         transform = make()
     # code of a user may raise anything
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        msg = f"{setting} cannot be called: {reason}. Expected {expected}"
+        msg = f"{setting} cannot be called: {type(error).__name__}: {error}. Expected {expected}"
         raise ConfigError(msg) from error
     if not callable(transform):
         msg = f"{setting} returned {transform!r}. Expected {expected}"

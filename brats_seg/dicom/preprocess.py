@@ -37,7 +37,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import state_of, write_json
+from brats_seg.files import file_state, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -178,7 +178,7 @@ def read_source(folder: Path) -> ScanSource | None:
 
 def hash_of_files(files: Iterable[Path], *choices: object) -> str:
     """Return a hash of choices, and of name, size and time of files."""
-    states = [(path, state_of(path)) for path in files]
+    states = [(path, file_state(path)) for path in files]
     return hashlib.sha256(repr((choices, states)).encode()).hexdigest()[:32]
 
 
@@ -199,7 +199,7 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
             name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
             for name, scan in scans.items()
         }
-        if not unready_words([*volumes.values()]):
+        if not unready_reasons([*volumes.values()]):
             return case
         images, stripped, to_native, steps = register(case_id, volumes, atlas)
         for name, volume in stripped.items():
@@ -247,7 +247,7 @@ def register(
     return images, stripped, to_native, steps
 
 
-def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
+def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
     """Return why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
 
     `volumes` are the modalities, each on its own grid.
@@ -279,7 +279,7 @@ def _has_skull(volumes: Sequence[Volume]) -> bool:
 
 
 def _at_one_mm(volume: Volume, case_id: str) -> Volume:
-    resampling = nifti.planned_resampling(volume, ONE_MM, case_id=case_id)
+    resampling = nifti.plan_resampling(volume, ONE_MM, case_id=case_id)
     return volume if resampling is None else nifti.resampled(volume, resampling)
 
 

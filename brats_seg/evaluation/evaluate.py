@@ -181,7 +181,7 @@ def evaluate_pairs(
     pairs = _with_conventions(read.results, protocol)
     scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
-    table = scores.joined_scores(scored.results)
+    table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
     answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):

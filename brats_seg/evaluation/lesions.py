@@ -173,7 +173,7 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     """
     grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
     touched = {
-        (tissue, name): _touched(lesions[tissue], lesions[name], grown[name])
+        (tissue, name): _find_touching(lesions[tissue], lesions[name], grown[name])
         for tissue, neighbours in _TOUCHING
         for name in neighbours
     }
@@ -359,7 +359,7 @@ def _match_lesions(
     for number, box in enumerate(ndimage.find_objects(lesions), 1):
         if box is None:
             continue
-        neighbourhood = _grown(box, region.dilation)
+        neighbourhood = _grow_box(box, region.dilation)
         lesion = lesions[neighbourhood] == number
         touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
         numbers = touched[touched > 0].tolist()
@@ -384,7 +384,7 @@ def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float,
     )
 
 
-def _grown(box: Slices, margin: int) -> Slices:
+def _grow_box(box: Slices, margin: int) -> Slices:
     return tuple(slice(max(side.start - margin, 0), side.stop + margin) for side in box)
 
 
@@ -395,7 +395,7 @@ def _union(boxes: Sequence[Slices]) -> Slices:
     )
 
 
-def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
     """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
     near = np.argwhere(grown & (lesions > 0))
     offsets = np.argwhere(_DILATION)

@@ -113,10 +113,10 @@ class CaseView:
 
     def shown(self, preferred: Sequence[str] = SHOWN) -> dict[str, Image]:
         """Return those of the preferred modalities that the case has, or its first one, by name."""
-        return {name: self.image(name) for name in shown_of(self.modalities, preferred)}
+        return {name: self.image(name) for name in select_shown(self.modalities, preferred)}
 
 
-def shown_of(modalities: Sequence[str], preferred: Sequence[str] = SHOWN) -> list[str]:
+def select_shown(modalities: Sequence[str], preferred: Sequence[str] = SHOWN) -> list[str]:
     """Return those of the preferred modalities that are there, or the first one that is."""
     return [name for name in preferred if name in modalities] or [modalities[0]]
 
@@ -139,10 +139,10 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
     if chosen is None:
         msg = f"{root} holds no case {case_id}; it has {some_of(cases)}"
         raise UsageError(msg)
-    return view_of(load_case(chosen, labels=labels or ""))
+    return make_view(load_case(chosen, labels=labels or ""))
 
 
-def view_of(loaded: LoadedCase) -> CaseView:
+def make_view(loaded: LoadedCase) -> CaseView:
     """Return a case that has been loaded, with its reference if it has a label map."""
     reference = None
     if loaded.label is not None and loaded.convention is not None:
@@ -151,7 +151,7 @@ def view_of(loaded: LoadedCase) -> CaseView:
     return CaseView(
         case_id=loaded.case.case_id,
         release=loaded.case.release,
-        images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
+        images=np.stack([_subtract_background(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
         affine=loaded.volumes[0].geometry.affine,
         modalities=loaded.case.modalities,
@@ -192,7 +192,7 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     return replace(view, uncertainty=oriented(volume).array)
 
 
-def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
+def masks_to_draw(view: CaseView) -> dict[str, RegionMasks]:
     """Return the region masks of the label maps of a case by name, `reference` and `prediction`."""
     if not view.sides:
         problem, next_step = "neither reference nor prediction", "Give it, or choose another case."
@@ -238,7 +238,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         CaseError: The case has no label map, neither reference nor prediction.
         UsageError: No modality has that name.
     """
-    image, sides = view.image(modality), drawn_of(view)
+    image, sides = view.image(modality), masks_to_draw(view)
     tumour = np.logical_or.reduce([regions[0] for regions in sides.values()])
     shown = np.flatnonzero((tumour if tumour.any() else image != 0).any(axis=(0, 1)))
     indices = shown[np.linspace(0, len(shown) - 1, min(N_SECTIONS, len(shown))).round().astype(int)]
@@ -273,7 +273,7 @@ def view_figure(view: CaseView) -> Figure:
     Raises:
         CaseError: The case has neither.
     """
-    sides = drawn_of(view)
+    sides = masks_to_draw(view)
     name, regions = sides.popitem()
     title, reference = f"{view.case_id}, {name}", sides.get("reference")
     return planes_figure(view.shown(), regions, view.grid, title=title, reference=reference)
@@ -322,7 +322,7 @@ def uncertainty_figure(view: CaseView) -> Figure:
 
     The view must have both, the prediction and its uncertainty.
     """
-    bits, sides, grid = np.asarray(view.uncertainty), drawn_of(view), view.grid
+    bits, sides, grid = np.asarray(view.uncertainty), masks_to_draw(view), view.grid
     regions, high = sides["prediction"], bits > _HIGH_BITS
     ((background, image),) = view.shown([_BACKGROUND]).items()
     centre = sections.centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
@@ -332,11 +332,11 @@ def uncertainty_figure(view: CaseView) -> Figure:
     _draw_planes(lower, image, centre, grid, "uncertainty")
     for above, below, axis in zip(upper, lower, PLANES.values(), strict=True):
         sections.draw_outlines(above, regions, axis, centre[axis])
-        section = np.asarray(sections.section_of(bits, axis, centre[axis]), float)
+        section = np.asarray(sections.take_section(bits, axis, centre[axis]), float)
         sections.draw_overlay(below, section, cmap=_HEAT, vmin=0, vmax=1, interpolation="bilinear")
         for name, masks in sides.items():
             sections.draw_outline(
-                below, sections.section_of(masks[0], axis, centre[axis]), *_WT_LINES[name]
+                below, sections.take_section(masks[0], axis, centre[axis]), *_WT_LINES[name]
             )
     _add_colour_bar(figure, [*upper, *lower])
     ml = np.count_nonzero(high) * grid.voxel_ml
@@ -413,7 +413,7 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     return colours
 
 
-def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _subtract_background(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a volume whose background is 0, whatever constant its file has there."""
     background = background_of(array)
     return np.where(array == background, 0, array) if background else array
@@ -476,7 +476,7 @@ def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
 
 def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:
     """Paint the tissues of an axial section over it, and return their legend entries."""
-    section = sections.section_of(labelled.label_map, AXIAL, index)
+    section = sections.take_section(labelled.label_map, AXIAL, index)
     convention, colours = labelled.convention, tissue_colours(labelled.convention)
     picture, entries = np.zeros((*section.shape, 4)), []
     for value, tissue in convention.meanings:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.scores import score_columns, title_of
+from brats_seg.evaluation.scores import score_columns, score_title
 from brats_seg.figures import sections
 from brats_seg.figures.sections import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR
 from brats_seg.labels import MODALITIES, REGIONS
@@ -74,7 +74,7 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
         apart = x + np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
         axes.plot(apart, values, "o", color="black", mec="white", mew=size / 8, ms=size)
     n_cases = max(map(len, by_region.values()))
-    _finish(axes, column, f"{title_of(column)}, {counted(n_cases, 'case')}")
+    _finish(axes, column, f"{score_title(column)}, {counted(n_cases, 'case')}")
     return figure
 
 
@@ -186,7 +186,7 @@ def _set_title(axes: Any, text: str) -> None:
 
 def _finish(axes: Any, column: str, title: str) -> None:
     _set_title(axes, title)
-    axes.set_ylabel(title_of(column))
+    axes.set_ylabel(score_title(column))
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     is_share = any(word in column for word in _SHARES)
@@ -249,7 +249,7 @@ CURVES = (
 """All curves; a history has those of its task."""
 
 
-def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
+def select_curves(columns: Collection[str]) -> tuple[Curve, ...]:
     """Return the curves that a history with those columns has."""
     return tuple(curve for curve in CURVES if f"train_{curve.name}" in columns)
 
@@ -274,7 +274,7 @@ def history_figure(
     table: pd.DataFrame, *, best_epoch: int | None = None, with_rate: bool = False
 ) -> Figure:
     """Draw every curve of a history over its epochs, in both phases; the best epoch and the rate by choice."""
-    curves = curves_of(table.columns)
+    curves = select_curves(table.columns)
     n_panels = len(curves) + with_rate
     # margins are fixed: computing them takes as long as the rest of the drawing
     figure = Figure(figsize=(8, 3 * n_panels))

@@ -114,7 +114,7 @@ def grey_limits(image: Image) -> tuple[float, float]:
     return float(low), max(float(high), float(low) + 1e-6)
 
 
-def section_of(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[Any]:
+def take_section(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[Any]:
     """Return a section of an array `(X, Y, Z)` as rows and columns of a picture."""
     return np.moveaxis(array, axis, 0)[index].T
 
@@ -135,7 +135,7 @@ def draw_section(
     sections have one scale.
     """
     right, up = (i for i in range(3) if i != axis)
-    section = section_of(image, axis, index)
+    section = take_section(image, axis, index)
     low, high = limits or grey_limits(image)
     axes.imshow(
         np.where(section == 0, low, section),
@@ -196,9 +196,9 @@ def draw_overlay(axes: Any, colours: npt.NDArray[np.float64], **options: Any) ->
 def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
     """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
     for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
-        draw_outline(axes, section_of(region, axis, index), colour, width, style)
+        draw_outline(axes, take_section(region, axis, index), colour, width, style)
     # it is seen also where it fills the core
-    if (enhancing := section_of(regions[-1], axis, index)).any():
+    if (enhancing := take_section(regions[-1], axis, index)).any():
         axes.contourf(enhancing, [0.5, 1.5], colors=[REGION_COLOURS[-1]], alpha=_FILL)
 
 

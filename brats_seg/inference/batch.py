@@ -30,9 +30,9 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
 from brats_seg.cases.nifti import write_volume
-from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
+from brats_seg.cpu_threads import NUMBERS, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
-from brats_seg.files import state_of
+from brats_seg.files import file_state
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction, Predictor
@@ -189,7 +189,7 @@ def watched_scans(
             for folder in walk_folders(root)
             for name in (*(scan.path.name for scan in folder.scans), *folder.others)
         )
-        looks[:] = *looks[1:], {path: state_of(path) for path in paths}
+        looks[:] = *looks[1:], {path: file_state(path) for path in paths}
         cases: tuple[Case, ...] = ()
         if not looks[0] == looks[1] == looks[2]:
             try:
@@ -344,7 +344,7 @@ class CaseWork:
         source = None if wing is None else wing.read_source(case.root / case.folder)
         model = self.predictor.model
         hashes = files.hashes if source is None else (*files.hashes, source.key)
-        key = results.key_of(hashes, model.fingerprint, model.settings, case.modalities)
+        key = results.result_key(hashes, model.fingerprint, model.settings, case.modalities)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
@@ -412,8 +412,8 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
         for pool in (reader, writer):
             # finishes its task at the end, and drops the waiting ones
             opened.callback(pool.shutdown, cancel_futures=True)
-        read = _ahead(reader, partial(_attempt, work.read), cases)
-        yield from _ahead(writer, write, map(partial(_attempt, work.predict), read))
+        read = _map_ahead(reader, partial(_attempt, work.read), cases)
+        yield from _map_ahead(writer, write, map(partial(_attempt, work.predict), read))
 
 
 def _attempt(
@@ -426,7 +426,7 @@ def _attempt(
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
 
 
-def _ahead(
+def _map_ahead(
     pool: futures.ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[Result]:
     """Yield the results of a function, each after the next item has been handed to the pool."""
@@ -460,7 +460,7 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
             # cancelled by dask when the scheduler has ended
             error = futures.CancelledError() if future.cancelled() else future.exception()
             case_id = case_of[future].case_id
-            outcome = _lost(case_id, error) if error else future.result()
+            outcome = _lost_outcome(case_id, error) if error else future.result()
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
@@ -483,7 +483,7 @@ def _work(job: Job) -> CaseWork:
     return CaseWork(predictor=predictor, output=output, earlier=output.records())
 
 
-def _lost(case_id: str, error: BaseException) -> CaseOutcome:
+def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
@@ -501,7 +501,7 @@ def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
     They are reached through pipes, no port is opened. Each has one case at a time, so that no other
     is blamed for its death; the case is tried again in a new process.
     """
-    is_chosen = any(map(chosen_by_user, NUMBERS))
+    is_chosen = any(map(user_value, NUMBERS))
     n_threads = max(1, available_cpus() // n_workers)
     pool = partial(
         worker_pool,

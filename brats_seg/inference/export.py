@@ -26,7 +26,7 @@ from brats_seg.config import Section
 from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
+from brats_seg.evaluation.scores import RegionSummary, pool_scores, score_title, summarise_counts
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
@@ -132,7 +132,8 @@ def export_model(
     exported = weights.ExportedModel(
         networks=networks, fingerprint=weights.fingerprint_of(networks)
     )
-    card = _card(exported, [one for path in runs for one in _facts_of(path)], license_name, scores)
+    facts = [one for path in runs for one in _read_facts(path)]
+    card = _card(exported, facts, license_name, scores)
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
@@ -208,7 +209,7 @@ def _card(
         )
         for one in facts
     ]
-    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    names = {"score_title": score_title, "counted": counted, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
     return TEMPLATES.get_template("model_card.md", globals=names).render(
         networks=networks,
@@ -225,7 +226,7 @@ def _card(
         windows=[str(default_of(network)) for network in networks],
         validations=[*_validations(facts)],
         is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
-        subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
+        subset_scores=pool_scores(one for item in networks for one in item.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
     )
@@ -255,7 +256,7 @@ def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     return summarise_counts(counts, np.random.default_rng(0))
 
 
-def _facts_of(path: Path) -> list[NetworkFacts]:
+def _read_facts(path: Path) -> list[NetworkFacts]:
     """Return the facts about each network of a path, in the order of `read_trained`."""
     if (path / weights.MODEL_NAME).exists():
         return [NetworkFacts() for _ in weights.read_description(path / weights.MODEL_NAME).members]

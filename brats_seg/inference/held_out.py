@@ -162,7 +162,7 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     # evenly spread over the ids
     cases = [ids[index] for index in indices]
     tracked = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
-    rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in tracked])
+    rows = np.stack([_measure_dice(subsets, held_out, model, case_id) for case_id in tracked])
     scores = tuple(
         SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
         for i, subset in enumerate(trained.identity.subsets, start=1)
@@ -208,7 +208,7 @@ def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> No
         )
 
 
-def _dice_from(
+def _measure_dice(
     subsets: Sequence[Sequence[str]], held_out: HeldOut, model: Model, case_id: str
 ) -> npt.NDArray[np.float64]:
     """Return the Dice (subsets, 3) of a case."""

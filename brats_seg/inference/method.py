@@ -21,7 +21,7 @@ from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
+from brats_seg.voxels.grids import Resampling, Spacing, find_turn, undo_turn
 
 Field: TypeAlias = npt.NDArray[np.float32]
 
@@ -71,7 +71,7 @@ class Scan:
         """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
         if self.resampling is None:
             array = self.box.placed(array, grid_of(self.geometry)[0])
-        return np.ascontiguousarray(turned_back(array, turn_of(self.geometry.affine)))
+        return np.ascontiguousarray(undo_turn(array, find_turn(self.geometry.affine)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -14,11 +14,11 @@ from torch import nn
 from brats_seg.config import OVERLAP, Config
 from brats_seg.data.fold import Seen, TrainingCases
 from brats_seg.errors import CaseError, ConfigError, UsageError
-from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
+from brats_seg.evaluation.scores import SubsetScores, absent_from, pool_scores
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
-from brats_seg.models.build import build_model, default_window, size_multiple, size_words
+from brats_seg.models.build import build_model, default_window, shape_text, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
@@ -272,7 +272,7 @@ def _as_model(
         device=device,
         settings=settings,
         subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),
-        subset_scores=pooled(
+        subset_scores=pool_scores(
             scores for network in networks for scores in network.card.subset_scores
         ),
         remarks=tuple({network.card.remark: None for network in networks if network.card.remark}),
@@ -285,8 +285,8 @@ def _check_window(window: Window, member: Member) -> None:
     size = window.size
     if size is not None and (above := rounded_up(size, member.multiple)) != size:
         msg = (
-            f"--window {size_words(size)} does not fit model.name {member.name!r}; expected "
-            f"multiples of {size_words(member.multiple)}. Nearest above: {','.join(map(str, above))}."
+            f"--window {shape_text(size)} does not fit model.name {member.name!r}; expected "
+            f"multiples of {shape_text(member.multiple)}. Nearest above: {','.join(map(str, above))}."
         )
         raise ConfigError(msg)
 

@@ -63,7 +63,7 @@ def reconstruct_cases(
     """
     device = choose_device(settings.device, settings.precision)
     reconstructor = Reconstructor.load(run, device, settings)
-    draw = partial(_drawn, reconstructor=reconstructor, output=output)
+    draw = partial(_draw_case, reconstructor=reconstructor, output=output)
     cases = find_inputs(inputs)
     with alone_at(output, is_folder=True):
         return map_cases(draw, cases, "reconstructing", track=track)
@@ -146,7 +146,7 @@ class Reconstructor:
         )
 
 
-def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
+def _draw_case(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     # matplotlib takes long to import
     from brats_seg.figures.cases import reconstruction_figure
     from brats_seg.figures.sections import write_figure

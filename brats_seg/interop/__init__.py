@@ -78,7 +78,7 @@ def hash_of_files(paths: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(sorted(map(sha256_of, paths))).encode()).hexdigest()[:32]
 
 
-def scan_of(loaded: LoadedCase, image: Field, box: Box) -> Scan:
+def make_scan(loaded: LoadedCase, image: Field, box: Box) -> Scan:
     """Return a case prepared for a network, given its image (4, x, y, z) in a box of the scan."""
     return Scan(
         case_id=loaded.case.case_id,

@@ -96,7 +96,7 @@ def packed(content: bytes) -> str:
 
 
 @cache
-def packed_niivue() -> tuple[str, str]:
+def load_niivue() -> tuple[str, str]:
     """Return the script NiiVue, which draws scans, as `packed` does, and its licence.
 
     A page that holds the script must show the licence.

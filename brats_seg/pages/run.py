@@ -210,7 +210,7 @@ def _facts(
 def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
     """Yield each value of the history, by its name, in the epochs that are shown."""
     for phase, text in charts.PHASES.items():
-        for curve in charts.curves_of(shown.columns):
+        for curve in charts.select_curves(shown.columns):
             for part in ("", *curve.parts):
                 column = "_".join(filter(None, (phase, curve.name, part)))
                 if column in shown:

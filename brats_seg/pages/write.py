@@ -15,7 +15,7 @@ from brats_seg.cases.layouts import STEPS_NAME
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
-from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
+from brats_seg.figures.cases import make_view, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
@@ -78,7 +78,7 @@ def write_report(
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
     if options.with_cases:
-        files = _chosen([one for path in inputs for one in _files_of(path, options)], options)
+        files = _choose([one for path in inputs for one in _find_files(path, options)], options)
         workers = min(n_workers, len(files)) if len(files) > 1 else 0
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
@@ -110,7 +110,7 @@ def write_page_of(files: PageFiles) -> Path:
         # a case that was predicted without some modalities is shown without them
         case, modalities = replace(case, problems=case.problems), record.modalities
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
-    view = view_of(loaded)
+    view = make_view(loaded)
     if files.prediction is not None:
         view = with_prediction(view, files.prediction, labels=record.convention if record else None)
     if files.reference is not None:
@@ -153,13 +153,13 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
     return [_page(output or folder, name) for folder in folders]
 
 
-def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     """Yield the files of each case of a folder of predictions, or of scans."""
     references = label_maps_in(options.reference) if options.reference else {}
     if not (path / MANIFEST_NAME).is_file():
-        pages = _of_scans(path, options)
+        pages = _find_scans(path, options)
     elif options.prediction is None:
-        pages = _of_results(path)
+        pages = _find_results(path)
     else:
         msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
         raise UsageError(msg)
@@ -167,7 +167,7 @@ def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         yield replace(files, reference=references.get(files.case_id))
 
 
-def _of_results(folder: Path) -> Iterator[PageFiles]:
+def _find_results(folder: Path) -> Iterator[PageFiles]:
     entries = OutputFolder(folder).entries()
     for case_id, record in sorted(entries.items()):
         if isinstance(record, Record):
@@ -176,7 +176,7 @@ def _of_results(folder: Path) -> Iterator[PageFiles]:
             yield files_of_result(Case.named(case_id, scans), record, folder)
 
 
-def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     cases, folder = find_cases(path).cases, options.prediction
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
@@ -194,7 +194,7 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         )
 
 
-def _chosen(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
+def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     """Return the files of the cases that are asked for, with the files of their pages."""
     known = [files.case_id for files in pages]
     if unknown := [case_id for case_id in options.case_ids if case_id not in known]:

@@ -74,8 +74,8 @@ def fingerprint_of(volume: Volume) -> str:
     means = []
     for width in (_SURROUNDINGS, _POINT):
         windows = [_windows(along, width) for along in counts]
-        fill = _averaged(inside, windows)
-        means.append(_averaged(values, windows) / fill.clip(min=_LEAST_FILL))
+        fill = _average(inside, windows)
+        means.append(_average(values, windows) / fill.clip(min=_LEAST_FILL))
     # that of the points
     compared = fill >= _LEAST_FILL
     detail = means[1] - means[0]
@@ -185,7 +185,7 @@ def _windows(counts: Numbers, width: float) -> Field:
     return weights.astype(np.float32)
 
 
-def _averaged(field: Field, windows: Sequence[Field]) -> Field:
+def _average(field: Field, windows: Sequence[Field]) -> Field:
     """Return the weighted sums of a field (x, y, z) at the points of the ball."""
     x, y, z = windows
     planes = np.tensordot(field, z, (2, 1))

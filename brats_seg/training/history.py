@@ -82,7 +82,7 @@ def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
     for phase, name in figures.PHASES.items():
         if f"{phase}_loss" in row:
-            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.curves_of(row))
+            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.select_curves(row))
             parts.append(f"{name} {' '.join(values)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
@@ -111,7 +111,7 @@ def _table(rows: Sequence[figures.Row]) -> pd.DataFrame:
 def _columns(row: figures.Row) -> tuple[str, ...]:
     # the curves first, then their parts
     first = [
-        f"{phase}_{curve.name}" for curve in figures.curves_of(row) for phase in figures.PHASES
+        f"{phase}_{curve.name}" for curve in figures.select_curves(row) for phase in figures.PHASES
     ]
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
     columns = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
@@ -144,8 +144,7 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
         writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
         writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
     except Exception as error:  # of the operating system or of the library
-        advice = "Check the folder, or leave out tracking.to"
-        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. {advice}"
+        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. Check the folder, or leave out tracking.to"
         raise EnvironmentalError(msg) from error
 
     def send(row: figures.Row) -> None:

@@ -123,7 +123,7 @@ class PatchIndependence:
             return
         before = PassState.capture(device.torch_device, self._network)
         try:
-            with torch.no_grad(), device.autocast(), _disturbed(self._network):
+            with torch.no_grad(), device.autocast(), _disturb(self._network):
                 _Probe(network=self._network, patch=image[:1], before=before).run()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -273,7 +273,7 @@ def _message(network: nn.Module, layer: str, problem: str) -> str:
 
 
 @contextmanager
-def _disturbed(network: nn.Module) -> Iterator[None]:
+def _disturb(network: nn.Module) -> Iterator[None]:
     """Change the parameters a little, so that none is all zero and no iteration is at its end."""
     parameters = [p for p in network.parameters() if p.is_floating_point()]
     before = [parameter.detach().clone() for parameter in parameters]

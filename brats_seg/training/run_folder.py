@@ -25,7 +25,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.models.build import size_words
+from brats_seg.models.build import shape_text
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
@@ -272,28 +272,28 @@ def match_weights(
         >>> sorted(loaded), unfit
         (['0.bias', '0.weight'], ['1 (3x2x1x1x1 here, 5x2x1x1x1 there)'])
     """
-    by_name = {_bare(name): weight for name, weight in offered.items()}
+    by_name = {_unwrap(name): weight for name, weight in offered.items()}
     state = {n: w for n, w in network.state_dict().items() if isinstance(w, Tensor)}
     loaded: dict[str, Tensor] = {}
     unfit = []
     for layer, names in _by_layer(state).items():
-        fitting = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
+        fitting = {name: by_name[_unwrap(name)] for name in names if _unwrap(name) in by_name}
         shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
         differing = next((pair for pair in shapes if pair[0] != pair[1]), None)
         if len(fitting) < len(names):
             unfit.append(f"{layer} (not among them)")
         elif differing is not None:
-            unfit.append("{} ({} here, {} there)".format(layer, *map(size_words, differing)))
+            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing)))
         else:
             loaded |= fitting
     return loaded, unfit
 
 
-def _bare(name: str) -> str:
+def _unwrap(name: str) -> str:
     """Return the name of a weight without the wrappers around its network."""
     for prefix in _WRAPPERS:
         if name.startswith(prefix):
-            return _bare(name.removeprefix(prefix))
+            return _unwrap(name.removeprefix(prefix))
     return name
 
 

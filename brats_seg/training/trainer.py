@@ -24,7 +24,7 @@ from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
 from brats_seg.files import reading
-from brats_seg.models.build import size_words
+from brats_seg.models.build import shape_text
 from brats_seg.models.interface import as_output
 from brats_seg.presets import SHIPPED_START
 from brats_seg.progress import Track, part, say, tracked, untracked
@@ -33,7 +33,7 @@ from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, run_plan
-from brats_seg.training.losses import Criterion, RunningSums, brain_of, whole_loss
+from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
 from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
@@ -234,7 +234,7 @@ class Trainer:
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
             for batch in track(read, what=what, total=len(keys)):
-                say(self._outlook)
+                say(self._progress_text)
                 self._stop_if_asked()
                 self._train_batch(batch)
                 if self._clock.is_checkpoint_due:
@@ -336,7 +336,7 @@ class Trainer:
             progress.best = value
             self.folder.save_best(self.state, validation)
 
-    def _outlook(self) -> str:
+    def _progress_text(self) -> str:
         """Return the text behind the progress bar."""
         if self._stop.signal is not None:
             return "stopping soon; a second Ctrl-C does not save"
@@ -345,7 +345,7 @@ class Trainer:
 
     def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         for sample in samples:
-            say(self._outlook)
+            say(self._progress_text)
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked()
@@ -375,7 +375,7 @@ def validate(
             sums.n_patches += 1
             if plan.config.model.task == "segmentation":
                 # a label map has no tumour outside the brain
-                output.masked_fill_(~brain_of(sample.image[None].to(device)), -1)
+                output.masked_fill_(~foreground_mask(sample.image[None].to(device)), -1)
             sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
     network.train()
     return sums
@@ -389,7 +389,7 @@ def case_predictor(plan: run_plan.RunPlan) -> Predict:
     """
     modes, device = ["the windows of prediction"], plan.device.torch_device
     if plan.config.patch.size != "whole":
-        modes.append(f"windows of {size_words(plan.patch)}")
+        modes.append(f"windows of {shape_text(plan.patch)}")
     fallback = memory.Fallback(modes, device, EnvironmentalError, what="validation: ")
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
