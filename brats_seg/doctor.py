@@ -187,6 +187,6 @@ def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
 def _run_findings(runs: Path) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
 
-    mode = f"chmod u+w {shlex.quote(str(runs))}"
-    yield from _run_check("runs", _write_findings("runs", runs), mode)
+    remedy = f"chmod u+w {shlex.quote(str(runs))}"
+    yield from _run_check("runs", _write_findings("runs", runs), remedy)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")

@@ -137,8 +137,7 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type."""
-    packed = read_packed(path, case_id=case_id)
-    return unpack_volume(packed, path, case_id, is_label_map=True)
+    return unpack_volume(read_packed(path, case_id=case_id), path, case_id, is_label_map=True)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
@@ -221,8 +220,7 @@ def plan_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Res
 
 def resampled(volume: Volume, resampling: Resampling) -> Volume:
     """Return the volume at another spacing, interpolated in float32."""
-    affine = resampling.forward_affine(volume.geometry.affine)
-    geometry = Geometry.at(affine, resampling.after)
+    geometry = Geometry.at(resampling.forward_affine(volume.geometry.affine), resampling.after)
     return Volume(array=resampling.forward(volume.array), geometry=geometry, file=volume.file)
 
 
@@ -264,8 +262,7 @@ def _unpack(packed: bytes, n_bytes: int) -> bytes:
         # libdeflate fails on several members, and on damaged ones
         content = _unpack_at_once(packed, n_bytes) or _gunzip(packed, n_bytes + SPARE_BYTES + 1)
     if len(content) < n_bytes:
-        expected = f"the {n_bytes} that its header states"
-        _refuse(f"{len(content)} bytes", expected, _FETCH_AGAIN)
+        _refuse(f"{len(content)} bytes", f"the {n_bytes} that its header states", _FETCH_AGAIN)
     _check_size(len(content), n_bytes)
     return content
 

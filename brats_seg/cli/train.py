@@ -153,10 +153,8 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
     rows = []
     for row in certificate.rows:
         loss = f"{row.loss} (yours)" if row.own else row.loss
-        error = f"{row.relative_error:.1e}"
-        rows.append((loss, row.precision, row.n_patches, row.method, error))
-    columns = ("loss", "precision", "patches", "method", "relative error")
-    options.print_table(columns, rows)
+        rows.append((loss, row.precision, row.n_patches, row.method, f"{row.relative_error:.1e}"))
+    options.print_table(("loss", "precision", "patches", "method", "relative error"), rows)
     same = "exact: the accumulated gradient is that of the whole batch, to rounding"
     other = "NOT exact: the accumulated gradient differs from that of the whole batch"
     print(same if certificate.exact else other)

@@ -278,8 +278,7 @@ def _prepare(job: _Job) -> None:
     except OSError as error:
         problem = f"a file that cannot be read ({error.strerror})"
         next_step = "Check that the file is there, and index the data folder again."
-        file = str(error.filename)
-        raise CaseError(job.case_id, file, problem, "a scan", next_step) from error
+        raise CaseError(job.case_id, str(error.filename), problem, "a scan", next_step) from error
     files = read_case_files(job.case)
     manifest = _manifest_of_same(job, files)
     if manifest is not None:

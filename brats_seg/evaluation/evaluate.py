@@ -425,8 +425,7 @@ def better_numbering(
 def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.int64]:
     """Return how many voxels have each value of the reference and of the prediction, (256, 256)."""
     joint = reference.astype(np.uint16) * np.uint16(_N_VALUES) + prediction
-    counts = np.bincount(joint.ravel(), minlength=_N_VALUES**2)
-    return counts.reshape(_N_VALUES, _N_VALUES)
+    return np.bincount(joint.ravel(), minlength=_N_VALUES**2).reshape(_N_VALUES, _N_VALUES)
 
 
 def _judge_reference(

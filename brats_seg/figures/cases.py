@@ -222,8 +222,7 @@ def sample_figure(view: CaseView) -> Figure:
     title = f"label map over {name}" if labelled else f"{name}, no label map"
     _draw_panel(axes, image, AXIAL, index, view.grid, title)
     sections.draw_scale_bar(axes, view.grid.spacing_mm[0])
-    entries = _draw_tissues(axes, labelled, index) if labelled else []
-    sections.add_dark_legend(figure, entries)
+    sections.add_dark_legend(figure, _draw_tissues(axes, labelled, index) if labelled else [])
     sections.add_title(figure, f"{view.case_id}, axial {index}")
     return figure
 
@@ -342,8 +341,7 @@ def uncertainty_figure(view: CaseView) -> Figure:
     ml = np.count_nonzero(high) * grid.voxel_ml
     title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
     sections.add_title(figure, f"{view.case_id}, {title}")
-    texts = _region_texts(regions, grid, sides.get("reference"))
-    entries = sections.region_key([regions], texts)
+    entries = sections.region_key([regions], _region_texts(regions, grid, sides.get("reference")))
     entries += [
         sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()

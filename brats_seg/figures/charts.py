@@ -278,8 +278,7 @@ def history_figure(
     n_panels = len(curves) + with_rate
     # margins are fixed: computing them takes as long as the rest of the drawing
     figure = Figure(figsize=(8, 3 * n_panels))
-    bottom = 0.24 / n_panels
-    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=bottom, hspace=0.08)
+    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=0.24 / n_panels, hspace=0.08)
     (column,) = figure.subplots(n_panels, 1, sharex=True, squeeze=False).T
     for axes, curve in zip(column, curves, strict=False):
         _draw_curve(axes, table, curve)

@@ -224,8 +224,7 @@ def find_scans(
             wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
         )
     cases = tuple(one for one in inputs if isinstance(one, Case))
-    paths = [one for one in inputs if isinstance(one, Path)]
-    cases = cases or find_inputs(paths, of_dicom=convert)
+    cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
     cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
     if wing is None or not options.atlas:
@@ -459,8 +458,7 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
         for future in futures.as_completed(list(case_of)):
             # cancelled by dask when the scheduler has ended
             error = futures.CancelledError() if future.cancelled() else future.exception()
-            case_id = case_of[future].case_id
-            outcome = _lost_outcome(case_id, error) if error else future.result()
+            outcome = _lost_outcome(case_of[future].case_id, error) if error else future.result()
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
@@ -572,10 +570,7 @@ def _cluster(address: str, work: Work) -> Iterator[Submit]:
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
     if answer != "a dask Scheduler":
-        msg = (
-            f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786 and the "
-            "certificates of docs/several-devices.md"
-        )
+        msg = f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786, see docs/several-devices.md"
         raise EnvironmentalError(msg)
     with distributed.Client(address, security=security) as client:
         if not client.scheduler_info()["workers"]:

@@ -150,9 +150,7 @@ def load_model(
     """
     if not paths:
         if (shipped := weights.shipped_network()) is None:
-            msg = (
-                "this installation carries no network: give a run or an exported model with --model"
-            )
+            msg = "this installation carries no network: give a run or an exported model (--model)"
             raise UsageError(msg)
         paths = [shipped]
     read = _foreign_reader(paths[0]) if len(paths) == 1 else None
@@ -301,10 +299,7 @@ def _check_known(identity: weights.ModelIdentity) -> None:
         ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
         if actual != known:
-            msg = (
-                f"the model was trained with {kind} {actual}; expected {known}. Use the version of "
-                "brats_seg that it was trained with."
-            )
+            msg = f"the model was trained with {kind} {actual}; expected {known}. Use its version of brats_seg."
             raise UsageError(msg)
 
 
@@ -312,8 +307,5 @@ def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel)
     entries, expected = weights.entries_of(network), weights.entries_of(first)
     for key in ("spacing_mm", *weights.Decoding.model_fields):
         if entries[key] != expected[key]:
-            msg = (
-                f"the models cannot be averaged: {key} is {expected[key]} in one and {entries[key]} "
-                "in another. Tune them together, or predict with one at a time."
-            )
+            msg = f"the models cannot be averaged: {key} {expected[key]} and {entries[key]}. Tune them together."
             raise UsageError(msg)

@@ -64,9 +64,8 @@ def reconstruct_cases(
     device = choose_device(settings.device, settings.precision)
     reconstructor = Reconstructor.load(run, device, settings)
     draw = partial(_draw_case, reconstructor=reconstructor, output=output)
-    cases = find_inputs(inputs)
     with alone_at(output, is_folder=True):
-        return map_cases(draw, cases, "reconstructing", track=track)
+        return map_cases(draw, find_inputs(inputs), "reconstructing", track=track)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

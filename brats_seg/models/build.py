@@ -53,10 +53,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     if config.name not in NETWORKS:
         return OwnNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
     if config.arguments:
-        msg = (
-            f"model.arguments is {config.arguments} with model.name {config.name!r}; expected it "
-            "with a dotted name only, such as monai.networks.nets.UNet"
-        )
+        msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
         raise ConfigError(msg)
     _check_patch(config, patch)
     make, arguments = _NETWORKS[config.name].call(config, patch)

@@ -123,10 +123,7 @@ def as_output(value: object) -> TrainingOutput:
         case Mapping() if key := next((key for key in LOGITS_KEYS if key in value), None):
             return as_output(value[key])
     kind = f"a dictionary of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
-    msg = (
-        f"the network returned {kind}; expected logits as a tensor, as the first entry of a tuple "
-        f"or list, or under one of the keys {LOGITS_KEYS} of a dictionary"
-    )
+    msg = f"the network returned {kind}; expected logits as a tensor, first in a tuple or list, or under a key {LOGITS_KEYS}"
     raise ConfigError(msg)
 
 

@@ -74,10 +74,7 @@ class ActivatedNorm(nn.Module):
             ConfigError: The features have a single voxel.
         """
         if features.shape[2:].numel() == 1:
-            msg = (
-                f"features of shape {tuple(features.shape)} reached an instance norm; expected two "
-                "voxels at least. Give a larger input, or build the network for a smaller patch."
-            )
+            msg = f"instance norm of shape {tuple(features.shape)}; expected two voxels at least. Give a larger input."
             raise ConfigError(msg)
         if not self.in_place:
             return self.stock(features)

@@ -168,8 +168,7 @@ def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
 
 
 def _find_results(folder: Path) -> Iterator[PageFiles]:
-    entries = OutputFolder(folder).entries()
-    for case_id, record in sorted(entries.items()):
+    for case_id, record in sorted(OutputFolder(folder).entries().items()):
         if isinstance(record, Record):
             # the paths are absolute, or relative to the folder that the prediction was started in
             scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
@@ -187,8 +186,7 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         if folder is not None and record is not None:
             yield files_of_result(case, record, folder)
             continue
-        absent = folder and folder / f"{case.case_id}.nii.gz"
-        prediction = predictions.get(case.case_id, absent)
+        prediction = predictions.get(case.case_id, folder and folder / f"{case.case_id}.nii.gz")
         yield PageFiles(
             case=case, page=page_path(above or Path(), case.case_id), prediction=prediction
         )

@@ -81,8 +81,7 @@ def fingerprint_of(volume: Volume) -> str:
     detail = means[1] - means[0]
     if not detail[compared].any():
         return ""
-    bits = compared & (detail > np.median(detail[compared]))
-    return np.packbits(bits).tobytes().hex()
+    return np.packbits(compared & (detail > np.median(detail[compared]))).tobytes().hex()
 
 
 def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:

@@ -287,8 +287,7 @@ def notes_of_held_out(
     probabilities: Sequence[Values], counts: Sequence[RegionCounts]
 ) -> dict[str, JsonValue]:
     """Return the notes of a model with the fit of its Dice; the arguments are those of the fit."""
-    lines = fit_predicted_dice(probabilities, counts)
-    return {_NOTE: [line.model_dump() for line in lines]}
+    return {_NOTE: [line.model_dump() for line in fit_predicted_dice(probabilities, counts)]}
 
 
 def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:

@@ -55,9 +55,7 @@ def read_features(path: Path) -> pd.DataFrame:
         raise UsageError(msg)
     repeated = table["case_id"][table["case_id"].duplicated()]
     if len(repeated):
-        msg = (
-            f"{path} has more than one row for {some_of(sorted(set(repeated)))}; expected one each."
-        )
+        msg = f"{path} has several rows for {some_of(sorted(set(repeated)))}; expected one each."
         raise UsageError(msg)
     for name, known in ((LABELS_SEEN, ("", *_ANSWERS)), (LATENT_SEEN, _ANSWERS)):
         if unknown := set(table.get(name, ())) - set(known):

@@ -241,13 +241,11 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         name = "the network that brats_seg carries (--start-from none draws all weights anew)"
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
-        message = f"nothing fits of {name}. Not loaded: {some_of(unfit)}"
-        msg = f"{message}. Choose the network that they are of, or leave out --start-from."
+        msg = f"nothing fits of {name}. Not loaded: {some_of(unfit)}. Give its network, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
-    message = "started from %s: %d of %d layers loaded"
-    log.info(message, name, len(_by_layer(loaded)), n_layers)
+    log.info("started from %s: %d of %d layers loaded", name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     if not is_shipped:

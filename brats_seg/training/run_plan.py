@@ -198,8 +198,7 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
         # after all others: noise, or a transform of one's own, would fill the empty channels
         changes = [(drop_modalities, training.modality_dropout)]
         transforms += (RandIntensitiesd("image", changes),)
-    keys = chain.from_iterable(batches)
-    samples = _patches(plan, keys, training.augment, transforms)
+    samples = _patches(plan, chain.from_iterable(batches), training.augment, transforms)
     for batch in batches:
         yield Batch(samples=tuple(islice(samples, len(batch))))
 

@@ -228,12 +228,11 @@ class Trainer:
     def _train(self, track: Track) -> None:
         progress = self.state.progress
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
-        shares = [self.ranks.share(batch) for batch in keys]
-        read = run_plan.read_batches(self.plan, shares)
+        batches = run_plan.read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
         self.state.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
-            for batch in track(read, what=what, total=len(keys)):
+            for batch in track(batches, what=what, total=len(keys)):
                 say(self._progress_text)
                 self._stop_if_asked()
                 self._train_batch(batch)
@@ -253,8 +252,7 @@ class Trainer:
         seed = self.plan.config.training.seed
         torch.manual_seed(stable_seed(seed, progress.epoch, progress.n_batches, self.ranks.rank))
         result = make_step(state.accumulator, state.fallback, batch, self.plan.task.measure)
-        share = batch.case_ids, result.measured.tolist()
-        for case_ids, rows in self.ranks.gather(share):
+        for case_ids, rows in self.ranks.gather((batch.case_ids, result.measured.tolist())):
             for case_id, measured in zip(case_ids, rows, strict=True):
                 progress.sums.add(case_id, measured)
         state.after_batch(result)
@@ -428,5 +426,4 @@ def _log_outcome(outcome: Outcome, watched: str, folder: RunFolder, stop: StopRe
         log.info("finished after %s: %s. Research use only.", n_epochs, folder.path)
     else:
         command = "The same command with more --hours" if stop.is_used_up else "The same command"
-        message = f"stopped: %s. {command} continues from %s."
-        log.info(message, outcome.reason, folder.last_path)
+        log.info("stopped: %s. %s continues from %s.", outcome.reason, command, folder.last_path)
