@@ -70,7 +70,7 @@ def parse_size(value: object) -> object:
 
 
 def _parse_list(value: object) -> object:
-    """Parse `16,32` and a single number as a list; any other value is returned as it is."""
+    """Parse `16,32` and a single number as a list; any other value is returned unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return [value] if isinstance(value, int | float) else value
@@ -97,7 +97,7 @@ def import_by_name(name: str, setting: str) -> Any:
     """Import the class or function with a dotted name; an error names the setting."""
     try:
         return resolve_name(name)
-    # a module of one's own may raise anything while it is imported
+    # a module of the user may raise anything while it is imported
     except Exception as error:
         msg = f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}; expected a package that is installed, or on PYTHONPATH"
         raise ConfigError(msg) from error

@@ -45,15 +45,15 @@ _POLL_S = 0.05
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Provide a path beside `path` to write to, and rename it to `path` at the end.
+    """Provide a path next to `path` to write to, and rename it to `path` at the end.
 
     The folder is created if it does not exist. An exception inside leaves an earlier file as it was; a
     full disk and a folder that cannot be written to are an `EnvironmentalError`.
 
     Example:
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with whole_file(folder / "notes.txt") as beside:
-        ...     _ = beside.write_text("complete")
+        >>> with whole_file(folder / "notes.txt") as temporary:
+        ...     _ = temporary.write_text("complete")
         >>> [path.name for path in folder.iterdir()]
         ['notes.txt']
     """

@@ -253,7 +253,7 @@ class _Screen:
                     self._open.remove(work)
 
     def refresh(self, work: _Work) -> None:
-        """Note the position of the work, and show it if it is the one that is shown."""
+        """Note the position of the work, and update the display if the work is on it."""
         work.note_position()
         if self.work is not work:
             return

@@ -37,7 +37,7 @@ def write_table(
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
     ]
     guarded = [[_escape_formula(cell) for cell in row] for row in cells]
-    # object: pandas would turn whole numbers beside an empty cell into floats
+    # object: pandas would turn whole numbers into floats if a cell is empty
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
     text = frame.to_csv(index=False, lineterminator="\n")
     with whole_file(path) as temporary:

@@ -47,7 +47,7 @@ class ClinicalRow:
     """Clinical data of one patient: a row of a table, or those of all tables together."""
 
     ids: tuple[str, ...]
-    """Case ids of the patient, as the tables spell them; the first stands for the patient."""
+    """Case ids of the patient, as the tables spell them; the first identifies the patient."""
     grade: str = ""
     """Grade `HGG` or `LGG`; empty if unknown."""
     age_years: float | None = None

@@ -27,7 +27,7 @@ from brats_seg.tables import read_table
 
 DESCRIPTION = "dataset.json"
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
-"""Folders that a `dataset.json` describes, beside it."""
+"""Folders next to a `dataset.json`, which it describes."""
 
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")

@@ -2,7 +2,7 @@
 
 Files belong together if the same text precedes the modality in their names: it is the id of the case.
 If it is the id of no release, a folder with one file of each modality is one case with the name of the
-folder; folders of one name are named after those above. A label map lies beside its scans, in a folder
+folder; folders of one name are named after those above. A label map is in the folder of its scans, in one
 called `labels`, `masks` or alike, or in the derivatives of a BIDS data set, and its name begins with the
 id of the case.
 """
@@ -151,7 +151,7 @@ def _sort_cases(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
-    """Return a case with what is wrong with its id; files may be called after the id as it is."""
+    """Return a case with what is wrong with its id; files may be called after it."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
     if case.release == layouts.MEN_RT:
         problem = "a case of the radiotherapy task, which has one modality and another target"
@@ -238,7 +238,7 @@ class _Group:
 
     @cached_property
     def names(self) -> set[str]:
-        """Names that a label map beside the scans may begin with."""
+        """Names that a label map in the folder of the scans may begin with."""
         prefixes = {files[0].case for files in self.images.values()}
         return {self.case_id, *(prefixes if len(prefixes) == 1 else ())}
 
@@ -259,7 +259,7 @@ def _find_below(
     groups = _separate_names([group for group in groups if group not in superseded])
     candidates: Mapping[_Group, Sequence[_Candidate]] = {}
     if with_labels:
-        # label maps may be beside scans that others supersede
+        # label maps may be in folders of scans that are superseded
         above = {group.folder for group in superseded}
         candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
     cases += [_assemble(group, candidates.get(group, ())) for group in groups]
@@ -343,7 +343,7 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
         # the folder of one case: files with other names are derived from it
         yield _Group(case_id=name, folder=folder.path, scans=by_id[name])
         return
-    # in the data folder itself the only case is called as it will be beside others
+    # in the data folder itself the only case is called as it would be among others
     is_flat = (
         folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
     )
@@ -373,7 +373,7 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     for group in groups:
         folder = group.folder.parent
         if group.is_named_by_folder and folder in above:
-            # folders above of one name are told apart by their whole path
+            # folders above of one name are distinguished by their whole path
             name = folder.name if n_above[folder.name] == 1 else "_".join(folder.parts)
             is_alone = n_below[folder] == 1
             is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
@@ -398,7 +398,7 @@ def _label_candidates(
 ) -> Mapping[_Group, Sequence[_Candidate]]:
     """Return the files that may be the label map of each case.
 
-    They are beside the scans, in folders called after label maps, in derivatives and in the folders
+    They are in the folders of the scans, in folders called after label maps, in derivatives and in the folders
     to be searched in addition, or in any folder if a pattern names them.
     """
     in_folder, of_name = (defaultdict[object, list[_Group]](list) for _ in range(2))
@@ -407,19 +407,19 @@ def _label_candidates(
         of_name[group.case_id].append(group)
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
-        path, beside = folder.path, in_folder.get(folder.path, [])
+        path, same_folder = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
-        if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
+        if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
-                names = () if beside else _owner_names(scan, folder, is_given=is_given)
+                names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
                 apart = next((of_name[name] for name in names if name in of_name), [])
-                for group in _beside(scan, beside) if beside else apart:
-                    candidates[group].append((scan, not beside))
+                for group in _cases_of(scan, same_folder) if same_folder else apart:
+                    candidates[group].append((scan, not same_folder))
     return candidates
 
 
-def _beside(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
-    """Return the case of a folder that a file beside the scans may be the label map of."""
+def _cases_of(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
+    """Return the cases of a folder that a file in it may be the label map of."""
     if scan.kind != LABEL:
         return ()
     # a file that a pattern names begins with the id of its case, which others may begin with
@@ -449,7 +449,7 @@ def _assemble(group: _Group, candidates: Sequence[_Candidate]) -> Case:
         case = _with_file(case, kind, files, next_step)
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
-        # beside the scans of a release lie files that are named after something else
+        # folders of a release have files that are named after something else
         if is_apart or scan.case in ("", *group.names) or case.release == UNKNOWN:
             ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
     if ranked:

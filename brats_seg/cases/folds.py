@@ -2,8 +2,8 @@
 
 All cases of a patient, and scans that occur under two ids, perhaps with small changes, are in one
 fold. The table is made once and written to a file; every later command reads it, and rejects it if it
-leaks. The name of the file tells the settings, as in `folds-5-seed55.csv`, so that tables of several
-settings stand side by side.
+leaks. The name of the file holds the settings, as in `folds-5-seed55.csv`, so that tables of several
+settings do not overwrite each other.
 """
 
 import warnings

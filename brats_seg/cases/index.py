@@ -2,7 +2,7 @@
 
 All files of each case are read once and checked as `load_case` does; what is unusual becomes a
 remark, what cannot be used a problem. The label maps of a release have one numbering, so that what
-the clear ones show is held against all of them. The index is stored as `cases.csv`, a row per case.
+the clear ones show is compared with all of them. The index is stored as `cases.csv`, a row per case.
 """
 
 import hashlib
@@ -224,7 +224,7 @@ def _source(case: Case) -> tuple[str, str]:
     if case.release not in {UNKNOWN, NNUNET}:
         return case.release, ""
     above = case.folder.parent
-    # one data set has its cases beside each other, or its patients
+    # the cases of a data set are in one folder, or its patients are
     return case.release, (above.parent if above.name == case.patient_id else above).as_posix()
 
 

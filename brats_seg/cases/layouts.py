@@ -40,7 +40,7 @@ LONGEST_ID = 200
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
 STEPS_NAME = "steps.png"
-"""Name of the picture of how a case was prepared, beside its scans."""
+"""Name of the picture of how a case was prepared, in the folder of its scans."""
 
 _MAC_FOLDER = "__MACOSX"
 _DICOM = (".dcm", ".ima", "dicomdir")
@@ -60,7 +60,7 @@ _OF_ANATOMY = frozenset(
 )
 """Words that precede the word for a mask or a segmentation of something else than a tumour."""
 
-# a space stands for one of - _ . and space, or for nothing
+# a space matches one of - _ . and space, or nothing
 _SPELLINGS = {
     "t1n": ("t1", "t1n", "t1w", "t1 pre"),
     "t1c": ("t1c", "ct1", *(f"{t1} {agent}" for t1 in ("t1", "t1w") for agent in _AGENTS)),
@@ -352,7 +352,7 @@ def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder,
     """Separate scans, other files and the folders to visit."""
     scans, other_names, below = [], [], []
     for entry in entries:
-        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        # archives made on a Mac contain a `._x.nii.gz` for every `x.nii.gz`
         if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
             continue
         file = parse_file_name(entry.name, path / entry.name)

@@ -183,7 +183,7 @@ def hash_of_files(files: Iterable[Path], *choices: object) -> str:
 
 
 def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
-    """Prepare a case unless it is usable as it is, or the same files have been prepared already."""
+    """Prepare a case unless it is usable already, or the same files have been prepared already."""
     source = read_source(case.root / case.folder) or ScanSource(key="")
     if case.problems or source.natives:
         return case

@@ -300,7 +300,7 @@ def _study_folders(
     highest: dict[_StudyKey, Path | None] = {}
     for key, group in images.items():
         common = _common_folder(group)
-        # not the root itself, whose name others share as soon as they are beside it
+        # not the root itself, whose name cases would share once there are several
         inside = [one for one in (common, *common.parents) if one == common or root in one.parents]
         highest[key] = next((one for one in reversed(inside) if n_studies[one] == 1), None)
     return highest

@@ -54,7 +54,7 @@ class Pair:
     prediction: Path | None
     """None if there is no prediction."""
     case: Case | None = None
-    """The scans beside the reference; None if there are none."""
+    """The scans next to the reference, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class Evaluation:
     left_out: tuple[str, ...]
     """Cases that are not scored, because only predicted ones are asked for."""
     in_training: tuple[str, ...]
-    """Cases of patients that the model was trained on, as far as its predictions say so."""
+    """Cases of patients that the model was trained on, as far as its predictions record it."""
 
     @property
     def case_ids(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def score_folders(
     Args:
         reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
         prediction: The same. The two may be in different label conventions.
-        output: The table, a `.csv`; the summary is written beside it as `.json`.
+        output: The table, a `.csv`; the summary is written next to it as `.json`.
         protocol: Regions and rules of the scores.
         only_predicted: Whether references without a prediction are left out; otherwise each of them
             gets the worst scores.
@@ -205,7 +205,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     """Pair two label maps, or the label maps in two folders.
 
     A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
-    maps, as may a table of paths. The references are held against these scans.
+    maps, as may a table of paths. The references are compared with these scans.
 
     Raises:
         UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
@@ -299,7 +299,7 @@ class LabelPair:
 
 
 def read_pair(pair: Pair) -> LabelPair:
-    """Read the label maps of one case, and hold the reference against its scans.
+    """Read the label maps of one case, and compare the reference with its scans.
 
     Raises:
         CaseError: One of them cannot be read, or they are not on one grid.

@@ -1,7 +1,7 @@
 """Define the scoring protocols of the challenges: regions, rules for lesions and penalties.
 
 `legacy` scores whole regions, as BraTS 2017 to 2022 did; its HD95 is the one that the programs of
-2023 print under that name beside their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
+2023 print under that name with their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
 score lesion by lesion, with separate parameters for every task; `brats2025` and `brats2026` match
 lesions one to one. The numbers are those of the published programs, mistakes included: SNFH of the adult
 glioma task of 2024 was meant to be dilated five times, but is dilated three times because its name is

@@ -153,7 +153,7 @@ def scores_of_counts(
 
 
 def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
-    """Return scores as bad as they can be, beside the volumes and counts that they have.
+    """Return the worst possible scores, with the volumes and counts unchanged.
 
     Where lesions are matched, the program of the challenges counts no lesion of such a case.
     """

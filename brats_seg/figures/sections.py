@@ -36,7 +36,7 @@ AXIAL = PLANES["axial"]
 REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
 """Colours of WT, TC and ET: sky blue, yellow, vermilion."""
 _OUTLINES: tuple[tuple[float, LineStyle], ...] = ((2.4, "-"), (1.3, (0, (4, 2))), (0.7, "-"))
-"""Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen beside an
+"""Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen next to an
 inner one on it, and between the dashes of the core."""
 _FILL = 0.35
 """Opacity of the enhancing tumour."""

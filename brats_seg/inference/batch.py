@@ -564,7 +564,7 @@ def _cluster(address: str, work: Work) -> Iterator[Submit]:
 
     # the client waits without end for an address that accepts connections and is silent
     try:
-        # in a thread of its own, because a notebook has an event loop already
+        # in another thread, because a notebook has an event loop already
         with futures.ThreadPoolExecutor(1) as pool:
             answer = pool.submit(asyncio.run, identify()).result()
     except (OSError, ValueError, TypeError, RuntimeError) as error:

@@ -4,7 +4,7 @@ model.json             identity and settings of each network, tables of labels, 
 member0.safetensors    weights of the first network, and so on
 README.md              the model card: what the model is, was trained on and can do
 
-A MONAI bundle or ONNX files stand beside them if they are asked for.
+A MONAI bundle or ONNX files are added on request.
 """
 
 import logging
@@ -105,7 +105,7 @@ def export_model(
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
         file_format: `bundle` writes a MONAI bundle too, and `onnx` a file of ONNX for each network;
-            this package reads the same folder in any case.
+            this package reads the folder in all three.
 
     Returns:
         The networks and their fingerprint.
@@ -157,7 +157,7 @@ def check_replaceable(folder: Path) -> None:
 def _write(exported: weights.ExportedModel, card: str, folder: Path, *, case_ids: bool) -> None:
     networks = exported.networks
     ids = {case_id for network in networks for case_id in network.cases.ids}
-    # those of public releases identify nobody
+    # those of public releases identify no patient
     if not case_ids and any(release_of(case_id) == UNKNOWN for case_id in ids):
         networks = tuple(replace(network, cases=NO_RECORD) for network in networks)
     labels = {
@@ -183,7 +183,7 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     """Write the weights of a network, and return its entry of `model.json`."""
     path = folder / f"member{index}.safetensors"
     with whole_file(path) as new_file:
-        # in memory first: `save_file` reports a full disk in an error of its own
+        # in memory first: `save_file` reports a full disk as another error
         new_file.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
@@ -270,7 +270,7 @@ def _read_facts(path: Path) -> list[NetworkFacts]:
 
 
 def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Return the facts in a checkpoint and in the split beside it."""
+    """Return the facts in a checkpoint and in the split of its folder."""
     facts: dict[str, Any] = {"environment": content.get("environment", {})}
     if (run / SPLIT_NAME).exists():
         split = read_split(run / SPLIT_NAME)

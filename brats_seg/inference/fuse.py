@@ -1,7 +1,7 @@
 """Fuse several label maps of each case to one: by majority, STAPLE or the mean of probabilities.
 
-Each region is fused by itself: a voxel is inside where more than half of the votes, or of the
-probability, say so. A tie is outside. Where TC is, is WT, and where ET is, is TC.
+Each region is fused separately: a voxel is inside if more than half of the votes, or of the
+probability, are for it. A tie is outside. Regions stay nested: ET in TC in WT.
 """
 
 import zlib

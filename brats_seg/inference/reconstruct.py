@@ -47,7 +47,7 @@ def reconstruct_cases(
     *,
     track: Track = untracked,
 ) -> MappedCases[DrawnCase]:
-    """Reconstruct cases with an autoencoder, and draw each beside its reconstruction.
+    """Reconstruct cases with an autoencoder, and draw each with its reconstruction.
 
     Args:
         inputs: Folders of scans of any layout, or .csv tables of paths.

@@ -47,7 +47,7 @@ _Labels: TypeAlias = tuple[frozenset[int], ...]
 _OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
-"""Ratio of voxel edges above which nnU-Net resamples each slice by itself."""
+"""Ratio of voxel edges above which nnU-Net resamples slice by slice."""
 _IMAGE_ORDER, _LOGITS_ORDER = 3, 1
 """Orders of the splines for images and for logits."""
 _SMALLEST_STD = 1e-8
@@ -196,7 +196,7 @@ def _read_heads(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
 
 
 def _checkpoints(path: Path, root: Path) -> list[Path]:
-    """Return the checkpoints that a path stands for: final ones if all folds have them, else best."""
+    """Return the checkpoints that a path means: final ones if all folds have them, else best."""
     folds = [path]
     if path == root:
         every = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
@@ -251,7 +251,7 @@ class _Grid:
     is_turned: bool
     """Whether scans are turned to right, anterior, superior first; else they stay as stored."""
     heads: _Labels
-    """Values in label maps that each output of the network stands for."""
+    """Values in label maps that each output of the network represents."""
     regions: _Labels
     """Values of WT, TC and ET."""
 

@@ -1,4 +1,4 @@
-"""Check that the labels of a label map look like the tissues that they stand for.
+"""Check that the labels of a label map look like the tissues that they mark.
 
 Values do not tell which numbering a label map has; the voxels do. Oedema is outermost: most of its
 surface borders on healthy brain. Only enhancing tumour takes up contrast agent. And the edge of a

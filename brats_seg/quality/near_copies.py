@@ -155,7 +155,7 @@ def _background(array: Array) -> tuple[float, float]:
 
 
 def _steps(array: Array) -> tuple[int, ...]:
-    """Return the size of blocks, at least `_FINENESS` along each axis where there are so many voxels."""
+    """Return the size of blocks, at least `_FINENESS` along each axis with that many voxels."""
     return tuple(max(1, n // _FINENESS) for n in array.shape)
 
 

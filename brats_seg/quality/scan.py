@@ -37,7 +37,7 @@ class Limit(NamedTuple):
     low: float
     high: float
     advice: str
-    """One line, in which `{of}` stands for what the values are of, such as modalities."""
+    """One line, in which `{of}` is replaced by the source of the values, such as modalities."""
 
 
 STEP_MM = 2.0
@@ -136,7 +136,7 @@ class BrainSample:
 
     @property
     def voxel_ml(self) -> float:
-        """Volume that a voxel of the sample stands for."""
+        """Volume that a voxel of the sample represents."""
         return prod(self.spacing_mm) / MM3_PER_ML
 
     @property

@@ -101,7 +101,7 @@ class Tumour:
         return prod(self.spacing_mm)
 
 
-def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
+def features_of_folder(  # noqa: PLR0913 - each is a separate choice
     data: Path,
     output: Path,
     *,
@@ -116,7 +116,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 ) -> MappedCases[Row]:
     """Extract the features of all cases of a folder and write them as a table.
 
-    `failures.csv` is written beside the table. Of several runs, those that were not trained on the
+    `failures.csv` is written next to the table. Of several runs, those that were not trained on the
     patient are applied to a case.
 
     Args:

@@ -41,7 +41,7 @@ def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> Non
 
 
 def read_features(path: Path) -> pd.DataFrame:
-    """Read what `write_features` wrote; columns that somebody added must be numbers.
+    """Read what `write_features` wrote; columns that were added must be numbers.
 
     Numbers are NaN where they are unknown or not finite.
     """
@@ -93,7 +93,7 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     The row of each case has `days` from the scan to death or the last contact, NaN where unknown;
     `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
     empty. The first path is a table of survival of any release; the others join the ids of one patient
-    in several years, as do those called `name_mapping*.csv` beside it.
+    in several years, as do those called `name_mapping*.csv` in its folder.
     """
     path = paths[0]
     check_columns(path, with_survival=True)

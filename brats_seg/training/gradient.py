@@ -118,12 +118,12 @@ class Leaves:
                 tensor.grad /= n_patches
 
     def check(self, loss: Tensor, *rest: Tensor, inputs: Sequence[Tensor] = ()) -> None:
-        """Look, the first time, for leaves that a loss depends on and that nobody holds.
+        """Check, the first time, that all leaves that a loss depends on are parameters or inputs.
 
         Args:
             loss: The loss, or losses of patches.
             rest: Other tensors that it is computed from, with graphs of their own.
-            inputs: Leaves that stand for those tensors in the graph of the loss.
+            inputs: Leaves that replace those tensors in the graph of the loss.
         """
         if not loss.requires_grad:
             msg = "the loss depends neither on the output of the network nor on any other parameter"

@@ -91,7 +91,7 @@ def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
 def outlook_text(
     best: float | None, watch: str, left_s: float | None, loss: float = math.nan
 ) -> str:
-    """Return the state of a run in words, as far as it is known.
+    """Return a text about the state of a run.
 
     Example:
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)

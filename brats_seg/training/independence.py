@@ -30,10 +30,10 @@ REPLAY_TOLERANCE = 1e3
 LARGEST_TOLERANCE = 0.05
 """Largest difference relative to the values, for types of little precision."""
 ALONE_TOLERANCE = 0.1
-"""Largest difference between a patch alone and beside another, relative to the values.
+"""Largest difference between a patch alone and in a batch, relative to the values.
 
 Kernels for one patch differ from those for two by 1e-5 in float32 and 1e-2 in half precision; a
-layer that counts the patches beside it changes the output by half.
+layer that counts the patches of the batch changes the output by half.
 """
 BUFFER_TOLERANCE = 16
 """Largest difference between buffers, in units of the type's precision."""

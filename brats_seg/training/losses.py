@@ -25,7 +25,7 @@ from brats_seg.models.build import build_by_name
 from brats_seg.models.interface import TrainingOutput, as_output
 
 Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
-"""Output of a network, which a loss gets as it is; see `models.interface`."""
+"""Output of a network, which a loss gets unchanged; see `models.interface`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""

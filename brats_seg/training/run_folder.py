@@ -114,7 +114,7 @@ class RunFolder:
     def save(self, state: RunState) -> None:
         """Write the latest state as a whole: after a crash the file is the old one or the new one."""
         if state.accumulator.ranks.is_first:
-            # a state alone, in a folder that was made anew, would not resume
+            # a state alone, in a new folder, could not be resumed
             if not (self.path / CONFIG_NAME).exists():
                 msg = f"{self.path} is not there any more: give it back, and start the same command again"
                 raise EnvironmentalError(msg)
@@ -296,7 +296,7 @@ def _unwrap(name: str) -> str:
 
 
 def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group names by layer; a weight of the network itself is a layer of its own."""
+    """Group names by layer; a weight of the network itself is a layer by that name."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)

@@ -89,7 +89,7 @@ class RunPlan:
         return tuple(tuple(keys[start : start + size]) for start in range(0, len(keys), size))
 
     def n_steps(self, n_epochs: int) -> int:
-        """Return the number of optimizer steps of so many epochs."""
+        """Return the number of optimizer steps of a number of epochs."""
         training = self.config.training
         sizes = map(training.effective_batch_at, range(n_epochs))
         return sum(ceil(self.n_patches / size) for size in sizes)
@@ -195,7 +195,7 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
     training = plan.config.training
     transforms = transforms_named(training.transforms)
     if training.modality_dropout > 0:
-        # after all others: noise, or a transform of one's own, would fill the empty channels
+        # after all others: noise, or a transform of the user, would fill the empty channels
         changes = [(drop_modalities, training.modality_dropout)]
         transforms += (RandIntensitiesd("image", changes),)
     samples = _patches(plan, chain.from_iterable(batches), training.augment, transforms)

@@ -70,7 +70,7 @@ class Progress:
     n_epochs: Annotated[int, Field(gt=0)] | None = None
     """Epochs of the run; None in the first epoch of a run that is fitted to hours."""
     sums: RunningSums = field(default_factory=RunningSums)
-    """Sums over the patches of the current epoch; beside the best weights, those of their validation."""
+    """Sums over the patches of the current epoch; with the best weights, those of their validation."""
     history: list[dict[str, int | float]] = field(default_factory=list)
     """A row for each finished epoch."""
     best: float | None = None
