@@ -135,8 +135,7 @@ def _volume(series: Series, case_id: str) -> Volume:
             (slices / f"{index:05d}.dcm").symlink_to(path)
         # without the settings of the user; what it prints may name the patient
         options = "-g i -b n -z n -x i -w 1 -f scan -o"
-        command = [dcm2niix.bin, *options.split(), str(output), str(slices)]
-        done = preprocess.run(command, output)
+        done = preprocess.run([dcm2niix.bin, *options.split(), str(output), str(slices)], output)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"

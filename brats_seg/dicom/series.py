@@ -384,11 +384,9 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     row_mm, column_mm = map(float, images[0].texts["PixelSpacing"])
     if not min(row_mm, column_mm) > 0:
         raise ValueError
-    directions = planes[0][0]
-    if not all(np.allclose(plane[0], directions, atol=1e-3) for plane in planes):
+    if not all(np.allclose(plane[0], planes[0][0], atol=1e-3) for plane in planes):
         return files, (column_mm, row_mm, 0.0), "its slices have several directions"
-    sizes = {tuple(image.texts[name] for name in _SIZES) for image in images}
-    if len(sizes) > 1:
+    if len({tuple(image.texts[name] for name in _SIZES) for image in images}) > 1:
         return files, (column_mm, row_mm, 0.0), "its slices have several sizes"
     along = np.array([position @ normal for (*_, normal), position in planes])
     order = np.argsort(along)

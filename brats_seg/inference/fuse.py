@@ -74,8 +74,7 @@ def fuse_label_maps(
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
         convention = conventions[0][case_id]
         if method == "mean":
-            paths = [label_map.path for label_map in label_maps]
-            inside = _mean_probabilities(case_id, paths, convention)
+            inside = _mean_probabilities(case_id, [one.path for one in label_maps], convention)
         else:
             masks = [
                 regions_of(label_map.voxels(), known[case_id])
@@ -125,9 +124,8 @@ def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]
         )
         raise UsageError(msg)
     sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
-    every = set().union(*sets)
     for path, label_maps in zip(inputs, sets, strict=True):
-        if missing := sorted(every - label_maps.keys()):
+        if missing := sorted(set().union(*sets) - label_maps.keys()):
             msg = f"{path} has no label map of {some_of(missing)}; expected the same cases in all"
             raise UsageError(msg)
     return sets

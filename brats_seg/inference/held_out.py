@@ -78,11 +78,7 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     with suppress(CaseError):
         data = open_split(prepared, split)
     if data is None or data.fingerprint != trained.identity.fingerprint:
-        actual = f"cases of the fingerprint {data.fingerprint}" if data else "other cases"
-        msg = (
-            f"{run} was not trained on the cases prepared in {prepared}: found {actual}, expected "
-            f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
-        )
+        msg = f"{run} was not trained on the cases prepared in {prepared}: give --data or --prepared as in its training"
         raise UsageError(msg)
     return HeldOut(run=run, trained=trained, data=data)
 

@@ -231,7 +231,6 @@ def _member(
     trained: weights.TrainedModel, network: nn.Module, name: str, multiple: Triple
 ) -> Member:
     identity = trained.identity
-    is_segmentation = trained.config.model.task == "segmentation"
     return Member(
         network=network,
         name=name,
@@ -240,7 +239,7 @@ def _member(
         window=default_of(trained),
         channels=tuple(map(MODALITIES.index, identity.modalities)),
         regions=tuple(map(identity.regions.index, REGIONS))
-        if is_segmentation
+        if trained.config.model.task == "segmentation"
         else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
         decoding=trained.fitted.decoding,

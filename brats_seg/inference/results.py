@@ -258,8 +258,7 @@ class OutputFolder:
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
         done = [record for _, record in sorted(self.records().items())]
-        is_predicted = any(record.predicted_dice for record in done)
-        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * is_predicted
+        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         write_failures(list(failures), self.path / "failures.csv")
         for layout, name in sorted(
