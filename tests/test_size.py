@@ -37,12 +37,12 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2064,
+    "inference": 2063,
     "cases": 2513,
     "top level": 1524,
-    "evaluation": 1268,
+    "evaluation": 1267,
     "dicom": 1099,
-    "survival": 819,
+    "survival": 811,
     "runtime": 856,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
