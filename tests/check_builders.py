@@ -6,20 +6,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg import labels
 from brats_seg.cases import phantom as phantoms
 from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.tumour import Glioma
-from brats_seg.labels import (
-    BRATS2017,
-    MODALITIES,
-    LabelConvention,
-    LabelMap,
-    label_map_of,
-    regions_of,
-)
 from brats_seg.quality.scan import BrainSample, sample_brain
 from tests.builders import write_nifti
 
@@ -34,7 +27,7 @@ RADII_MM = (27, 17, 11)
 @cache
 def phantom(
     seed: int, shape: tuple[int, int, int] = PHANTOM_SHAPE, *, with_et: bool = True
-) -> tuple[npt.NDArray[np.int16], LabelMap]:
+) -> tuple[npt.NDArray[np.int16], labels.LabelMap]:
     """Return the images (4, X, Y, Z) of a brain with a clear tumour, and its label map of BraTS 2017.
 
     The tumour, of 80 ml in the left hemisphere, is necrosis in a ring of ET in oedema. Brains and
@@ -49,7 +42,7 @@ def phantom(
     family = "ring" if with_et else "none"
     tumour = Glioma(regions=regions, oedema=np.ones(shape, np.float32), family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
-    return images, label_map_of(regions, BRATS2017)
+    return images, labels.label_map_of(regions, labels.BRATS2017)
 
 
 def write_clear_phantoms(
@@ -80,17 +73,17 @@ def volumes_of(
     grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
-        for modality, image in zip(MODALITIES, images, strict=False)
+        for modality, image in zip(labels.MODALITIES, images, strict=False)
     ]
 
 
-def label_volume(label_map: LabelMap) -> Volume:
+def label_volume(label_map: labels.LabelMap) -> Volume:
     return Volume(array=label_map, geometry=geometry(label_map.shape), file="seg.nii")
 
 
 def sample_of(
     images: npt.NDArray[np.generic],
-    label_map: LabelMap | None = None,
+    label_map: labels.LabelMap | None = None,
     affine: npt.NDArray[np.float64] | None = None,
 ) -> BrainSample:
     label = None if label_map is None else label_volume(label_map)
@@ -99,8 +92,8 @@ def sample_of(
     return sample
 
 
-def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
-    return label_map_of(regions_of(label_map, BRATS2017), convention)
+def renumbered(label_map: labels.LabelMap, convention: labels.LabelConvention) -> labels.LabelMap:
+    return labels.label_map_of(labels.regions_of(label_map, labels.BRATS2017), convention)
 
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:

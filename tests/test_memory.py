@@ -104,23 +104,3 @@ def test_memory_that_is_kept_is_not_cleared_again() -> None:
     cleared, kept = map(int, shown.split())
     # huge pages of 2 MB are 32 faults each time
     assert 10 * kept < cleared
-
-
-def always_full(mode: str) -> str:
-    msg = f"out of memory for {mode}"
-    raise RuntimeError(msg)
-
-
-def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
-    fallback = memory.Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
-    first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
-    assert (first, fallback.run(str.upper), fallback.index) == ("small", "SMALL", 1)
-    assert "case 7: memory ran out with large: out of memory for large" in caplog.text
-
-
-def test_in_the_last_mode_and_of_another_kind_an_error_is_raised() -> None:
-    fallback = memory.Fallback(["large", "small"], CPU, UsageError)
-    with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
-        fallback.run(always_full)
-    with pytest.raises(ValueError, match="invalid literal"):
-        memory.Fallback([1, 2], CPU, UsageError).run(lambda _: int("x"))

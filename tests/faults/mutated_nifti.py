@@ -10,15 +10,9 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 
+from brats_seg.cases import nifti
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.index import inspect_case
-from brats_seg.cases.nifti import (
-    planned_resampling,
-    read_geometry,
-    read_label_map,
-    read_volume,
-    write_volume,
-)
 from brats_seg.errors import CaseError
 from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
@@ -60,10 +54,10 @@ def mutated_file(number: int) -> tuple[str, bytes]:
 def read_and_write_back(path: Path) -> bool:
     """Return whether any way of reading a file takes it, and its label map lies where the file does."""
     readers = (
-        lambda: read_volume(path, case_id="case").geometry,
-        lambda: read_geometry(path, case_id="case"),
-        lambda: read_volume(path, case_id="case", volume=1).geometry,
-        lambda: read_label_map(path, case_id="case").geometry,
+        lambda: nifti.read_volume(path, case_id="case").geometry,
+        lambda: nifti.read_geometry(path, case_id="case"),
+        lambda: nifti.read_volume(path, case_id="case", volume=1).geometry,
+        lambda: nifti.read_label_map(path, case_id="case").geometry,
         lambda: _loaded(path).geometry,
     )
     inspect_case(_case(path))
@@ -78,8 +72,8 @@ def read_and_write_back(path: Path) -> bool:
         label_map = np.zeros(geometry.shape, np.uint8)
         label_map[0, 0, 0] = 1
         written = path.with_name("label.nii.gz")
-        write_volume(written, label_map, geometry)
-        again = read_label_map(written, case_id="case")
+        nifti.write_volume(written, label_map, geometry)
+        again = nifti.read_label_map(written, case_id="case")
         assert np.array_equal(again.array, label_map)
         assert np.allclose(again.geometry.affine, geometry.affine, rtol=1e-5, atol=1e-3)
         assert np.allclose(again.geometry.qform, geometry.qform, rtol=1e-5, atol=1e-3)
@@ -91,7 +85,7 @@ def read_and_write_back(path: Path) -> bool:
 def _loaded(path: Path) -> LoadedCase:
     """Load and prepare a case of four modalities from one file with slightly different voxels."""
     loaded = load_case(_case(path))
-    resampling = planned_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
+    resampling = nifti.planned_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
     if resampling is None or np.prod(resampling.after) < _SMALL:
         scan = prepare_scan(loaded, SPACING_MM)
         on_grid = scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0])
