@@ -99,9 +99,8 @@ def write_run(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    card = ModelCard(
-        identity=identity, config=config, fitted=fitted, notes=notes or {}, remark=remark
-    )
+    given = {"fitted": fitted, "notes": notes or {}, "remark": remark}
+    card = ModelCard(identity=identity, config=config, **given)
     save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 
@@ -185,9 +184,8 @@ def predict_into(
     cases = find_inputs([inputs])
     with folder.opened():
         work = batch.CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-        done = batch.finish_batch(
-            batch.local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
-        )
+        made = batch.local_outcomes(cases, work)
+        done = batch.finish_batch(made, folder, len(cases), on_case=outcomes.append)
     return done, outcomes
 
 

@@ -48,7 +48,6 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     break_in_ten_ways(tmp_path / "scans")
     out = tmp_path / "out"
     done, outcomes = predict_into(tmp_path / "scans", out)
-
     assert (done.n_predicted, done.n_skipped, len(done.failures)) == (4, 0, 10)
     case_ids = [outcome.record.case_id for outcome in outcomes]
     assert case_ids == sorted(case_ids)
@@ -97,7 +96,6 @@ def two_folds(tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 )
 def test_an_ensemble_was_trained_on_the_cases_of_any_member(two_folds, models, expected):
     model = load_model([two_folds / name for name in models], CPU)
-
     assert [model.seen(case_id) for case_id in CASES] == expected
 
 
@@ -157,7 +155,6 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
 def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
     settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     predict_into(brats_root, brats_root / "out", settings=settings)
-
     assert len(index_cases(brats_root).cases) == 6
     assert predict_into(brats_root, brats_root / "out", settings=settings)[0].n_skipped == 6
     with pytest.raises(LayoutError, match="holds no cases"):
@@ -207,7 +204,6 @@ def test_a_folder_is_locked_and_leftovers_are_removed(tmp_path, monkeypatch):
             pass
         # as of a worker that was killed during the batch
         (tmp_path / "previews" / ".456-a.png").touch()
-
     assert left == {".mine", ".predicting.lock"}
     assert {path.name for path in tmp_path.rglob(".*")} == left
 
@@ -250,7 +246,6 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "time", clock)
     with pytest.raises(KeyboardInterrupt):
         batch.predict_folder(batches, [run], out, PLAIN_SETTINGS, on_case=on_case)
-
     assert [case_id for case_id, _ in events] == [CASES[n] for n in (0, 1, 1, 2, 2)]
     assert [is_good for _, is_good in events] == [True, False, True, True, True]
     # the row of the failure went with the failure

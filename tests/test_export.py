@@ -283,9 +283,7 @@ def test_the_card_has_the_facts_of_a_run(tmp_path: Path) -> None:
 
 def test_held_out_cases_of_folds_are_one_summary(folds: list[Path], tmp_path: Path) -> None:
     sharing = [folds[0], write_validated(tmp_path / "run", seed=2)]
-    card, of_sharing = (
-        exported_card(runs, tmp_path / f"model{n}") for n, runs in enumerate((folds, sharing))
-    )
+    card, of_sharing = exported_card(folds, tmp_path / "a"), exported_card(sharing, tmp_path / "b")
     cases = zip("abcd", [PERFECT, HALF] * 2, strict=True)
     counts = [region_counts(name, rows) for name, rows in cases]
     (wt, _, _) = summarise_counts(counts, np.random.default_rng(0))

@@ -16,9 +16,8 @@ from tests.builders import make_case
 
 
 def make_table(*rows: tuple[str, str, int | None]) -> folds.FoldTable:
-    return folds.FoldTable(
-        rows=tuple(folds.FoldRow(case_id=c, patient_id=p, fold=f) for c, p, f in rows)
-    )
+    made = (folds.FoldRow(case_id=c, patient_id=p, fold=f) for c, p, f in rows)
+    return folds.FoldTable(rows=tuple(made))
 
 
 TABLE_ROWS = (("B", "b", 1), ("A1", "a", 0), ("A2", "a", 0), ("C", "c", 2), ("D", "d", None))

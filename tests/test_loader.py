@@ -93,9 +93,8 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
 
 
 def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = loader.patch_loader(
-        make_dataset(tiny_prepared, DeadlyDataset), loader.epoch_patches(IDS, 0, 5, 1), 2
-    )
+    keys = loader.epoch_patches(IDS, 0, 5, 1)
+    samples = loader.patch_loader(make_dataset(tiny_prepared, DeadlyDataset), keys, 2)
     killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
     with pytest.raises(EnvironmentalError, match=killed):
         list(samples)
@@ -107,9 +106,7 @@ def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.M
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
     too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
     with pytest.raises(EnvironmentalError, match=too_small):
-        list(
-            loader.patch_loader(make_dataset(tiny_prepared), loader.epoch_patches(IDS, 0, 1, 1), 1)
-        )
+        list(loader.patch_loader(make_dataset(tiny_prepared), keys, 1))
 
 
 class RandShiftOfTheirs(RandomizableTransform, MapTransform):
@@ -170,10 +167,8 @@ def make_nothing() -> None:
 def dataset_of(
     cubes: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
 ) -> loader.PatchDataset:
-    patch = PatchConfig(size=size, foreground=foreground)
-    return loader.PatchDataset(
-        cubes, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed
-    )
+    given = {"patch": PatchConfig(size=size, foreground=foreground), "multiple": (16, 16, 32)}
+    return loader.PatchDataset(cubes, augment=augment, seed=seed, **given)
 
 
 def keys_of(n: int) -> list[loader.PatchKey]:
@@ -246,9 +241,8 @@ def make_sample(value: float, edge: int = 4) -> loader.Sample:
     image = torch.full((4, edge, edge, edge), value, dtype=torch.float16)
     target = torch.full((3, edge, edge, edge), int(value) % 2, dtype=torch.uint8)
     image[0, 0], target[0, :, 0] = 7, 3
-    return loader.Sample(
-        image=image.transpose(1, 2), target=target.transpose(1, 3), case_id=f"{value}"
-    )
+    image, target = image.transpose(1, 2), target.transpose(1, 3)
+    return loader.Sample(image=image, target=target, case_id=f"{value}")
 
 
 def ends_of(

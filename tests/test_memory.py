@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,9 +68,7 @@ def test_a_limit_on_the_process_counts() -> None:
     ("allowed", "total", "free"),
     [("1000\n", 1000, 600), ("max", None, None), (str(2**63), None, None)],
 )
-def test_a_limit_on_the_group_counts_without_what_is_only_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, total: int, free: int
-) -> None:
+def test_a_limit_on_the_group_counts_without_cache(tmp_path, monkeypatch, allowed, total, free):
     (tmp_path / "memory.max").write_text(allowed)
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")

@@ -54,9 +54,7 @@ def predict(
         (FOR_TWO, ("t1c",), "t1n, t2w, t2f", "one of the sets that .*: t1c, t2f; t2f"),
     ],
 )
-def test_a_model_refuses_by_name_what_it_was_not_trained_for(
-    tmp_path: Path, model: Model, kept: Sequence[str], missing: str, expected: str
-) -> None:
+def test_a_model_refuses_what_it_was_not_trained_for(tmp_path, model, kept, missing, expected):
     folder = write_subset(tmp_path / "scans", kept)
     record = predict(tmp_path / "scans", tmp_path / "out", model).record
     assert isinstance(record, Failure)

@@ -86,10 +86,7 @@ def test_oom_changes_no_bit(criterion: nn.Module, n: int, make: Callable[[], nn.
         steps = Steps(model, criterion)
         if make is dropping:
             # a network that has no checkpointing; the random state must be restored
-            steps.fallback.modes = (
-                optimisation.MemoryMode(micro_batch=1),
-                optimisation.MemoryMode(micro_batch=1),
-            )
+            steps.fallback.modes = (optimisation.MemoryMode(micro_batch=1),) * 2
         torch.manual_seed(7)
         results.append(steps.step())
     assert fuse.n_left < 0
@@ -150,7 +147,7 @@ def test_memory_that_runs_out_in_the_update_is_fatal() -> None:
 
     steps.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
     with pytest.raises(
-        optimisation.HalfUpdatedError, match=r"weights may be half updated.*last checkpoint"
+        optimisation.HalfUpdatedError, match=r"may be half updated.*last checkpoint"
     ):
         steps.step()
 

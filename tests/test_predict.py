@@ -67,9 +67,7 @@ def predict(
     return scan, Predictor(model=model).predict_scan(scan)
 
 
-def written(
-    folder: Path, output: Path, settings: PredictionSettings = PLAIN_SETTINGS
-) -> nib.Nifti1Image:
+def written(folder: Path, output: Path, settings=PLAIN_SETTINGS) -> nib.Nifti1Image:
     scan, result = predict(folder, settings=settings)
     names = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])

@@ -119,9 +119,8 @@ def test_inside_and_outside_have_one_surface() -> None:
 
 def test_turned_and_mirrored_cells_have_the_same_area() -> None:
     areas = shapes.cell_areas(CUBES)
-    for code, axes, flips in itertools.product(
-        range(256), itertools.permutations(range(3)), ([], [0], [1, 2], [0, 1, 2])
-    ):
+    turns = itertools.product(itertools.permutations(range(3)), ([], [0], [1, 2], [0, 1, 2]))
+    for code, (axes, flips) in itertools.product(range(256), turns):
         block = np.array([code >> bit & 1 for bit in range(8)], dtype=bool).reshape(2, 2, 2)
         turned = np.flip(block.transpose(axes), flips)
         assert areas[shapes.cell_codes(turned)[1, 1, 1]] == pytest.approx(areas[code])

@@ -250,7 +250,6 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
     assert store.verify_cases(case_ids, folder) == ()
     for case_id in (case_ids[3], case_ids[1]):
         flip_bit(folder / case_id / "labels.npy", np.random.default_rng(0))
-
     errors = store.verify_cases(case_ids, folder, track=track)
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
     assert track.works == [("verifying prepared cases", 6)]

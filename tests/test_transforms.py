@@ -49,12 +49,10 @@ def case(rng: np.random.Generator) -> PreparedCase:
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
-def moved(
-    case: PreparedCase, box: Box, transform: SpatialTransform
-) -> tuple[np.ndarray, np.ndarray]:
+def moved(case: PreparedCase, box: Box, transform: SpatialTransform) -> list[np.ndarray]:
     image, labels = read_transformed(case, box, transform, Buffers())
     assert image.dtype == (torch.float16 if transform.matrix is None else torch.float32)
-    return image.float().numpy(), labels
+    return [image.float().numpy(), labels]
 
 
 def random_matrix(seed: int) -> np.ndarray:

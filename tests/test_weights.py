@@ -3,7 +3,6 @@
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -86,9 +85,7 @@ def changed(tmp_path: Path, **entries: object) -> Path:
         ((), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
     ],
 )
-def test_a_network_knows_the_patients_that_it_was_trained_on(
-    tmp_path: Path, train: tuple[str, ...], started_from: Any, case_id: str, seen: str
-) -> None:
+def test_patients_of_the_training_are_known(tmp_path, train, started_from, case_id, seen):
     write_run(tmp_path, started_from=started_from)
     if train:
         write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
@@ -110,22 +107,20 @@ def in_card(entries: dict[str, object]) -> dict[str, object]:
     return {**rest, "card": {**CARD.model_dump(), **own}} if own else rest
 
 
+NAN = float("nan")
 IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f"}
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (
-            {"fitted": {"decoding": {"thresholds": (float("nan"), 0.5, 0.5)}}},
-            r"thresholds\.0: .*finite",
-        ),
+        ({"fitted": {"decoding": {"thresholds": (NAN, 0.5, 0.5)}}}, r"thresholds\.0: .*finite"),
         ({"fitted": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}}, r"thresholds\.0: .*greater"),
         ({"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}}, r"thresholds\.2: .*less than"),
         ({"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}}, "smallest_et_mm3: .*finite"),
         ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),
         ({"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}}, r"spacing_mm\.0: .*equal to"),
-        ({"identity": {**IDENTITY, "spacing_mm": (float("nan"),) * 3}}, r"spacing_mm\.0: .*finite"),
+        ({"identity": {**IDENTITY, "spacing_mm": (NAN,) * 3}}, r"spacing_mm\.0: .*finite"),
         ({"identity": {**IDENTITY, "other": 1}}, "other: Unexpected"),
         ({"identity": 7}, "identity: "),
         # of another version

@@ -156,30 +156,19 @@ def _change_field(content: bytearray, rng: np.random.Generator) -> None:
     content[: header.sizeof_hdr] = header.binaryblock
 
 
-def _change_byte(content: bytearray, rng: np.random.Generator) -> None:
-    if content:
-        content[rng.integers(min(len(content), 360))] = rng.integers(256)
-
-
 def _flip_bit(content: bytearray, rng: np.random.Generator) -> None:
     if content:
-        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
-
-
-def _cut_off(content: bytearray, rng: np.random.Generator) -> None:
-    del content[rng.integers(len(content) + 1) :]
-
-
-def _append(content: bytearray, rng: np.random.Generator) -> None:
-    content += bytes(content[: rng.integers(1000)])
+        # half of them in the header
+        n_bytes = min(len(content), rng.choice([360, len(content)]))
+        content[rng.integers(n_bytes)] ^= 1 << rng.integers(8)
 
 
 def _splice(content: bytearray, rng: np.random.Generator) -> None:
-    """Replace a stretch by one of another length from elsewhere in the file."""
+    """Replace a stretch by one from elsewhere in the file: nothing, some bytes, or all to the end."""
     starts = rng.integers(len(content) + 1, size=2)
-    lengths = rng.integers(64, size=2)
-    content[starts[0] : starts[0] + lengths[0]] = content[starts[1] : starts[1] + lengths[1]]
+    stops = starts + rng.choice([0, rng.integers(64), rng.integers(1000), len(content)], size=2)
+    content[starts[0] : stops[0]] = content[starts[1] : stops[1]]
 
 
-_CHANGES = (*(_change_field,) * 6, _change_byte, _flip_bit, _cut_off, _append, _splice)
-_PACKED_CHANGES = (_flip_bit, _change_byte, _cut_off, _append, _splice)
+_PACKED_CHANGES = (_flip_bit, _splice)
+_CHANGES = (*(_change_field,) * 5, _flip_bit, *_PACKED_CHANGES)

@@ -28,9 +28,7 @@ def folder(stages: Stages, tmp_path: Path) -> Path:
         (programs.RefusedFrom(1, errno.ENOSPC), 3),
     ],
 )
-def test_a_fault_ends_the_command_without_its_result(
-    fault: programs.Fault, code: int, folder: Path
-) -> None:
+def test_a_fault_ends_the_command_without_its_result(fault, code: int, folder: Path) -> None:
     assert programs.run(INDEX, folder, fault).code == code
     assert not (folder / "cases.csv").exists()
 
