@@ -315,9 +315,7 @@ def dies_at_once(_: int) -> None:
 @pytest.mark.parametrize(
     "n_deaths", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 9))]
 )
-def test_processes_predict_the_same_without_a_port(
-    brats_root, job, tmp_path, monkeypatch, n_deaths
-):
+def test_processes_predict_without_a_port(brats_root, job, tmp_path, monkeypatch, n_deaths):
     """A death costs a retry; a case that kills three processes is a failure."""
     (write_case(brats_root, "BraTS2021_00099") / "BraTS2021_00099_t1.nii.gz").unlink()
     if n_deaths:

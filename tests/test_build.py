@@ -141,7 +141,7 @@ def build_undeclared(width: int = 4):
         (
             "torch.nn.Conv3d",
             {"in_channels": 4, "out_channels": 2, "kernel_size": 1},
-            r"returned \(1, 2, 8, 8, 8\) .*expected logits of \(1, 3, 8, 8, 8\)",
+            "expected logits",
         ),
     ],
 )

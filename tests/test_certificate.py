@@ -42,8 +42,6 @@ SMALL = [
     "training.precision=fp32",
     "training.device=cpu",
 ]
-
-
 PATCHES = phantom_patches(4, (16, 16, 16))
 
 

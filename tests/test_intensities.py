@@ -13,8 +13,6 @@ from brats_seg.data.transforms import FULL
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 SHAPE = (12, 14, 10)
-
-
 BRAIN_THROUGHOUT = torch.from_numpy(np.random.default_rng(0).normal(size=(1, *SHAPE))).float()
 """An image without background: there MONAI's statistics are those of the brain too."""
 

@@ -19,10 +19,7 @@ from brats_seg.models.interface import (
 from tests.training_builders import same, saved_bytes
 
 WIDTHS = (4, 6, 8)
-
-
 NETWORKS = ("unet", "notebook", "dynunet", "segresnet")
-
 LOWER = [ActivationCheckpointing.TOP, ActivationCheckpointing.ALL, ActivationCheckpointing.HOST]
 
 
@@ -40,9 +37,7 @@ def make_image() -> Tensor:
     return torch.randn(2, 4, 16, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
-def gradients(
-    network: nn.Module, precision: torch.dtype = torch.float32, image: Tensor | None = None
-) -> list[Tensor]:
+def gradients(network: nn.Module, precision=torch.float32, image=None) -> list[Tensor]:
     network.zero_grad()
     torch.manual_seed(3)
     image = make_image() if image is None else image

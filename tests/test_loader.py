@@ -38,9 +38,7 @@ class DeadlyDataset(loader.PatchDataset):
         return super().__getitem__(key)
 
 
-def make_dataset(
-    folder: Path, kind: type[loader.PatchDataset] = loader.PatchDataset, names: tuple[str, ...] = ()
-) -> loader.PatchDataset:
+def make_dataset(folder: Path, kind=loader.PatchDataset, names=()) -> loader.PatchDataset:
     patch, extra = PatchConfig(size=(12, 12, 12)), transforms_named(names)
     return kind(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
@@ -164,11 +162,9 @@ def make_nothing() -> None:
     """Return no transform."""
 
 
-def dataset_of(
-    cubes: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
-) -> loader.PatchDataset:
-    given = {"patch": PatchConfig(size=size, foreground=foreground), "multiple": (16, 16, 32)}
-    return loader.PatchDataset(cubes, augment=augment, seed=seed, **given)
+def dataset_of(cubes: Path, augment: str = "none", size=(16, 24, 8)) -> loader.PatchDataset:
+    given = {"patch": PatchConfig(size=size, foreground=0.5), "multiple": (16, 16, 32)}
+    return loader.PatchDataset(cubes, augment=augment, seed=1, **given)
 
 
 def keys_of(n: int) -> list[loader.PatchKey]:

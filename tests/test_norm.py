@@ -13,8 +13,6 @@ from tests.training_builders import saved_bytes
 
 SLOPE = 0.01
 SHAPE = (2, 5, 7, 6, 4)
-
-
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest relative errors of gradients."""
 

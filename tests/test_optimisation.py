@@ -5,7 +5,7 @@ random weights every patch looks alike and ordinary accumulation would pass too.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from threading import Barrier, get_ident
@@ -31,6 +31,7 @@ from brats_seg.training.optimisation import (
 )
 from brats_seg.training.ranks import Ranks
 
+Criterion = Callable[..., Tensor]
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 SHORT = [(1,), (2,), (3,), (3, 1), (3, 2), (3, 3), (3, 3, 1), (3, 3, 2)]
 """Micro-batches of three, with one, two or three patches in the last, as at the end of an epoch."""
@@ -69,7 +70,7 @@ def marked_voxels(output: Tensor | interface.TrainingOutput, target: Tensor) -> 
     return (losses * counts).sum() / (3 * counts.sum())
 
 
-CRITERIA: dict[str, Callable[..., Tensor]] = {
+CRITERIA: dict[str, Criterion] = {
     "patch Dice": DiceBce(),
     "batch Dice": BatchDiceBce(),  # type: ignore[dict-item]
     "undeclared Dice": flat_dice,
@@ -146,24 +147,18 @@ def all_parameters(network: nn.Module, criterion: object) -> list[nn.Parameter]:
     return [p for module in modules_of(network, criterion) for p in module.parameters()]
 
 
-def accumulator_of(
-    network: nn.Module, criterion: Callable[..., Tensor], lr: float = 0.0, **options: object
-) -> Accumulator:
+def accumulator_of(network, criterion: Criterion, lr: float = 0.0, **options) -> Accumulator:
     optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=lr)
     return Accumulator(network, criterion, optimizer, **options)
 
 
-def accumulated_gradient(
-    network: nn.Module, criterion: Callable[..., Tensor], micro_batches: Iterable[MicroBatch]
-) -> tuple[Tensor, float]:
+def accumulated_gradient(network, criterion: Criterion, micro_batches) -> tuple[Tensor, float]:
     network.zero_grad()
     loss, _ = accumulator_of(network, criterion).backward(micro_batches)
     return gradient(network), loss
 
 
-def whole_gradient(
-    network: nn.Module, criterion: Callable[..., Tensor], batch: MicroBatch
-) -> tuple[Tensor, float]:
+def whole_gradient(network, criterion: Criterion, batch: MicroBatch) -> tuple[Tensor, float]:
     """Compute the gradient by one forward and one backward pass, without the accumulator."""
     network.zero_grad()
     loss = whole_loss(criterion, network(batch.image), batch.target)
@@ -346,7 +341,7 @@ class LearntTversky(nn.Module):
 class Penalised(nn.Module):
     """Adds a penalty on the weights of a network to another loss."""
 
-    def __init__(self, network: nn.Module, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, network: nn.Module, loss: Criterion) -> None:
         super().__init__()
         self.read = [network]  # in a list, so that its parameters are not those of the loss
         self.loss = loss
@@ -365,7 +360,7 @@ class Penalised(nn.Module):
         return self.loss(output, target) + self.penalty()
 
 
-LEARNT: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
+LEARNT: dict[str, Callable[[nn.Module], Criterion]] = {
     "weights, two passes": lambda network: LearntWeights(),
     "weights, one pass": lambda network: LearntPatchWeights(),
     "weights, sums": lambda network: LearntTversky(),

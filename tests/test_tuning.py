@@ -22,9 +22,7 @@ from tests.inference_builders import CASES, CPU, write_fold, write_run
 N_CASES = 10
 
 
-def write_cases(
-    folder: Path, change: Callable[[int, np.ndarray, np.ndarray], None], n_cases: int = N_CASES
-) -> list[HeldOutCase]:
+def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[HeldOutCase]:
     """Write cases of nested cubes, after a change of the probabilities and of the reference."""
     cases = []
     for number in range(n_cases):

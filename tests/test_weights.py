@@ -116,6 +116,8 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
     [
         ({"fitted": {"decoding": {"thresholds": (NAN, 0.5, 0.5)}}}, r"thresholds\.0: .*finite"),
         ({"fitted": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}}, r"thresholds\.0: .*greater"),
+        ({"fitted": {"decoding": {"thresholds": (0.5, 0.5)}}}, "thresholds"),
+        *(({"config": {"model": {"widths": n}}}, "widths") for n in ([], [10**9] * 2)),
         ({"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}}, r"thresholds\.2: .*less than"),
         ({"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}}, "smallest_et_mm3: .*finite"),
         ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),

@@ -130,8 +130,6 @@ OF_TRAINING = {
     "a history of texts": _saved("progress.history", ("x",)),
 }
 """What only training reads."""
-
-
 PREDICT = "predict scans -o out --model runs/fold0 --set preview=false"
 USES = {
     "predict": ("best.pt", PREDICT, CHECKPOINTS),
