@@ -51,7 +51,6 @@ def plain_environment(*prefixes: str) -> dict[str, str]:
 
 
 def run_make(*arguments: str) -> list[str]:
-    """Run make, also when make itself runs the tests, and return what it shows."""
     command, environment = ["make", *arguments], plain_environment()
     return subprocess.check_output(command, cwd=ROOT, env=environment, text=True).splitlines()
 
@@ -88,7 +87,6 @@ def make_case(case_id: str = "case_1", **values: Any) -> Case:
 
 @contextmanager
 def limited_files(n_bytes: int) -> Iterator[None]:
-    """Refuse to write more than so many bytes to a file, as `ulimit -f` does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:

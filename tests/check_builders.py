@@ -48,7 +48,6 @@ def phantom(
 def write_clear_phantoms(
     root: Path, n_cases: int, shape: tuple[int, int, int] = PHANTOM_SHAPE
 ) -> Path:
-    """Write phantoms with clear tumours, as `write_phantom_cases` does, and return the folder."""
     for number in range(n_cases):
         case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
         spacing_mm = Voxels.around_brain(shape).spacing_mm

@@ -45,7 +45,6 @@ def tiny_scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
-    """A copy of `tiny_scans`, in which files may be changed."""
     return Path(shutil.copytree(tiny_scans, tmp_path / "data"))
 
 
@@ -123,7 +122,6 @@ def real_data() -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -73,7 +73,6 @@ def save_run(
     progress: Progress | None = None,
     **entries: Any,
 ) -> None:
-    """Write a checkpoint for prediction; further entries are as given."""
     saved = {
         "schema_version": SCHEMA_VERSION,
         "card": card.model_dump(),
@@ -178,7 +177,6 @@ def predict_into(
     model: Model | None = None,
     settings: PredictionSettings = PLAIN_SETTINGS,
 ) -> tuple[batch.BatchOutcome, list[batch.CaseOutcome]]:
-    """Predict the cases of a folder, and return the outcome of the batch and of each case."""
     folder, outcomes = OutputFolder(output), list[batch.CaseOutcome]()
     predictor = Predictor(model=replace(model or make_model(), settings=settings))
     cases = find_inputs([inputs])
@@ -190,7 +188,6 @@ def predict_into(
 
 
 def read_scan(case: Case | Path, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
-    """Load and prepare a case, also the one of a folder."""
     if isinstance(case, Path):
         (case,) = find_inputs([case])
     return prepare_scan(load_case(case, with_label=False), spacing_mm)

@@ -37,8 +37,6 @@ def card() -> Iterator[None]:
 
 
 class Step:
-    """Steps of a network on the same patches, one in each micro-batch."""
-
     def __init__(
         self,
         where: str,

@@ -276,7 +276,6 @@ def check_same_results(brats_root: Path, job: batch.Job, tmp_path: Path) -> None
 
 
 def dies(case: Case, job: batch.Job, n_deaths: int) -> batch.CaseOutcome:
-    """End the worker at the third case, so many times."""
     deaths = job.output_path / "deaths"
     if case.case_id == CASES[2] and (not deaths.exists() or deaths.stat().st_size < n_deaths):
         with deaths.open("a") as file:
@@ -297,13 +296,11 @@ def test_a_worker_does_a_case_as_the_batch_and_refuses_a_changed_model(brats_roo
 
 
 def tree() -> list[psutil.Process]:
-    """Return this process and those below it."""
     processes = [here := psutil.Process(), *here.children(recursive=True)]
     return [one for one in processes if one.status() != psutil.STATUS_ZOMBIE]
 
 
 def listening() -> set[int]:
-    """Return the ports that this process and those below it listen at."""
     connections = (one for process in tree() for one in process.net_connections("inet"))
     return {one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN}
 

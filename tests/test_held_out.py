@@ -93,7 +93,6 @@ def test_losses_by_hand(tmp_path, tiny_prepared, monkeypatch):
 def dice_of(
     predictor: Predictor, prepared: Path, case_id: str, subset: Sequence[str]
 ) -> np.ndarray:
-    """Return the Dice of the prediction of the images themselves."""
     case = open_case(prepared, case_id)
     box = Box.at((0, 0, 0), case.shape)
     images = np.pad(case.read_image(box), ((0, 0), (1, 1), (1, 1), (1, 1))).astype(np.float32)

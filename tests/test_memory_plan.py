@@ -211,8 +211,6 @@ def test_counting_leaves_network_and_random_state_alone() -> None:
 
 
 class NeedsValues(nn.Conv3d):
-    """A network whose course depends on the values of its input."""
-
     def __init__(self) -> None:
         super().__init__(4, 3, 1)
 

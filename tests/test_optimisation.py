@@ -159,7 +159,6 @@ def accumulated_gradient(network, criterion: Criterion, micro_batches) -> tuple[
 
 
 def whole_gradient(network, criterion: Criterion, batch: MicroBatch) -> tuple[Tensor, float]:
-    """Compute the gradient by one forward and one backward pass, without the accumulator."""
     network.zero_grad()
     loss = whole_loss(criterion, network(batch.image), batch.target)
     loss.backward()
@@ -339,8 +338,6 @@ class LearntTversky(nn.Module):
 
 
 class Penalised(nn.Module):
-    """Adds a penalty on the weights of a network to another loss."""
-
     def __init__(self, network: nn.Module, loss: Criterion) -> None:
         super().__init__()
         self.read = [network]  # in a list, so that its parameters are not those of the loss
@@ -432,8 +429,6 @@ class Nested(NamedTuple):
 
 
 class Several(nn.Module):
-    """Returns logits and something else, in a structure of its own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = small_network().double()

@@ -69,7 +69,6 @@ def change_voxel(root: Path) -> None:
 
 
 def swap_alike(root: Path) -> None:
-    """Let two files of equal size and time change places."""
     one, other = (root / IDS[1] / f"{IDS[1]}_{name}.nii.gz" for name in ("t1", "t2"))
     spare = one.rename(one.with_name("spare"))
     other.rename(one)

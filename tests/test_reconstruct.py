@@ -34,8 +34,6 @@ def scan(tmp_path: Path) -> Scan:
 
 
 class Scaled(nn.Module):
-    """Returns its input with the second modality multiplied by a half, or divided by zero."""
-
     def __init__(self, divisor: float = 2) -> None:
         super().__init__()
         self.divisor = nn.Parameter(torch.tensor([1.0, divisor, 1, 1]).view(1, 4, 1, 1, 1))

@@ -76,7 +76,6 @@ def test_the_section_with_the_largest_product_is_measured() -> None:
 
 
 def code_of(*corners: tuple[int, int, int]) -> int:
-    """The code of a cell with these voxels in the mask."""
     block = np.zeros((2, 2, 2), dtype=bool)
     for corner in corners:
         block[corner] = True

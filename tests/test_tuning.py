@@ -23,7 +23,6 @@ N_CASES = 10
 
 
 def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[HeldOutCase]:
-    """Write cases of nested cubes, after a change of the probabilities and of the reference."""
     cases = []
     for number in range(n_cases):
         reference, probabilities = nested(), nested() * 0.9

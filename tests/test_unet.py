@@ -80,8 +80,6 @@ def make_notebook() -> NotebookUNet:
 
 
 def described(network: NotebookUNet, image: Tensor) -> Tensor:
-    """The network as the notebook describes it, with the weights of `network`."""
-
     def double_convolution(features: Tensor) -> Tensor:
         for _ in range(2):
             convolution, norm = next(convolutions), next(norms)

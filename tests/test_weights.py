@@ -101,7 +101,6 @@ def nested(n_levels: int, n_values: int) -> list:
 
 
 def in_card(entries: dict[str, object]) -> dict[str, object]:
-    """Return the entries of a checkpoint, of which some are those of its card."""
     own = {name: value for name, value in entries.items() if name in weights.ModelCard.model_fields}
     rest = {name: value for name, value in entries.items() if name not in own}
     return {**rest, "card": {**CARD.model_dump(), **own}} if own else rest

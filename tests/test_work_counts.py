@@ -109,7 +109,6 @@ def _new_bytes(result: object, known: set[int]) -> Iterator[int]:
 
 
 def step_of(criterion: Criterion, dtype: torch.dtype | None) -> Callable[[], object]:
-    """Return a training step of a small U-Net, in micro-batches of one patch, that has run once."""
     torch.manual_seed(0)
     patch = (16, 16, 16)
     network = build_model(ModelConfig(widths=(4, 8, 16)), patch)

@@ -38,7 +38,6 @@ FIELDS = (
 
 
 def mutated_file(number: int) -> tuple[str, bytes]:
-    """Return the name and the content of a file with random faults."""
     rng = np.random.default_rng(number)
     content = bytearray(_whole_file(rng))
     for _ in range(rng.integers(1, 4)):
@@ -140,7 +139,6 @@ def _header_of(content: bytearray) -> nib.Nifti1Header:
 
 
 def _change_field(content: bytearray, rng: np.random.Generator) -> None:
-    """Set a field of the header, or one of its numbers, to a value that it should not have."""
     header = _header_of(content)
     field = header.structarr[FIELDS[rng.integers(len(FIELDS))]]
     place = rng.integers(field.size) if rng.random() < 0.8 else slice(None)

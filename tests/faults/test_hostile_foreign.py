@@ -60,7 +60,6 @@ _LONGEST_S, _MOST_KILOBYTES = 10, 1 << 20
 
 
 def ways_of(content: Any, above: Way = ()) -> Iterator[Way]:
-    """Yield the way to every entry."""
     if above:
         yield above
     if isinstance(content, list):
@@ -152,8 +151,6 @@ def stages(way: str, value: Any) -> Break:
 
 
 def saved(**entries: Any) -> Break:
-    """Return what changes entries of the checkpoint of nnU-Net."""
-
     def change(folder: Path) -> None:
         path = folder / "fold_0/checkpoint_final.pth"
         torch.save(torch.load(path, weights_only=False) | entries, path)

@@ -45,8 +45,6 @@ def _change(content: Any, name: str, value: Any) -> None:
 
 
 def _network(name: str, value: Any) -> Break:
-    """Return what changes an entry of the first network in `model.json`."""
-
     def change(model: Path) -> None:
         content = json.loads((model / "model.json").read_text())
         _change(content["members"][0], name, value)
@@ -232,7 +230,6 @@ def given_run(tiny_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, Any]) -> None:
-    """Let the files of a run and its exported model ask for code."""
     value = {"name": name, "arguments": dict(arguments)}
     for file in ("best.pt", "last.pt"):
         _saved(f"card.config.{section}", value)(run_path / file)
