@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # sums in another order differ in their last bits, and test processes share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
 
-
 # the same examples in every run, on machines of any speed
 settings.register_profile(
     "project", deadline=None, derandomize=True, max_examples=50, database=None
@@ -49,7 +48,7 @@ def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_data(tiny_scans: Path) -> "FoldData":
+def data(tiny_scans: Path) -> "FoldData":
     """The first of three folds of `tiny_scans`: four cases to train on, two held out."""
     from brats_seg.data.fold import open_fold
     from tests.training_builders import tiny_settings
@@ -59,14 +58,9 @@ def tiny_data(tiny_scans: Path) -> "FoldData":
 
 
 @pytest.fixture(scope="session")
-def data(tiny_data: "FoldData") -> "FoldData":
-    return tiny_data
-
-
-@pytest.fixture(scope="session")
-def tiny_prepared(tiny_data: "FoldData") -> Path:
+def tiny_prepared(data: "FoldData") -> Path:
     """The prepared cases of `tiny_scans` in three folds, to be read only."""
-    return tiny_data.folder
+    return data.folder
 
 
 @pytest.fixture(scope="session")

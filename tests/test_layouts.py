@@ -192,9 +192,7 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
 )
 def test_maps_resolve_others(values: dict[str, set[int]], expected: list[LabelConvention]) -> None:
     assert conventions(values) == expected
-
-
-def test_the_shape_counts_in_folders_of_label_maps_too() -> None:
+    # the shape counts too
     assert conventions({f"{GLI}1-000": {0, 1, 2, 4}}, SHAPE_2024) == [BRATS2024]
 
 

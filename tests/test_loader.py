@@ -241,9 +241,7 @@ def make_sample(value: float, edge: int = 4) -> loader.Sample:
     return loader.Sample(image=image, target=target, case_id=f"{value}")
 
 
-def ends_of(
-    samples: list[loader.Sample],
-) -> tuple[Callable[[int], loader._SentSample], loader._Receiver]:
+def ends_of(samples: list[loader.Sample]) -> tuple[Callable, loader._Receiver]:
     """Return what sends a sample, and what receives it; here both ends are in one process."""
     sender = loader._Sender(cast(loader.PatchDataset, samples))
     return lambda index: sender.send(cast(loader.PatchKey, index)), loader._Receiver()

@@ -81,7 +81,6 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
         Box.at((-5, -5, -5), (40, 40, 40)),
         Box.at((100, 0, 0), (4, 4, 4)),
     ],
-    ids=["inside", "partly", "around", "outside"],
 )
 def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> None:
     case = open_case(tiny_prepared, CASE)

@@ -202,9 +202,7 @@ WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "export, ONNX": lambda run, _: export_model([run], Path("new"), file_format="onnx"),
     "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared),
     "certify": lambda run, _: certify_run(run, n_patches=2),
-    "report": lambda run, prepared: write_run_page(
-        run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
-    ),
+    "report": lambda run, p: write_run_page(run, Path("a"), PageOptions(prepared=p, device="cpu")),
     "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
     "start from": lambda run, _: read_source(run),
     "held-out pages and crossval": open_held_out,
