@@ -15,17 +15,7 @@ import pytest
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import CaseError, LayoutError, UsageError
-from brats_seg.evaluation import scores
-from brats_seg.evaluation.evaluate import (
-    Evaluation,
-    Pair,
-    evaluate_pairs,
-    find_pairs,
-    label_maps_in,
-    read_pair,
-    score_folders,
-    score_pair,
-)
+from brats_seg.evaluation import evaluate, scores
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
@@ -47,11 +37,11 @@ def predictions(tmp_path: Path) -> Path:
     return folder
 
 
-def evaluated(reference: Path, prediction: Path, **options: Any) -> Evaluation:
-    return evaluate_pairs(find_pairs(reference, prediction), LEGACY, **options)
+def evaluated(reference: Path, prediction: Path, **options: Any) -> evaluate.Evaluation:
+    return evaluate.evaluate_pairs(evaluate.find_pairs(reference, prediction), LEGACY, **options)
 
 
-def dices(evaluation: Evaluation, region: str = "wt") -> dict[str, float]:
+def dices(evaluation: evaluate.Evaluation, region: str = "wt") -> dict[str, float]:
     rows = evaluation.scores[evaluation.scores["region"] == region]
     return dict(zip(rows["case_id"], rows["dice"], strict=True))
 
@@ -73,8 +63,8 @@ def test_scores_every_case_and_names_the_conventions(tiny_scans: Path, predictio
 
 def test_the_number_of_processes_changes_nothing(tiny_scans: Path, predictions: Path) -> None:
     write_nifti(predictions / f"{CASES[1]}.nii.gz", make_label_map((24, 24, 15)))
-    pairing = find_pairs(tiny_scans, predictions)
-    one, two = (evaluate_pairs(pairing, LESIONWISE, n_workers=n) for n in (0, 2))
+    pairing = evaluate.find_pairs(tiny_scans, predictions)
+    one, two = (evaluate.evaluate_pairs(pairing, LESIONWISE, n_workers=n) for n in (0, 2))
     assert len(one.failures) == 1
     assert one.failures == two.failures
     assert one.scores.equals(two.scores)
@@ -84,10 +74,10 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     for case_id in CASES[:3]:
         (predictions / f"{case_id}.nii.gz").unlink()
     shutil.move(predictions / f"{CASES[3]}.nii.gz", predictions / "BraTS2021_00099.nii.gz")
-    whole = score_folders(brats_root, predictions, tmp_path / "s.csv", LEGACY)
+    whole = evaluate.score_folders(brats_root, predictions, tmp_path / "s.csv", LEGACY)
     # a reference that is left out is not read
     (brats_root / CASES[0] / f"{CASES[0]}_seg.nii.gz").write_bytes(b"")
-    partial = score_folders(
+    partial = evaluate.score_folders(
         brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=True
     )
     assert (whole.missing, whole.without_reference) == (CASES[:4], ("BraTS2021_00099",))
@@ -165,9 +155,11 @@ def scored(
     if prediction is not None:
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
-    pair = read_pair(Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted))
+    pair = evaluate.read_pair(
+        evaluate.Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted)
+    )
     pair = replace(pair, conventions=(BRATS2017, BRATS2023))
-    return score_pair(pair, protocol).to_dict("records")
+    return evaluate.score_pair(pair, protocol).to_dict("records")
 
 
 def values(row: dict[str, Any]) -> list[float]:
@@ -323,30 +315,30 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
         }.items()
     ):
         root = touch(tmp_path / str(number), name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
-        assert label_maps_in(root) == {case_id: root / name}
+        assert evaluate.label_maps_in(root) == {case_id: root / name}
 
 
 def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:
     case = write_case(tmp_path / "data", "BraTS2021_00000")
     write_case(tmp_path / "data", "BraTS2021_00001")
     predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
-    pairing = find_pairs(tmp_path / "data", predictions)
+    pairing = evaluate.find_pairs(tmp_path / "data", predictions)
     first, second = pairing.pairs
     reference, prediction = case / f"{case.name}_seg.nii.gz", predictions / f"{case.name}.nii.gz"
     assert (first.case_id, first.reference, first.prediction) == (case.name, reference, prediction)
     assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
     assert pairing.without_reference == ("BraTS2021_00007",)
-    (pair,) = find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
+    (pair,) = evaluate.find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
     assert (pair.case_id, pair.prediction) == (case.name, predictions / "BraTS2021_00007.nii")
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:
     results = touch(tmp_path / "results", "a.nii.gz", OUTPUT_MARKER)
     references = touch(tmp_path / "references", "a.nii.gz", "b.nii.gz")
-    (remark,) = find_pairs(results, references).remarks
+    (remark,) = evaluate.find_pairs(results, references).remarks
     assert "was written by `predict`, and is scored as the reference" in remark
-    assert find_pairs(references, results).remarks == ()
-    assert find_pairs(references, results, only_predicted=True).left_out == ("b",)
+    assert evaluate.find_pairs(references, results).remarks == ()
+    assert evaluate.find_pairs(references, results, only_predicted=True).left_out == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +357,7 @@ def test_what_cannot_be_paired_is_refused(tmp_path, one, other, error, words):
     touch(tmp_path, "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
     touch(tmp_path / "six", *(f"x{number}.nii.gz" for number in range(1, 7)))
     with pytest.raises(error, match=words):
-        find_pairs(tmp_path / one, tmp_path / other)
+        evaluate.find_pairs(tmp_path / one, tmp_path / other)
 
 
 REAL_DICE = {

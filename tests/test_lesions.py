@@ -10,15 +10,6 @@ import pytest
 from scipy import ndimage
 
 from brats_seg.evaluation import lesions
-from brats_seg.evaluation.lesions import (
-    MOST_LISTED,
-    Scale,
-    join_touching,
-    list_lesions,
-    match_lesions,
-    number_lesions,
-    score_lesions,
-)
 from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2024, LabelMap
@@ -59,12 +50,12 @@ def scored(
     spacing_mm: tuple[float, float, float] = MM,
 ) -> dict[str, LesionScores]:
     penalty_mm = protocol.hd95_penalty(reference.shape, spacing_mm)
-    scale = Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm)
+    scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm)
     sides = (
         np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
         for side in (reference, prediction)
     )
-    rows = score_lesions(*sides, protocol, scale).itertuples(index=False)
+    rows = lesions.score_lesions(*sides, protocol, scale).itertuples(index=False)
     return dict(zip(protocol.region_names, map(LesionScores._make, rows), strict=True))
 
 
@@ -195,13 +186,13 @@ def matched(
 def matched_table(
     pair: tuple[LabelMap, LabelMap], protocol: ScoringProtocol, spacing_mm=(1.0, 1.5, 2.0)
 ) -> pd.DataFrame:
-    scale = Scale(spacing_mm=spacing_mm, penalty_mm=373.0)
+    scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=373.0)
     labels = protocol.labels or BRATS2024
     sides = (
         np.stack([np.isin(side, region.values(labels)) for region in protocol.regions])
         for side in pair
     )
-    return match_lesions(*sides, protocol, scale).set_axis(list(protocol.region_names))
+    return lesions.match_lesions(*sides, protocol, scale).set_axis(list(protocol.region_names))
 
 
 def differing() -> list[str]:
@@ -296,8 +287,8 @@ def test_single_rules() -> None:
     assert (missed["et"].hd95, missed["rc"].hd95) == (pytest.approx(64 * math.sqrt(3)), 0)
     # made-up lesions cost nothing before radiotherapy
     masks = [np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR])]
-    scale = Scale(spacing_mm=MM, penalty_mm=100.0)
-    found = score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
+    scale = lesions.Scale(spacing_mm=MM, penalty_mm=100.0)
+    found = lesions.score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
     names = ["lesionwise_dice", "lesionwise_hd95", "n_false_positive"]
     assert found[names].to_numpy().tolist() == [[1, 0, 0]]
 
@@ -320,15 +311,15 @@ def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random
     for dilation in (1, 3, 5):
         for gap, n_lesions in ((2 * dilation, 1), (2 * dilation + 1, 2)):
             mask = row("1" + "." * gap + "1") > 0
-            assert number_lesions(mask, dilation).max() == n_lesions
+            assert lesions.number_lesions(mask, dilation).max() == n_lesions
     mask = rng.random((12, 10, 8)) < 0.05
-    assert ((number_lesions(mask, 1) > 0) == mask).all()
-    assert not number_lesions(np.zeros_like(mask), 1).any()
+    assert ((lesions.number_lesions(mask, 1) > 0) == mask).all()
+    assert not lesions.number_lesions(np.zeros_like(mask), 1).any()
     over_edges, over_corners = np.zeros((2, 5, 5, 5), dtype=bool)
     over_edges[0, 0, 2] = over_edges[3, 3, 2] = True
     over_corners[0, 0, 0] = over_corners[4, 4, 4] = True
-    assert number_lesions(over_edges, 1).max() == 1
-    assert number_lesions(over_corners, 1).max() == 2
+    assert lesions.number_lesions(over_edges, 1).max() == 1
+    assert lesions.number_lesions(over_corners, 1).max() == 2
 
 
 @pytest.mark.parametrize(
@@ -356,7 +347,7 @@ def test_components_are_one_lesion_up_to_twice_the_dilation_apart(rng: np.random
 )
 def test_other_tissues_join_lesions(rows: dict[str, str], expected: dict[str, list[int]]) -> None:
     empty = dict.fromkeys(TISSUES, "." * len(rows["et"]))
-    joined = join_touching({name: row(text) for name, text in (empty | rows).items()})
+    joined = lesions.join_touching({name: row(text) for name, text in (empty | rows).items()})
     assert {name: groups(joined[name]) for name in expected} == expected
 
 
@@ -373,7 +364,7 @@ def regions_with(*boxes: tuple[slice, slice, slice]) -> np.ndarray:
 def test_lesions_are_listed_by_size_with_their_place_in_the_coordinates_of_the_file() -> None:
     small = (slice(1, 4), slice(1, 4), slice(1, 3))
     large = (slice(10, 21), slice(10, 19), slice(5, 8))
-    wt, _, _ = list_lesions(regions_with(small, large), AFFINE)
+    wt, _, _ = lesions.list_lesions(regions_with(small, large), AFFINE)
     first, second = wt.lesions
     assert first.ml == pytest.approx(11 * 9 * 3 * 6 / 1000)
     assert first.centre_mm == pytest.approx((90 - 15, 100 - 2 * 14, -70 + 3 * 6))
@@ -382,8 +373,8 @@ def test_lesions_are_listed_by_size_with_their_place_in_the_coordinates_of_the_f
 
 
 def test_small_and_further_islands_are_counted_and_not_measured() -> None:
-    for n, depth, n_listed in ((0, 0, 0), (13, 1, 1), (13, 18, MOST_LISTED)):
+    for n, depth, n_listed in ((0, 0, 0), (13, 1, 1), (13, 18, lesions.MOST_LISTED)):
         boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(depth)) for i in range(n)]
-        wt, _, _ = list_lesions(regions_with(*boxes), AFFINE)
+        wt, _, _ = lesions.list_lesions(regions_with(*boxes), AFFINE)
         assert (len(wt.lesions), wt.n_others) == (n_listed, n - n_listed)
         assert wt.others_ml == pytest.approx((n - n_listed) * depth * 0.006)

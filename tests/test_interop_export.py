@@ -1,4 +1,4 @@
-"""An exported MONAI bundle predicts as this package does, without it."""
+"""An exported MONAI bundle predicts as this package does, without it; ONNX files give its logits."""
 
 import json
 import shutil
@@ -11,9 +11,11 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from monai.bundle import ConfigParser
 
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
+from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, plain_environment, shell, start, write_case
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
@@ -154,3 +156,24 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     card, use = ((model / name).read_text() for name in ("README.md", "docs/README.md"))
     assert use.startswith(f"{card}\n## Use in MONAI\n")
     assert not (model / "scripts").exists()
+
+
+def test_without_onnx_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EnvironmentalError, match=r'pip install "brats_seg\[onnx'):
+        export_model([write_run(tmp_path / "run")], tmp_path / "model", file_format="onnx")
+
+
+def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = tmp_path / "model"
+    export_model([write_run(tmp_path / "run")], model, file_format="onnx")
+    session = onnxruntime.InferenceSession(model / "member0.onnx")
+    (member,) = load_model([model], CPU).members
+    for size in ((8, 8, 8), (24, 16, 40)):
+        image = torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(0))
+        (logits,) = session.run(None, {"image": image.numpy()})
+        with torch.inference_mode():
+            expected = member.network(image).numpy()
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
