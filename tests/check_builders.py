@@ -21,9 +21,8 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.quality.scan import BrainSample, sample_brain
-from tests.builders import write_nifti
+from tests.builders import write_arrays
 
-SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 PHANTOM_SHAPE = (64, 76, 62)
 PHANTOM_AFFINE = np.diag([-2.5, -2.5, 2.5, 1.0])
@@ -57,11 +56,10 @@ def write_clear_phantoms(
 ) -> Path:
     """Write phantoms with clear tumours, as `write_phantom_cases` does, and return the folder."""
     for number in range(n_cases):
-        case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
+        images, label_map = phantom(number, shape)
         spacing_mm = Voxels.around_brain(shape).spacing_mm
         affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
-        for suffix, array in zip(SUFFIXES, (*images, label_map), strict=True):
-            write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array, affine)
+        write_arrays(root / f"BraTS2021_{number:05d}", (*images, label_map), affine)
     return root
 
 

@@ -10,16 +10,8 @@ import pytest
 from tests.builders import ROOT, start
 
 FOLDER = ROOT / "benchmarks"
-MODULES = {
-    "all",
-    "comparison",
-    "gpu_checks",
-    "gpu_setting",
-    "machine",
-    "monai_patches",
-    "nnunet_patches",
-    "scorers",
-}
+MODULES = {"all", "comparison", "gpu_checks", "gpu_setting", "machine", "scorers"}
+MODULES |= {"monai_patches", "nnunet_patches"}
 """Files that are no benchmarks."""
 FAKE = """
 from comparison import Comparison, append_json, options_of

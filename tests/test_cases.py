@@ -31,7 +31,14 @@ from brats_seg.figures.cases import (
 )
 from brats_seg.figures.sections import REGION_COLOURS, Grid
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
-from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
+from tests.builders import (
+    SHAPE,
+    make_label_map,
+    make_volumes,
+    write_arrays,
+    write_case,
+    write_nifti,
+)
 
 AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
 CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
@@ -108,11 +115,8 @@ def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: 
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
     (legend,) = figure.legends
     words = [text.get_text() for text in legend.get_texts()]
-    assert words == [
-        "NCR/NET: label 1, in WT, TC",
-        "ED: label 2, in WT",
-        "ET: label 4, in WT, TC, ET",
-    ]
+    meanings = ("NCR/NET: label 1, in WT, TC", "ED: label 2, in WT", "ET: label 4, in WT, TC, ET")
+    assert words == [*meanings]
     named = dict(zip([to_hex(line.get_color()) for line in legend.get_lines()], words, strict=True))
     painted = figure.axes[-1].images[-1].get_array()
     labels = view.reference.label_map[:, :, int(figure.get_suptitle().split()[-1])].T
@@ -228,18 +232,10 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
         (lambda root: open_view(root, "X"), UsageError, "it has BraTS2021_00000, .* and 1 more"),
         (lambda root: with_prediction(open_view(root), root / "p"), UsageError, "it has other"),
         (lambda root: with_prediction(open_view(root), root / "no"), UsageError, "does not exist"),
-        (
-            lambda root: with_prediction(open_view(root), root / "p" / "other.nii.gz"),
-            CaseError,
-            "expected the grid of the scans",
-        ),
+        (lambda root: with_prediction(open_view(root), root / "p/other.nii.gz"), CaseError, "grid"),
         (lambda root: open_view(root).image("swi"), UsageError, "no swi; there are t1n, t1c"),
         (lambda root: open_view(root, labels="brats2023"), LabelError, r"label values \[4\]"),
-        (
-            lambda root: with_uncertainty(open_view(root), root / "p"),
-            UsageError,
-            "predict the case with --uncertainty",
-        ),
+        (lambda root: with_uncertainty(open_view(root), root / "p"), UsageError, "--uncertainty"),
     ],
     ids=["case", "folder", "file", "grid", "modality", "labels", "uncertainty"],
 )
@@ -253,14 +249,13 @@ def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words:
 def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Path) -> None:
     # 2 mm to the right, 3 mm to the head, 1 mm to the front
     affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
-    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
+    images = make_volumes()
+    write_arrays(tmp_path / "a", np.where(images == 0, -5, images), affine)
     view = open_view(tmp_path)
-    grid = view.grid
     # R S A instead of L P S
-    np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
-    assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
-    assert grid.voxel_ml == 0.006
+    np.testing.assert_array_equal(view.images[0], np.swapaxes(images[0], 1, 2)[::-1, ::-1])
+    assert view.grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
+    assert view.grid.voxel_ml == 0.006
 
 
 def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -> None:

@@ -91,11 +91,7 @@ FLOW = (
     ),
     Step("predict data -o out --model runs/fold0", "0 predicted, 6 finished before"),
     Step("evaluate data out", r"out: 6 cases", ("scores.csv", "scores.json")),
-    Step(
-        "fuse data out out -o fused",
-        "wrote 6 label maps to fused",
-        ("fused/BraTS2021_00000.nii.gz",),
-    ),
+    Step("fuse data out out -o fused", "6 label maps", ("fused/BraTS2021_00000.nii.gz",)),
     Step("evaluate data --compare out out", r"first: out\nsecond: out", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
     Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
@@ -104,10 +100,7 @@ FLOW = (
         "wrote 1 network to model, fingerprint(?!.*--license)",
         ("model/member0.safetensors", "model/README.md"),
     ),
-    Step(
-        "predict data -o from-model --model model --set preview=false",
-        "6 predicted, 0 finished before, 0 failed",
-    ),
+    Step("predict data -o from-model --model model --set preview=false", "6 predicted"),
     Step(
         f"predict {' '.join(ONE_CASE)} -o single --model runs/fold0 --case me --convention msd",
         "\nme: WT ",
@@ -117,19 +110,10 @@ FLOW = (
     Step("certify --run runs/fold0 --patches 2", "exact:"),
 )
 """Commands one after another, from a folder of scans, each with `--json`."""
-ELSEWHERE = {
-    "convert": "test_convert.py",
-    "reconstruct": "test_reconstruct.py",
-    "survival": "test_survival.py",
-    "tune": "test_commands.py",
-    "crossval": "test_commands.py",
-}
-"""Commands whose output is checked in other tests, where their cases are."""
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
-    """A folder with six labelled cases under `data`, in which the flow runs."""
     folder = tmp_path_factory.mktemp("work")
     shutil.copytree(tiny_scans, folder / "data")
     return folder
@@ -150,10 +134,11 @@ def test_each_step_writes_files_and_reports(work: Path, flow: dict[int, Done], n
 
 
 def test_every_command_is_run_by_tests_and_has_a_schema() -> None:
+    """What the flow lacks is checked in other tests, where its cases are."""
     assert OUTPUTS.keys() == GROUP.commands.keys()
-    assert {step.line.split()[0] for step in FLOW} | ELSEWHERE.keys() == OUTPUTS.keys()
-    for name, file in ELSEWHERE.items():
-        assert f'check_json("{name}"' in (Path(__file__).parent / file).read_text()
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
+    for name in OUTPUTS.keys() - {step.line.split()[0] for step in FLOW}:
+        assert f'check_json("{name}"' in tests
 
 
 def test_what_is_printed_without_json(work: Path, flow: dict[int, Done]) -> None:

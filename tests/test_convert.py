@@ -114,7 +114,6 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
     case = write_case(tmp_path / "scans")
     endings = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
     single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in endings.items()]
-
     for inputs in (["scans"], ["dicom", "scans"], single):
         ended = call(tmp_path, "predict", *inputs, "-o", "out", "--model", "run", option)
         assert (ended.code, "leave them out for NIfTI files" in ended.err) == (2, True)

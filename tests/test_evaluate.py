@@ -74,12 +74,11 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     for case_id in CASES[:3]:
         (predictions / f"{case_id}.nii.gz").unlink()
     shutil.move(predictions / f"{CASES[3]}.nii.gz", predictions / "BraTS2021_00099.nii.gz")
-    whole = evaluate.score_folders(brats_root, predictions, tmp_path / "s.csv", LEGACY)
+    folders = (brats_root, predictions, tmp_path / "s.csv")
+    whole = evaluate.score_folders(*folders, LEGACY)
     # a reference that is left out is not read
     (brats_root / CASES[0] / f"{CASES[0]}_seg.nii.gz").write_bytes(b"")
-    partial = evaluate.score_folders(
-        brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=True
-    )
+    partial = evaluate.score_folders(*folders, LEGACY, only_predicted=True)
     assert (whole.missing, whole.without_reference) == (CASES[:4], ("BraTS2021_00099",))
     assert (partial.missing, partial.left_out, partial.failures) == ((), CASES[:4], ())
     assert [dices(whole)[case_id] for case_id in CASES[:4]] == [0] * 4
@@ -155,9 +154,8 @@ def scored(
     if prediction is not None:
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
-    pair = evaluate.read_pair(
-        evaluate.Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted)
-    )
+    paths = {"reference": folder / "reference.nii.gz", "prediction": predicted}
+    pair = evaluate.read_pair(evaluate.Pair(case_id="a", **paths))
     pair = replace(pair, conventions=(BRATS2017, BRATS2023))
     return evaluate.score_pair(pair, protocol).to_dict("records")
 
@@ -211,7 +209,6 @@ def test_without_a_prediction_everything_is_the_worst_there_is(tmp_path: Path) -
 
 
 def test_matched_lesions_have_scores_of_their_own_for_the_whole_region(tmp_path: Path) -> None:
-    """Eight of the twelve voxels of the reference and of the sixteen predicted are shared."""
     wt, tc, *_ = scored(tmp_path, REFERENCE, PREDICTION, MATCHED, spacing_mm=3.0)
     columns = [*scores.REGION_COLUMNS, *(c for c in MATCHED_COLUMNS if c not in {"dice", "hd95"})]
     assert [*wt][2:] == columns
@@ -304,16 +301,15 @@ def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Gen
 
 
 def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
-    for number, (name, case_id) in enumerate(
-        {
-            "BraTS-GLI-00001-000.nii.gz": "BraTS-GLI-00001-000",
-            "BraTS-GLI-00001-000-seg.nii.gz": "BraTS-GLI-00001-000",
-            "HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz": "Brats18_TCIA01_201_1",
-            "patient 7/seg.nii": "patient 7",
-            "labelsTr/BRATS_001.nii.gz": "BRATS_001",
-            "anything.nii": "anything",
-        }.items()
-    ):
+    names = {
+        "BraTS-GLI-00001-000.nii.gz": "BraTS-GLI-00001-000",
+        "BraTS-GLI-00001-000-seg.nii.gz": "BraTS-GLI-00001-000",
+        "HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz": "Brats18_TCIA01_201_1",
+        "patient 7/seg.nii": "patient 7",
+        "labelsTr/BRATS_001.nii.gz": "BRATS_001",
+        "anything.nii": "anything",
+    }
+    for number, (name, case_id) in enumerate(names.items()):
         root = touch(tmp_path / str(number), name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
         assert evaluate.label_maps_in(root) == {case_id: root / name}
 
@@ -389,16 +385,12 @@ def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None
 
 @pytest.mark.real
 def test_a_reference_in_two_conventions_agrees_with_itself(real_data: Path) -> None:
-    fixtures = real_data / "metric_fixtures"
+    fixtures, case = real_data / "metric_fixtures", "BraTS2021_00006"
+    folder = fixtures / "BraTS-GLI-00001-000_segmentations"
+    reference = real_data / "BraTS2021" / case / f"{case}_seg.nii.gz"
     pairs = [
-        (
-            real_data / "BraTS2021/BraTS2021_00006/BraTS2021_00006_seg.nii.gz",
-            fixtures / "BraTS2021_00006_seg_labels_1_2_3.nii.gz",
-        ),
-        (
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1.nii.gz",
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1_mapped.nii.gz",
-        ),
+        (reference, fixtures / f"{case}_seg_labels_1_2_3.nii.gz"),
+        (folder / "seg-BraTS23_1.nii.gz", folder / "seg-BraTS23_1_mapped.nii.gz"),
     ]
     for reference, prediction in pairs:
         found = evaluated(reference, prediction)

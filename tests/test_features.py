@@ -24,7 +24,7 @@ from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.models import autoencoder
 from brats_seg.survival import features
 from brats_seg.survival.table import read_features
-from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
+from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_arrays, write_case
 from tests.inference_builders import CPU, IDENTITY, read_scan, write_run
 
 IDS = tuple(f"BraTS2021_{number:05d}" for number in range(3))
@@ -190,7 +190,6 @@ def test_a_patient_is_seen_under_every_id(tmp_path, caplog, train, case_id, pati
     assert ("does not name all cases" in caplog.text) == (train is None)
 
 
-SUFFIXES = ("_t1", "_t1ce", "_t2", "_flair", "_seg")
 MM = (1.0, 1.0, 1.0)
 SHAPE = (16, 12, 10)
 
@@ -200,18 +199,14 @@ def read_tumour(root: Path) -> features.Tumour:
     return features.tumour_of(prepare_scan(loaded, MM), loaded.label, loaded.convention)
 
 
-def write_turned(root: Path, affine, labels, turn=lambda array: array) -> None:
-    folder = root / "BraTS2021_00000"
-    for suffix, image in zip(SUFFIXES, (*make_volumes(), labels), strict=True):
-        write_nifti(folder / f"{folder.name}{suffix}.nii.gz", turn(image), affine)
-
-
 def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
     labels = make_label_map()
     labels[0, 0, 0] = 2
-    write_turned(tmp_path / "a", BRATS_AFFINE, labels)
+    arrays = [*make_volumes(), labels]
+    write_arrays(tmp_path / "a" / IDS[0], arrays)
     swapped = BRATS_AFFINE[:, [1, 0, 2, 3]] * [1, 1, -1, 1]
-    write_turned(tmp_path / "b", swapped, labels, lambda one: one.transpose(1, 0, 2)[:, :, ::-1])
+    turned = [array.transpose(1, 0, 2)[:, :, ::-1] for array in arrays]
+    write_arrays(tmp_path / "b" / IDS[0], turned, swapped)
     one, other = (read_tumour(tmp_path / name) for name in "ab")
     # enhancing tumour is the brightest in T1 with contrast agent
     bright = one.image[1][one.regions[2]]
@@ -222,7 +217,8 @@ def test_labels_lie_where_the_tissue_is_in_every_orientation(tmp_path):
 
 
 def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
-    write_turned(tmp_path, BRATS_AFFINE @ np.diag([1, 1, 2, 1.0]), make_label_map())
+    arrays = (*make_volumes(), make_label_map())
+    write_arrays(tmp_path / IDS[0], arrays, BRATS_AFFINE @ np.diag([1, 1, 2, 1.0]))
     tumour = read_tumour(tmp_path)
     assert tumour.spacing_mm == (1, 1, 2)
     assert tumour.label_map.shape == (24, 24, 16)

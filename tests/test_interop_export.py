@@ -15,30 +15,17 @@ import torch
 from monai.bundle import ConfigParser
 
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
+from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, plain_environment, shell, start, write_case
-from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
+from tests.inference_builders import CPU, IDENTITY, NAMES, write_run
 from tests.test_readme import PAGES, blocks
 
-DEEPER = CONFIG.model_copy(
-    update={
-        "model": CONFIG.model.model_copy(update={"widths": (4, 6, 8)}),
-        "patch": CONFIG.patch.model_copy(update={"size": (16, 16, 16)}),
-    }
-)
+DEEPER = Config(model=ModelConfig(widths=(4, 6, 8)), patch=PatchConfig(size=(16, 16, 16)))
 """Three levels, the fewest that `DynUNet` has."""
-MODELS = {
-    "plain": (1, NOT_FITTED),
-    "fitted": (
-        2,
-        FittedPrediction(
-            decoding=Decoding(
-                thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20
-            )
-        ),
-    ),
-}
+DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20)
+MODELS = {"plain": (1, NOT_FITTED), "fitted": (2, FittedPrediction(decoding=DECODING))}
 """Number of networks and fitted settings of each exported model."""
 PROGRAM = """
 import sys

@@ -21,12 +21,7 @@ from brats_seg.labels import (
     LabelMap,
     regions_of,
 )
-from brats_seg.quality.label_map import (
-    judge_group,
-    judge_sample,
-    outermost_of_outline,
-    shown_tissues,
-)
+from brats_seg.quality import label_map as quality
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 from tests.check_builders import (
     images_of,
@@ -39,15 +34,8 @@ from tests.check_builders import (
 )
 
 NUMBERINGS = (BRATS2017, BRATS2023, MSD, BRATS2024_PED)
-RELEASES = [
-    "brats2018",
-    "brats2021",
-    "brats2023-gli",
-    "brats2024-gli",
-    "brats-ped",
-    "msd",
-    "unknown",
-]
+RELEASES = ["brats2018", "brats2021", "brats2023-gli", "brats2024-gli", "brats-ped"]
+RELEASES += ["msd", "unknown"]
 
 
 def shown(
@@ -61,13 +49,15 @@ def shown(
 
 
 def shown_by(images: npt.NDArray[np.generic], label_map: LabelMap) -> ShownLabels:
-    return shown(*shown_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist())
+    return shown(
+        *quality.shown_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist()
+    )
 
 
 def placed(images: npt.NDArray[np.generic], label_map: LabelMap) -> Judgement:
     label_map = np.ascontiguousarray(label_map)
     sample = sample_of(images, label_map)
-    return judge_sample("a", volumes_of(images), label_volume(label_map), sample)
+    return quality.judge_sample("a", volumes_of(images), label_volume(label_map), sample)
 
 
 def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -> dict[str, str]:
@@ -75,7 +65,10 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
     label_map, found = renumbered(truth, numbering), {}
     for release in RELEASES:
         convention, _ = resolve(release, labels.values)
-        if labels.values - convention.values or judge_group([labels], convention)[0].refusal:
+        if (
+            labels.values - convention.values
+            or quality.judge_group([labels], convention)[0].refusal
+        ):
             result = "refused"
         elif (regions_of(label_map, convention) == regions_of(truth, BRATS2017)).all():
             result = "right"
@@ -100,15 +93,15 @@ def test_phantoms_are_no_false_alarm(seed: int) -> None:
     images, truth = phantom(seed, with_et=seed != 6)
     judgement = placed(images, truth)
     assert (judgement.refusal, judgement.warnings) == (None, ())
-    assert judge_group([shown_by(images, truth)], BRATS2017) == (NO_JUDGEMENT,)
+    assert quality.judge_group([shown_by(images, truth)], BRATS2017) == (NO_JUDGEMENT,)
 
 
 def test_the_numbering_that_fits_is_named() -> None:
     """A person who named the convention gets a remark instead; other advice can be given."""
     labels = shown(outermost=1, enhancing=3)
-    (judgement,) = judge_group([labels], BRATS2023)
-    (named,) = judge_group([labels], BRATS2023, is_named=True)
-    (advised,) = judge_group([labels], BRATS2023, next_step="Renumber it.")
+    (judgement,) = quality.judge_group([labels], BRATS2023)
+    (named,) = quality.judge_group([labels], BRATS2023, is_named=True)
+    (advised,) = quality.judge_group([labels], BRATS2023, next_step="Renumber it.")
     assert isinstance(judgement.refusal, LabelError)
     assert "label 1 surrounds the others, but oedema is 2" in str(judgement.refusal)
     assert "msd fits. Name the right one, such as --convention" in str(judgement.refusal)
@@ -129,7 +122,7 @@ def test_the_numbering_that_fits_is_named() -> None:
     ],
 )
 def test_what_a_convention_explains_is_no_contradiction(labels, convention) -> None:
-    assert judge_group([labels], convention) == (NO_JUDGEMENT,)
+    assert quality.judge_group([labels], convention) == (NO_JUDGEMENT,)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +134,12 @@ def test_what_a_convention_explains_is_no_contradiction(labels, convention) -> N
     ],
 )
 def test_unclear_numbering(labels: ShownLabels, convention: LabelConvention, others: str) -> None:
-    (judgement,) = judge_group([labels], convention)
-    (named,) = judge_group([labels], convention, is_named=True)
+    (judgement,) = quality.judge_group([labels], convention)
+    (named,) = quality.judge_group([labels], convention, is_named=True)
     assert f"numbering is {convention.name} or {others}: " in judgement.warnings[0]
     assert named == NO_JUDGEMENT
     # several of one origin are judged together
-    assert judge_group([labels, labels], convention) == (NO_JUDGEMENT, NO_JUDGEMENT)
+    assert quality.judge_group([labels, labels], convention) == (NO_JUDGEMENT, NO_JUDGEMENT)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +157,7 @@ def test_unclear_numbering(labels: ShownLabels, convention: LabelConvention, oth
     ],
 )
 def test_clear_label_maps_decide_for_all(group: list[ShownLabels], is_refused: list[bool]) -> None:
-    judgements = judge_group(group, BRATS2023)
+    judgements = quality.judge_group(group, BRATS2023)
     assert [judgement.refusal is not None for judgement in judgements] == is_refused
     assert all("msd fits" in str(one.refusal) for one in judgements if one.refusal)
 
@@ -173,10 +166,10 @@ def test_a_ring_has_an_outline_that_shows_oedema() -> None:
     x = np.abs(np.arange(-20, 21))
     distance = np.maximum(np.maximum(x[:, None, None], x[:, None]), x)
     labels = np.select([distance < 8, distance < 12, distance < 18], [1, 3, 2]).astype(np.uint8)
-    assert outermost_of_outline(labels[2:-2, 2:-2, 2:-2], (1, 1, 1)) == 2
-    assert outermost_of_outline(np.where(labels == 2, labels, 0), (1, 1, 1)) is None
+    assert quality.outermost_of_outline(labels[2:-2, 2:-2, 2:-2], (1, 1, 1)) == 2
+    assert quality.outermost_of_outline(np.where(labels == 2, labels, 0), (1, 1, 1)) is None
     # too small to be judged
-    assert outermost_of_outline(labels[::5, ::5, ::5], (1, 1, 1)) is None
+    assert quality.outermost_of_outline(labels[::5, ::5, ::5], (1, 1, 1)) is None
 
 
 def moved(label_map: LabelMap) -> LabelMap:

@@ -17,7 +17,7 @@ from brats_seg.figures.cases import CaseView, open_view
 from brats_seg.inference.predict import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import REGIONS
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page
 from brats_seg.pages.html import Fact, PageOptions
@@ -25,11 +25,11 @@ from brats_seg.pages.run import write_run_page
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import touch
 from tests.check_builders import write_clear_phantoms
+from tests.inference_builders import NAMES
 from tests.test_run import FILES
 from tests.test_scores import score_row
 
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
-SUFFIXES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
 PAGES = ("case", "cohort", "run")
 
 
@@ -279,7 +279,7 @@ def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path:
 @pytest.mark.parametrize("voxel", [(20, 22, 18), (13, 30, 10)])
 def test_a_value_in_the_page_is_that_of_the_file(page, scans, voxel):
     """At a voxel of the file: both what the page says and what NiiVue draws."""
-    paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
+    paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in NAMES.items()}
     scan = read_volume(paths["t1c"], case_id="a")
     mm = (scan.geometry.affine @ [*voxel, 1])[:3].tolist()
     page.run(f"viewer.goTo({json.dumps(mm)})")

@@ -20,7 +20,7 @@ from brats_seg.quality import result
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.voxels.box import brain_mask
 from brats_seg.wings import Notes, PredictedDice
-from tests.builders import Run, write_nifti
+from tests.builders import Run, write_arrays
 from tests.check_builders import images_of, phantom, real_cases
 from tests.inference_builders import CPU, write_run
 
@@ -223,8 +223,6 @@ LINES = tuple(
     LINE.model_copy(update={"region": region, "intercept": 0.2, "slope": 0.5, "worst_fifth": 0.1})
     for region in ("wt", "tc", "et")
 )
-
-
 NOTES: Notes = {"predicted_dice": [line.model_dump() for line in LINES]}
 
 
@@ -244,8 +242,7 @@ def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path
     # less than 100 ml in voxels of 1 mm: its size and shape are not judged
     images, _ = phantom(20, (59, 70, 58))
     for name, scan in (("usual", images), ("swapped", images[[2, 1, 0, 3]])):
-        for image, suffix in zip(scan, ("t1", "t1ce", "t2", "flair"), strict=True):
-            write_nifti(tmp_path / f"scans/{name}/{name}_{suffix}.nii.gz", image)
+        write_arrays(tmp_path / "scans" / name, scan)
     write_run(tmp_path / "fitted", notes=NOTES)
     write_run(tmp_path / "plain")
     options = ("--set", "preview=false", "--window", "whole")

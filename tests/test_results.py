@@ -33,10 +33,8 @@ def test_figures_by_hand():
     ("days", "kin"), [(299.0, 1.0), (300.0, 400.0), (450.0, 400.0), (451.0, 5000.0)]
 )
 def test_mid_survivors_have_both_borders(days, kin):
-    found = [
-        results.accuracy(np.array([days]), np.array([other])) for other in (1.0, 400.0, 5000.0)
-    ]
-    assert found == [other == kin for other in (1.0, 400.0, 5000.0)]
+    for other in (1.0, 400.0, 5000.0):
+        assert results.accuracy(np.array([days]), np.array([other])) == (other == kin)
 
 
 def test_the_rank_correlation_is_that_of_scipy(rng):

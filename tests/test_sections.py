@@ -39,19 +39,19 @@ def test_the_planes_go_through_the_largest_sections() -> None:
 @pytest.mark.parametrize(
     ("directions", "axis", "letters"),
     [
-        (("L", "P", "S"), 2, "R L A P"),
-        (("L", "P", "S"), 1, "R L S I"),
-        (("L", "P", "S"), 0, "A P S I"),
-        (("R", "A", "S"), 2, "L R P A"),
-        (("R", "P", "I"), 1, "L R I S"),
-        (("P", "L", "S"), 2, "A P R L"),
+        ("LPS", 2, "R L A P"),
+        ("LPS", 1, "R L S I"),
+        ("LPS", 0, "A P S I"),
+        ("RAS", 2, "L R P A"),
+        ("RPI", 1, "L R I S"),
+        ("PLS", 2, "A P R L"),
     ],
 )
-def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, letters: str) -> None:
+def test_letters_name_the_sides(directions: str, axis: int, letters: str) -> None:
     """The bright voxel is far along all axes, where the letters of the directions are."""
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
-    axes = drawn_axes(image, axis, 17, directions=directions)
+    axes = drawn_axes(image, axis, 17, directions=(*directions,))
     texts = {text.get_gid(): text for text in axes.texts}
     found = [texts[edge] for edge in ("left", "right", "top", "bottom")]
     assert " ".join(text.get_text() for text in found) == letters

@@ -61,7 +61,6 @@ def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSour
 
 @pytest.fixture(scope="module")
 def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, ScanSource]:
-    """The grid and the DICOM files of an axial examination that tests share."""
     return converted(tmp_path_factory.mktemp("axial"))[1:]
 
 
@@ -116,7 +115,6 @@ def three(path: Path) -> list[Path]:
 
 def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list[Any]:
     """Return the masks (slice, row, column) of a structure set: pixels whose centres are inside.
-
     A pixel is inside if it is in an odd number of outlines; nothing of the package is used.
     """
     regions, series = [], [pydicom.dcmread(image, stop_before_pixels=True) for image in images]
@@ -208,7 +206,6 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
         path = tmp_path / f"dicom/{number}"
         write_enhanced(path, array, affine, number=number, **HEADERS[modality])
-
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
@@ -275,7 +272,6 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     model, output = write_run(tmp_path / "run", remark=REMARK), tmp_path / "out"
     command = ["predict", tmp_path / "exam", "-o", output, "--model", model, "--json"]
     command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
-
     first, again, named = run(*command), run(*command), run(*command, "--identifiers")
     assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
     (record,) = check_json("predict", first.out)

@@ -229,13 +229,10 @@ def test_the_strongest_features_are_those_of_the_score_test():
     assert ratios == pytest.approx(np.full(6, ratios[0]))
 
 
-@pytest.mark.parametrize(
-    ("predicted", "expected"),
-    [([1, 2, 3, 4], 1), ([4, 3, 2, 1], 0), ([7, 7, 7, 7], 0.5), ([150, 100, 300, 400], 0.75)],
-)
-def test_the_concordance_index_by_hand(predicted, expected):
-    """The known orders are 1 before 2, 3, 4 and 3 before 4: patient 2 was alive at 200 days."""
+def test_the_concordance_index_is_that_of_known_orders():
+    """These are 1 before 2, 3, 4 and 3 before 4: patient 2 was alive at 200 days."""
     days, died = np.array([100.0, 200, 300, 400]), np.array([True, False, True, True])
-    assert concordance(days, died, np.array(predicted, float)) == expected
+    predicted = np.array([150.0, 100, 300, 400])
+    assert concordance(days, died, predicted) == 0.75
     # no known order
-    assert concordance(days, np.zeros(4, bool), np.array(predicted, float)) == 0.5
+    assert concordance(days, np.zeros(4, bool), predicted) == 0.5

@@ -18,7 +18,6 @@ SURVIVAL = ("survival", "features.csv", "--clinical", "survival_info.csv", "--re
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use one quick family instead of all, and few resamples of what is slow."""
     monkeypatch.setattr(results, "Plan", partial(results.Plan, families=(RIDGE,)))
     monkeypatch.setattr(results, "_N_CONCORDANCE_RESAMPLES", 20)
 
