@@ -24,7 +24,6 @@ append_json([found], options_of("").json)
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program that runs all benchmarks, which imports its neighbours as programs do."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("all")
 

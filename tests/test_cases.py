@@ -76,7 +76,6 @@ def letters_of(axes: Axes) -> dict[str, str]:
 
 
 def cut_off(figure: Figure) -> list[str]:
-    """Return the words of which a part is outside the figure."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     hidden = [axes for axes in figure.findobj(Axes) if not axes.axison]

@@ -19,7 +19,6 @@ LESIONS = dict(zip(LESION_COLUMNS, (1.0, 0.0, 1.0, 1.0, 0, 0, 0), strict=True))
 
 
 def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.DataFrame:
-    """Return scores of one region; HD95 is tied everywhere unless it is given."""
     distances = hd95s or [1.0] * len(dices)
     return pd.DataFrame(
         score_row(f"{k:03d}", dice, hd95=hd95)

@@ -147,7 +147,6 @@ def scored(
     spacing_mm: float = 1.0,
     affine: npt.NDArray[np.float64] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the scores of a case by region, and write it to the folder."""
     scan_affine = BRATS_AFFINE @ np.diag([spacing_mm, 1, 1, 1])
     write_nifti(folder / "reference.nii.gz", reference, scan_affine)
     predicted = None

@@ -228,12 +228,8 @@ def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
 
 def make_tumour(label_map, image=None, spacing_mm=MM) -> features.Tumour:
     image = np.ones((4, *label_map.shape)) if image is None else image
-    return features.Tumour(
-        image=image.astype(np.float32),
-        label_map=label_map.astype(np.uint8),
-        convention=BRATS2017,
-        spacing_mm=spacing_mm,
-    )
+    arrays = {"image": image.astype(np.float32), "label_map": label_map.astype(np.uint8)}
+    return features.Tumour(**arrays, convention=BRATS2017, spacing_mm=spacing_mm)
 
 
 def shape_of(label_map, spacing_mm=MM):
@@ -293,10 +289,8 @@ def test_the_ten_numbers_of_the_notebook_are_taken_inside_each_region():
     values = IMAGE[1].astype(np.float32)[LABELS == 4].astype(float)
     mean, std, skew = values.mean(), values.std(), stats.skew(values)
     expected = {"skew": skew, "kurtosis": stats.kurtosis(values), "mean": mean, "std": std}
-    for name, part in (
-        ("intensive", values[values > mean]),
-        ("non_intensive", values[values < mean]),
-    ):
+    parts = {"intensive": values[values > mean], "non_intensive": values[values < mean]}
+    for name, part in parts.items():
         expected[f"{name}_share"] = len(part) / len(values)
         expected[f"{name}_skew"] = stats.skew(part)
         expected[f"{name}_skew_difference"] = skew - stats.skew(part)

@@ -118,7 +118,6 @@ ROWS: tuple[Mapping[str, float], ...] = (
     {"epoch": 2, "step": 8, "lr": 0.01, "train_loss": 1.0, "val_dice": 0.5, "val_dice_et": 0.25},
 )
 
-
 TENSORBOARD = Config(tracking=TrackingConfig(to=("tensorboard",)))
 
 

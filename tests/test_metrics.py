@@ -31,10 +31,6 @@ def test_counts_of_a_row_worked_out_by_hand() -> None:
     reference = row_masks("..##..", "##....", ".....#")
     counts = metrics.count_regions(prediction, reference, "a")
     assert counts.case_id == "a"
-    assert counts.true_positive.tolist() == [1, 2, 0]
-    assert counts.false_positive.tolist() == [2, 0, 1]
-    assert counts.false_negative.tolist() == [1, 0, 1]
-    assert counts.true_negative.tolist() == [2, 4, 4]
     assert metrics.dice(counts) == pytest.approx([2 / 5, 1, 0])
     assert metrics.jaccard(counts) == pytest.approx([1 / 4, 1, 0])
     assert metrics.sensitivity(counts) == pytest.approx([1 / 2, 1, 0])

@@ -32,7 +32,6 @@ from tests.test_scores import score_row
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
 PAGES = ("case", "cohort", "run")
 
-
 RECORD = {
     **dict.fromkeys(("key", "version", "device"), "0123"),
     **dict.fromkeys(("seconds", "peak_memory_mb"), 1.0),
@@ -50,7 +49,6 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moved_view(scans: Path) -> CaseView:
-    """Open a case; its prediction is its reference, moved by a voxel."""
     view = open_view(scans)
     assert view.reference is not None
     moved = np.ascontiguousarray(np.roll(view.reference.label_map, 1, axis=0))
@@ -68,13 +66,12 @@ def write_results(folder: Path, *, name: str = "") -> Path:
     folder.mkdir()
     lines = []
     for case_id, ml in {"fair": (90, 0.5, 3), "bad": (89, 0.12, 3), "unknown": (200, 9, 1)}.items():
+        parts = zip(REGIONS, ml, strict=True)
         record = Record(
             case_id=f"{case_id}{name}",
             model=f"0123{name}",
             warnings=(f"odd {name}",) * (case_id == "fair"),
-            volumes=[
-                PartVolume(name=r, ml=n, n_components=1) for r, n in zip(REGIONS, ml, strict=True)
-            ],
+            volumes=[PartVolume(name=region, ml=n, n_components=1) for region, n in parts],
             outputs=(f"previews/{case_id}{name}.png",),
             **RECORD,
         )

@@ -65,7 +65,6 @@ def test_letters_name_the_sides(directions: str, axis: int, letters: str) -> Non
 
 
 def bar_pixels(axes: Axes) -> tuple[float, str]:
-    """Return the length of the scale bar in pixels and its words, after drawing."""
     FigureCanvasAgg(axes.figure).draw()
     (bar,) = (line for line in axes.lines if line.get_gid() == "scale bar")
     ends = bar.get_transform().transform(np.column_stack(bar.get_data()))

@@ -34,25 +34,18 @@ from brats_seg.labels import (
     LabelConvention,
     regions_of,
 )
+from tests import dicom_builders
 from tests.builders import Run, check_json, make_label_map, make_volumes
 from tests.check_builders import geometry
-from tests.dicom_builders import (
-    HEADERS,
-    ORIENTATIONS,
-    TO_DICOM,
-    oriented_affine,
-    write_enhanced,
-    write_examination,
-)
+from tests.dicom_builders import ORIENTATIONS, oriented_affine
 from tests.inference_builders import write_run
 
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
 
 
 def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSource]:
-    """Return a converted examination, its grid, and the DICOM files that it came from."""
     axes, degrees = ORIENTATIONS[name]
-    write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
+    dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
     (case,) = cases_of_dicom(root / "dicom", root / "scans")
     source = read_source(root / "scans/dicom")
     assert source is not None
@@ -98,7 +91,7 @@ def check_voxels(
         position = [float(v) for v in groups.PlanePositionSequence[0].ImagePositionPatient]
         number = groups.SegmentIdentificationSequence[0].ReferencedSegmentNumber
         for row, column in np.argwhere(frame):
-            world = TO_DICOM @ (np.array(position) + column * along + row * down)
+            world = dicom_builders.TO_DICOM @ (np.array(position) + column * along + row * down)
             voxel = tuple(np.rint(inverse @ [*world, 1])[:3].astype(int))
             assert numbers[voxel] == 0
             numbers[voxel] = number
@@ -136,12 +129,20 @@ def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list
     return regions
 
 
-@pytest.mark.parametrize("name", ["axial", "sagittal, from the left", "oblique"])
-def test_report_and_structure_set_are_read_by_other_programs(tmp_path: Path, name: str) -> None:
-    _, grid, source = converted(tmp_path, name)
-    labels, paths = make_label_map(), three(tmp_path / "a.dcm")
-    on_scan = moved(labels, oriented_affine(*ORIENTATIONS[name]), grid)
-    write_segmentation(paths, on_scan, grid, BRATS2017, source)
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, name):
+    case, grid, source = converted(tmp_path, name)
+    affine, labels, paths = (
+        oriented_affine(*ORIENTATIONS[name]),
+        make_label_map(),
+        three(tmp_path / "a.dcm"),
+    )
+    for file, array in zip(case.images, make_volumes(), strict=True):
+        scan = read_volume(case.path_of(file), case_id="me")
+        np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
+    on_scan = moved(labels, affine, grid)
+    assert write_segmentation(paths, on_scan, grid, BRATS2017, source) == ""
+    check_voxels(paths[0], affine, labels)
     drawn = regions_of(labels, BRATS2017)
     series = sorted(source.series["t1c"].files, key=lambda path: int(path.name.split("_")[-1]))
     masks = masks_of(paths[2], series, (labels.shape[1], labels.shape[0]))
@@ -188,24 +189,14 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial):
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 
 
-@pytest.mark.parametrize("name", ORIENTATIONS)
-def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
-    case, grid, source = converted(tmp_path, name)
-    affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
-    for file, array in zip(case.images, make_volumes(), strict=True):
-        scan = read_volume(case.path_of(file), case_id="me")
-        np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
-    on_scan, path = moved(labels, affine, grid), tmp_path / "a.dcm"
-    assert write_segmentation(three(path), on_scan, grid, BRATS2017, source) == ""
-    check_voxels(path, affine, labels)
-
-
 def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
     affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
     volumes = make_volumes()
     for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
         path = tmp_path / f"dicom/{number}"
-        write_enhanced(path, array, affine, number=number, **HEADERS[modality])
+        dicom_builders.write_enhanced(
+            path, array, affine, number=number, **dicom_builders.HEADERS[modality]
+        )
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
@@ -268,7 +259,7 @@ def test_every_tissue_that_a_prediction_has_is_coded(tmp_path, axial, convention
 
 
 def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
-    write_examination(tmp_path / "exam")
+    dicom_builders.write_examination(tmp_path / "exam")
     model, output = write_run(tmp_path / "run", remark=REMARK), tmp_path / "out"
     command = ["predict", tmp_path / "exam", "-o", output, "--model", model, "--json"]
     command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]

@@ -5,17 +5,8 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from brats_seg.evaluation.significance import (
-    FEWEST_CASES,
-    N_PERMUTATIONS,
-    Values,
-    best_candidate,
-    bootstrap_interval,
-    gain_of,
-    least_p_value,
-    permutation_p_value,
-    signed_rank_p_value,
-)
+from brats_seg.evaluation import significance
+from brats_seg.evaluation.significance import Values, best_candidate, bootstrap_interval, gain_of
 
 
 def mean(values: Values) -> Values:
@@ -62,18 +53,20 @@ def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> Non
     one, other = rng.integers(-3, 5, n).astype(float), rng.permutation(n).astype(float)
     sums = [one @ np.array(signs) for signs in product((-1, 1), repeat=n)]
     products = [np.array(order) @ other for order in permutations(one)]
-    flipped = permutation_p_value(total, one, rng, permutation_type="samples")
-    shuffled = permutation_p_value(lambda v: v @ other, one, rng, permutation_type="pairings")
+    flipped = significance.permutation_p_value(total, one, rng, permutation_type="samples")
+    shuffled = significance.permutation_p_value(
+        lambda v: v @ other, one, rng, permutation_type="pairings"
+    )
     assert flipped == np.mean(np.array(sums) >= one.sum())
     assert shuffled == np.mean(np.array(products) >= one @ other)
 
 
 def test_p_values_at_the_ends(rng: np.random.Generator) -> None:
     """Random permutations count the values themselves; no difference proves nothing."""
-    p_value = permutation_p_value(total, np.ones(60), rng, permutation_type="samples")
-    assert p_value == 1 / (N_PERMUTATIONS + 1)
-    assert signed_rank_p_value(np.zeros(5)) == 1
-    assert signed_rank_p_value(np.array([0, 0.1, 0.2, 0.3])) == 2 / 8
+    p_value = significance.permutation_p_value(total, np.ones(60), rng, permutation_type="samples")
+    assert p_value == 1 / (significance.N_PERMUTATIONS + 1)
+    assert significance.signed_rank_p_value(np.zeros(5)) == 1
+    assert significance.signed_rank_p_value(np.array([0, 0.1, 0.2, 0.3])) == 2 / 8
 
 
 def test_a_gain_is_counted_case_by_case() -> None:
@@ -87,11 +80,11 @@ def test_a_gain_is_counted_case_by_case() -> None:
 
 
 def test_a_gain_in_every_case_has_the_least_p_value() -> None:
-    for n_cases in (1, 4, FEWEST_CASES - 1, FEWEST_CASES, 12):
+    for n_cases in (1, 4, significance.FEWEST_CASES - 1, significance.FEWEST_CASES, 12):
         for after in (np.full(n_cases, 0.01), 0.01 * np.arange(1, n_cases + 1)):
             gain = gain_of(np.zeros(n_cases), after)
-            assert gain.p_value == least_p_value(n_cases)
-            assert gain.is_sure == (n_cases >= FEWEST_CASES)
+            assert gain.p_value == significance.least_p_value(n_cases)
+            assert gain.is_sure == (n_cases >= significance.FEWEST_CASES)
 
 
 def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:

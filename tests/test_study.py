@@ -188,7 +188,6 @@ def test_a_wild_prediction_is_a_century_at_most_and_a_wild_ratio_is_finite():
 
 
 def ratio(features, days, died):
-    """Return the log hazard ratio of two groups, whose feature is 0 or 1."""
     model = fit(COX, np.asarray(features, float)[:, None], days, died)
     return float(np.diff(model.predict(np.array([[0.0], [1.0]])))[0])
 
