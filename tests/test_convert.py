@@ -1,7 +1,4 @@
-"""DICOM examinations become cases, on the grid of their series, without a word of their headers.
-
-Scans as they leave the scanner are prepared by the programs that are there, and never by downloads.
-"""
+"""DICOM examinations become cases, on the grid of their series, without a word of their headers."""
 
 import gzip
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Scans as the scanner made them are prepared, and label maps return to the grids that they came from.
-
-Doubles stand for greedy and deepbet and know where the made-up head lies; a slow test runs the programs.
-"""
+"""Scans of the scanner are prepared, by doubles of greedy and deepbet, and label maps return to them."""
 
 import subprocess
 import sys
