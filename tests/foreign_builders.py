@@ -174,7 +174,7 @@ def write_bundle(
     return folder
 
 
-def predicted(model: Path, case: Path, **settings: Any) -> Prediction:
+def predict(model: Path, case: Path, **settings: Any) -> Prediction:
     predictor = Predictor.load([model], PredictionSettings(**FP32, **settings))
     return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 

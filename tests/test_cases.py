@@ -14,21 +14,8 @@ from matplotlib.transforms import Bbox
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
-from brats_seg.figures.cases import (
-    _HEAT,
-    N_SECTIONS,
-    CaseView,
-    drawn_of,
-    montage_figure,
-    open_view,
-    reconstruction_figure,
-    sample_figure,
-    tissue_colours,
-    uncertainty_figure,
-    view_figure,
-    with_prediction,
-    with_uncertainty,
-)
+from brats_seg.figures import cases
+from brats_seg.figures.cases import CaseView, open_view, with_prediction, with_uncertainty
 from brats_seg.figures.sections import REGION_COLOURS, Grid
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
 from tests.builders import (
@@ -44,12 +31,12 @@ AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
 CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
 SAGITTAL = {"left": "A", "right": "P", "top": "S", "bottom": "I"}
 FIGURES = {
-    "sample": sample_figure,
-    "montage": montage_figure,
-    "one side": lambda view: montage_figure(replace(view, prediction=None)),
-    "preview": view_figure,
-    "uncertainty": uncertainty_figure,
-    "reconstruction": lambda view: reconstruction_figure(
+    "sample": cases.sample_figure,
+    "montage": cases.montage_figure,
+    "one side": lambda view: cases.montage_figure(replace(view, prediction=None)),
+    "preview": cases.view_figure,
+    "uncertainty": cases.uncertainty_figure,
+    "reconstruction": lambda view: cases.reconstruction_figure(
         view.images, view.images, case_id=view.case_id, spacing_mm=(1.0, 1.0, 1.0)
     ),
 }
@@ -109,7 +96,7 @@ def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name
 
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
     """The original called WT, TC and ET by the names of tissues."""
-    figure = sample_figure(view)
+    figure = cases.sample_figure(view)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
     (legend,) = figure.legends
@@ -123,24 +110,24 @@ def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: 
         (colour,) = {to_hex(pixel) for pixel in painted[labels == value]}
         assert named[colour].startswith(start)
     assert (painted[labels == 0][:, 3] == 0).all()
-    without = sample_figure(replace(view, reference=None))
+    without = cases.sample_figure(replace(view, reference=None))
     assert without.axes[-1].get_title() == "FLAIR, no label map"
 
 
 def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> None:
     wt, tc, et = REGION_COLOURS
     for convention in CONVENTIONS:
-        colours = tissue_colours(convention)
+        colours = cases.tissue_colours(convention)
         assert list(colours) == [value for value, _ in convention.meanings]
         assert len(set(colours.values())) == len(colours)
-    assert tissue_colours(BRATS2017) == {1: tc, 2: wt, 4: et}
-    assert {tissue_colours(BRATS2024)[value] for value in (1, 2, 3)} == {wt, tc, et}
-    assert tissue_colours(BRATS2024_PED)[1] == et
-    assert tissue_colours(BRATS2024)[4] not in (wt, tc, et)
+    assert cases.tissue_colours(BRATS2017) == {1: tc, 2: wt, 4: et}
+    assert {cases.tissue_colours(BRATS2024)[value] for value in (1, 2, 3)} == {wt, tc, et}
+    assert cases.tissue_colours(BRATS2024_PED)[1] == et
+    assert cases.tissue_colours(BRATS2024)[4] not in (wt, tc, et)
 
 
 def test_a_montage_has_equal_sections_with_volumes_and_dice(view: CaseView) -> None:
-    left, right = montage_figure(view).subfigs
+    left, right = cases.montage_figure(view).subfigs
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
     tumour = np.flatnonzero((view.reference.label_map > 0).any(axis=(0, 1)))
@@ -163,19 +150,19 @@ def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: P
     def entries(figure: Figure) -> list[str]:
         return [text.get_text().split()[0] for text in figure.legends[0].get_texts()]
 
-    for draw in (montage_figure, view_figure):
+    for draw in (cases.montage_figure, cases.view_figure):
         assert entries(draw(view)) == ["WT", "TC"]
         assert entries(draw(nothing)) == []
-    assert entries(sample_figure(view)) == ["NCR/NET:", "ED:"]
-    right = montage_figure(view).subfigs[1].get_suptitle()
+    assert entries(cases.sample_figure(view)) == ["NCR/NET:", "ED:"]
+    right = cases.montage_figure(view).subfigs[1].get_suptitle()
     assert right.endswith("ET 0.0 ml (none in the reference)")
-    assert view_figure(nothing).get_suptitle().endswith("no tumour")
+    assert cases.view_figure(nothing).get_suptitle().endswith("no tumour")
     # the brain is shown instead
-    assert len(panels_of(montage_figure(nothing))) == 2 * N_SECTIONS
+    assert len(panels_of(cases.montage_figure(nothing))) == 2 * cases.N_SECTIONS
 
 
 def test_the_three_planes_have_one_scale(view: CaseView) -> None:
-    figure = view_figure(view)
+    figure = cases.view_figure(view)
     FigureCanvasAgg(figure).draw()
     ends = [axes.transData.transform([(0, 0), (1, 0)])[:, 0] for axes in panels_of(figure)]
     np.testing.assert_allclose(np.ptp(ends, axis=1), np.ptp(ends[0]), rtol=1e-6)
@@ -184,16 +171,16 @@ def test_the_three_planes_have_one_scale(view: CaseView) -> None:
 def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
     entropy = view.uncertainty.copy()
     entropy[view.prediction.regions[1]] = 1.0
-    figure = uncertainty_figure(replace(view, uncertainty=entropy))
+    figure = cases.uncertainty_figure(replace(view, uncertainty=entropy))
     axial, bar = panels_of(figure)[3], figure.axes[-1]
     drawn = axial.images[1]
     section = int(axial.get_title().split()[-1])
     np.testing.assert_array_equal(drawn.get_array(), entropy[..., section].T)
     assert bar.get_ylabel() == "entropy (bits)"
-    assert drawn.get_cmap() == _HEAT
+    assert drawn.get_cmap() == cases._HEAT
     assert drawn.get_clim() == bar.get_ylim() == (0, 1)
     # from transparent to opaque without a step
-    opacity = _HEAT(np.linspace(0, 1, 256))[:, 3]
+    opacity = cases._HEAT(np.linspace(0, 1, 256))[:, 3]
     assert (opacity[0], opacity[-1]) == (0, 1)
     assert 0 <= np.diff(opacity).min() <= np.diff(opacity).max() < 0.02
     assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
@@ -202,7 +189,7 @@ def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> N
 def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain() -> None:
     image = make_volumes().astype(np.float32)
     outside = image == 0
-    figure = reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
+    figure = cases.reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
     for row in np.array(figure.axes).reshape(4, 3):
         before, after, difference = (axes.images[0] for axes in row)
         assert before.get_clim() == after.get_clim()
@@ -221,8 +208,8 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
     np.testing.assert_array_equal(view.reference.label_map, make_label_map())
     assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
     assert view.prediction.convention == BRATS2023
-    assert [*drawn_of(view)] == ["reference", "prediction"]
-    np.testing.assert_array_equal(drawn_of(view)["prediction"][2], predicted == 3)
+    assert [*cases.drawn_of(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(cases.drawn_of(view)["prediction"][2], predicted == 3)
 
 
 @pytest.mark.parametrize(

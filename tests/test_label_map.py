@@ -23,15 +23,8 @@ from brats_seg.labels import (
 )
 from brats_seg.quality import label_map as quality
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
-from tests.check_builders import (
-    images_of,
-    label_volume,
-    phantom,
-    real_cases,
-    renumbered,
-    sample_of,
-    volumes_of,
-)
+from tests import check_builders as builders
+from tests.check_builders import phantom, renumbered, sample_of
 
 NUMBERINGS = (BRATS2017, BRATS2023, MSD, BRATS2024_PED)
 RELEASES = ["brats2018", "brats2021", "brats2023-gli", "brats2024-gli", "brats-ped"]
@@ -57,7 +50,9 @@ def shown_by(images: npt.NDArray[np.generic], label_map: LabelMap) -> ShownLabel
 def placed(images: npt.NDArray[np.generic], label_map: LabelMap) -> Judgement:
     label_map = np.ascontiguousarray(label_map)
     sample = sample_of(images, label_map)
-    return quality.judge_sample("a", volumes_of(images), label_volume(label_map), sample)
+    return quality.judge_sample(
+        "a", builders.volumes_of(images), builders.label_volume(label_map), sample
+    )
 
 
 def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -> dict[str, str]:
@@ -193,8 +188,10 @@ def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
 @pytest.mark.slow
 def test_real_cases_in_every_numbering_are_right_or_refused(real_data: Path) -> None:
     """One case has weak contrast: its 4 may be resection cavity, if it stands alone."""
-    real = real_cases(real_data, "BraTS2018", "BraTS2021")
-    cases = [(images_of(case), np.asarray(case.label.array)) for case in real if case.label]
+    real = builders.real_cases(real_data, "BraTS2018", "BraTS2021")
+    cases = [
+        (builders.images_of(case), np.asarray(case.label.array)) for case in real if case.label
+    ]
     found = Counter[str]()
     for images, truth in cases:
         for numbering in NUMBERINGS:

@@ -9,7 +9,7 @@ import pytest
 from scipy import ndimage
 
 from brats_seg.evaluation import lesions
-from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
+from brats_seg.evaluation.metrics import Spacing, count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2024, LabelMap
 from brats_seg.voxels.box import Mask
@@ -43,10 +43,7 @@ def painted(*boxes: tuple[int, Box]) -> LabelMap:
 
 
 def scored(
-    reference: LabelMap,
-    prediction: LabelMap,
-    protocol: ScoringProtocol,
-    spacing_mm: tuple[float, float, float] = MM,
+    reference: LabelMap, prediction: LabelMap, protocol: ScoringProtocol, spacing_mm: Spacing = MM
 ) -> dict[str, LesionScores]:
     penalty_mm = protocol.hd95_penalty(reference.shape, spacing_mm)
     scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm)

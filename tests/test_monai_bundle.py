@@ -16,7 +16,7 @@ from brats_seg import PredictionSettings, Predictor
 from brats_seg.errors import UsageError
 from brats_seg.presets import MONAI_NETWORKS
 from tests.builders import write_case
-from tests.foreign_builders import FP32, part, predicted, write_bundle
+from tests.foreign_builders import FP32, part, predict, write_bundle
 
 SPATIAL = (
     part("Orientationd", keys="image", axcodes="RAS", labels=None),
@@ -52,7 +52,7 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
         data["pred"] = inferer(data["image"][None], network)[0].sigmoid()
     data = transforms.Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
     tc, wt, et = data["pred"].numpy()
-    result = predicted(model, case, probabilities=True)
+    result = predict(model, case, probabilities=True)
     assert result.probabilities is not None
     assert min(region.std() for region in (wt, tc, et)) > 0.01
     np.testing.assert_allclose(result.probabilities, np.stack([wt, tc, et]), rtol=0, atol=1e-5)
@@ -80,7 +80,7 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
     for index, after in enumerate(([], [cleaning, part("SaveImaged", keys="pred")])):
         sections = {"postprocessing": {"transforms": [*steps, *after]}}
         model = write_bundle(tmp_path / f"model{index}", **sections)
-        probabilities.append(predicted(model, case, probabilities=True).probabilities)
+        probabilities.append(predict(model, case, probabilities=True).probabilities)
     before, after = probabilities
     mask = torch.from_numpy(before[[1, 0, 2]] >= 0.46)  # the channels of the bundle: TC, WT, ET
     cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]

@@ -26,18 +26,11 @@ from brats_seg.dicom.preprocess import ScanSource, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.figures.cases import tissue_colours
-from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    CONVENTIONS,
-    MODALITIES,
-    LabelConvention,
-    regions_of,
-)
+from brats_seg.labels import BRATS2017, CONVENTIONS, LabelConvention, LabelMap, regions_of
 from tests import dicom_builders
 from tests.builders import Run, check_json, make_label_map, make_volumes
 from tests.check_builders import geometry
-from tests.dicom_builders import ORIENTATIONS, oriented_affine
+from tests.dicom_builders import HEADERS, ORIENTATIONS, Affine, oriented_affine
 from tests.inference_builders import write_run
 
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
@@ -61,9 +54,7 @@ def grid_of(case: Case) -> Geometry:
     return read_volume(case.path_of(case.files["t1c"]), case_id=case.case_id).geometry
 
 
-def moved(
-    labels: npt.NDArray[Any], affine: npt.NDArray[np.float64], grid: Geometry
-) -> npt.NDArray[Any]:
+def moved(labels: npt.NDArray[Any], affine: Affine, grid: Geometry) -> npt.NDArray[Any]:
     """Return voxels of one grid on another that has the same voxels in another order."""
     indices = np.c_[np.indices(labels.shape).reshape(3, -1).T, np.ones(labels.size)]
     voxels = np.rint(indices @ (np.linalg.inv(grid.affine) @ affine).T)[:, :3].astype(int)
@@ -73,10 +64,7 @@ def moved(
 
 
 def check_voxels(
-    path: Path,
-    affine: npt.NDArray[np.float64],
-    labels: npt.NDArray[np.uint8],
-    convention: LabelConvention = BRATS2017,
+    path: Path, affine: Affine, labels: LabelMap, convention: LabelConvention = BRATS2017
 ) -> None:
     """Compare with the segment numbers (column, row, slice) as the bits of the file alone say them."""
     image = pydicom.dcmread(path)
@@ -98,7 +86,7 @@ def check_voxels(
     np.testing.assert_array_equal(numbers, numbered(labels, convention))
 
 
-def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
+def numbered(labels: LabelMap, convention: LabelConvention) -> LabelMap:
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
@@ -192,15 +180,13 @@ REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your
 def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
     affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
     volumes = make_volumes()
-    for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
+    for number, (modality, array) in enumerate(zip(HEADERS, volumes, strict=True), start=1):
         path = tmp_path / f"dicom/{number}"
-        dicom_builders.write_enhanced(
-            path, array, affine, number=number, **dicom_builders.HEADERS[modality]
-        )
+        dicom_builders.write_enhanced(path, array, affine, number=number, **HEADERS[modality])
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
-    assert [one.modality for one in sort_series(series)] == list(MODALITIES)
+    assert [one.modality for one in sort_series(series)] == [*HEADERS]
     assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
     scan = read_volume(done.case.path_of(done.case.files["t1c"]), case_id="me")
     np.testing.assert_array_equal(scan.array, moved(volumes[1], affine, scan.geometry))
@@ -254,7 +240,7 @@ def test_every_tissue_that_a_prediction_has_is_coded(tmp_path, axial, convention
     (enhancing,) = [one.SegmentNumber for one in segments if "Enhancing" in one.SegmentLabel]
     drawn = make_label_map(convention=convention)
     check_voxels(path, oriented_affine("LPS"), drawn, convention)
-    expected = make_label_map(convention=BRATS2023) == 3
+    expected = make_label_map() == 4
     np.testing.assert_array_equal(numbered(drawn, convention) == enhancing, expected)
 
 
