@@ -6,20 +6,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg import labels
 from brats_seg.cases import phantom as phantoms
 from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.tumour import Glioma
-from brats_seg.labels import (
-    BRATS2017,
-    MODALITIES,
-    LabelConvention,
-    LabelMap,
-    label_map_of,
-    regions_of,
-)
+from brats_seg.labels import BRATS2017, LabelConvention, LabelMap
 from brats_seg.quality.scan import BrainSample, sample_brain
 from tests.builders import write_arrays
 
@@ -48,7 +42,7 @@ def phantom(
     family = "ring" if with_et else "none"
     tumour = Glioma(regions=regions, oedema=np.ones(shape, np.float32), family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
-    return images, label_map_of(regions, BRATS2017)
+    return images, labels.label_map_of(regions, BRATS2017)
 
 
 def write_clear_phantoms(
@@ -78,7 +72,7 @@ def volumes_of(
     grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
-        for modality, image in zip(MODALITIES, images, strict=False)
+        for modality, image in zip(labels.MODALITIES, images, strict=False)
     ]
 
 
@@ -98,7 +92,7 @@ def sample_of(
 
 
 def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
-    return label_map_of(regions_of(label_map, BRATS2017), convention)
+    return labels.label_map_of(labels.regions_of(label_map, BRATS2017), convention)
 
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:

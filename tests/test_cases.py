@@ -18,14 +18,7 @@ from brats_seg.figures import cases
 from brats_seg.figures.cases import CaseView, open_view, with_prediction, with_uncertainty
 from brats_seg.figures.sections import REGION_COLOURS, Grid
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
-from tests.builders import (
-    SHAPE,
-    make_label_map,
-    make_volumes,
-    write_arrays,
-    write_case,
-    write_nifti,
-)
+from tests.builders import make_label_map, make_volumes, write_arrays, write_case, write_nifti
 
 AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
 CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
@@ -245,14 +238,14 @@ def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Pa
 
 
 def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -> None:
-    entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
+    entropy = np.random.default_rng(0).uniform(0, 1, make_label_map().shape).astype(np.float32)
     view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
     write_nifti(path, entropy)
     np.testing.assert_array_equal(with_uncertainty(view, tmp_path).uncertainty, entropy)
     for other, message in (
-        (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
-        (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
-        (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
+        (np.full_like(entropy, 3), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
+        (np.full_like(entropy, np.nan), r"values from nan to nan; expected entropies"),
+        (np.zeros_like(entropy)[:-1], r"expected the grid of the scans"),
     ):
         write_nifti(path, other)
         with pytest.raises(CaseError, match=message):

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.config import Config
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
@@ -30,7 +29,7 @@ from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from tests.builders import limited_files
 from tests.faults.test_hostile_inputs import UNREADABLE
-from tests.inference_builders import CONFIG, CPU, write_run
+from tests.inference_builders import CPU, write_run
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 PERFECT = [[4, 4, 0], [0, 0, 0], [0, 0, 0], [12, 12, 16]]
@@ -224,21 +223,14 @@ def test_an_export_to_a_full_disk_leaves_nothing(exported: Path, tmp_path: Path)
 
 
 def write_validated(
-    path: Path,
-    *,
-    training: Sequence[str] = ("c",),
-    held_out: Sequence[str] = ("a", "b"),
-    seed: int = 0,
-    config: Config = CONFIG,
-    **entries: object,
+    path: Path, *, training: Sequence[str] = ("c",), held_out=("a", "b"), **entries: Any
 ) -> Path:
     """Write a run that was validated on its held-out cases: the first is perfect, the rest half right."""
     counts = dict(zip(held_out, [PERFECT, *[HALF] * (len(held_out) - 1)], strict=True))
     sums = RunningSums(n_patches=len(held_out), counts=counts)
     progress = Progress(sums=sums, history=[{"epoch": 7}])
     environment = {"torch": "2.0", "device": "cpu", "python": "3.12"}
-    given = {"seed": seed, "config": config, "progress": progress, "environment": environment}
-    write_run(path, **given, **entries)
+    write_run(path, progress=progress, environment=environment, **entries)
     write_split(Split(train=tuple(training), validation=tuple(held_out)), path / SPLIT_NAME)
     return path
 

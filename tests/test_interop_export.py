@@ -19,6 +19,7 @@ from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, plain_environment, shell, start, write_case
+from tests.foreign_builders import FP32
 from tests.inference_builders import CPU, IDENTITY, NAMES, write_run
 from tests.test_readme import PAGES, blocks
 
@@ -91,8 +92,7 @@ def assert_same(predicted: Path, case: Path, model: Path, output: Path, **settin
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bundle_predicts_alone(bundles: Path, case: Path, tmp_path: Path, name: str) -> None:
-    fp32 = {"device": "cpu", "precision": "fp32"}
-    assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **fp32)
+    assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **FP32)
 
 
 @pytest.mark.slow
@@ -110,8 +110,7 @@ def test_the_example_of_the_page_runs_alone(bundles: Path, case: Path, tmp_path:
     if torch.returncode:
         pytest.skip("needs a package index")
     shell(f". venv/bin/activate\n{block}", tmp_path, environment)
-    fp32 = {"device": "cpu", "precision": "fp32"}
-    assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **fp32)
+    assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **FP32)
 
 
 def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> None:

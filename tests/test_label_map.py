@@ -9,24 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from brats_seg import labels as conventions
 from brats_seg.cases.layouts import resolve
 from brats_seg.errors import LabelError
-from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    BRATS2024,
-    BRATS2024_PED,
-    MSD,
-    LabelConvention,
-    LabelMap,
-    regions_of,
-)
+from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention, LabelMap, regions_of
 from brats_seg.quality import label_map as quality
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 from tests import check_builders as builders
 from tests.check_builders import phantom, renumbered, sample_of
 
-NUMBERINGS = (BRATS2017, BRATS2023, MSD, BRATS2024_PED)
+NUMBERINGS = (BRATS2017, BRATS2023, conventions.MSD, conventions.BRATS2024_PED)
 RELEASES = ["brats2018", "brats2021", "brats2023-gli", "brats2024-gli", "brats-ped"]
 RELEASES += ["msd", "unknown"]
 
@@ -112,8 +104,8 @@ def test_the_numbering_that_fits_is_named() -> None:
         (shown(outermost=2), BRATS2023, ""),
         (shown(enhancing=4, values=(0, 1, 2, 4)), BRATS2017, ""),
         # without oedema, another label may be outermost
-        (shown(outermost=2, values=(0, 2, 3)), BRATS2024_PED, ""),
-        (shown(enhancing=3, values=(0, 2, 3, 4)), BRATS2024, ""),
+        (shown(outermost=2, values=(0, 2, 3)), conventions.BRATS2024_PED, ""),
+        (shown(enhancing=3, values=(0, 2, 3, 4)), conventions.BRATS2024, ""),
         (shown(), BRATS2023, "msd or brats2024-ped"),
         (shown(enhancing=3), BRATS2023, "msd"),
         (shown(values=(0, 1, 2, 4)), BRATS2017, "brats2024-ped"),

@@ -34,12 +34,8 @@ TINY = shlex.split(
     "--set 'patch.size=[16, 16, 16]' --set 'model.widths=[4, 8]' --set training.n_epochs=1 "
     "--set folds.n_folds=2"
 )
-QUICK = {
-    "plan": [*TINY, "--device", "600MiB"],
-    "train": TINY,
-    "crossval": [*TINY, "--folds", "0,1"],
-    "certify": TINY,
-}
+QUICK = {"plan": [*TINY, "--device", "600MiB"], "crossval": [*TINY, "--folds", "0,1"]}
+QUICK |= dict.fromkeys(("train", "certify"), TINY)
 """What makes a command quick on tiny cases."""
 INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""

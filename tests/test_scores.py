@@ -148,9 +148,8 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
 
 
 def test_one_case_has_no_spread_and_missing_modalities_are_named_in_their_order() -> None:
-    subset = scores.SubsetScores.of_cases(
-        ("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, -0.004, -0.5]])
-    )
+    of_all = np.add(DICE[:1], [[0.25, -0.004, -0.5]])
+    subset = scores.SubsetScores.of_cases(("t1c",), DICE[:1], of_all)
     assert subset.std_loss is None
     assert str(subset) == "WT 0.25 lower, TC 0.00 lower, ET 0.50 higher on 1 held-out case"
     assert scores.absent_from(("t2f", "t1c")) == ("t1n", "t2w")

@@ -17,9 +17,7 @@ from brats_seg.voxels.grids import AXES
 ONE_MM = (1.0, 1.0, 1.0)
 
 
-def drawn_axes(
-    image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
-) -> Axes:
+def drawn_axes(image: np.ndarray, axis=2, index=0, spacing=ONE_MM, directions=AXES) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
     grid = sections.Grid(spacing_mm=spacing, directions=directions)
     sections.draw_section(axes, image, axis, index, grid)

@@ -95,9 +95,7 @@ def three(path: Path) -> list[Path]:
 
 
 def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list[Any]:
-    """Return the masks (slice, row, column) of a structure set: pixels whose centres are inside.
-    A pixel is inside if it is in an odd number of outlines; nothing of the package is used.
-    """
+    """Return the masks (slice, row, column) of pixels in an odd number of outlines."""
     regions, series = [], [pydicom.dcmread(image, stop_before_pixels=True) for image in images]
     for roi in pydicom.dcmread(path).ROIContourSequence:
         masks = {image.SOPInstanceUID: np.zeros(shape, bool) for image in series}

@@ -53,10 +53,9 @@ def test_few_permutations_are_all_tried(n: int, rng: np.random.Generator) -> Non
     one, other = rng.integers(-3, 5, n).astype(float), rng.permutation(n).astype(float)
     sums = [one @ np.array(signs) for signs in product((-1, 1), repeat=n)]
     products = [np.array(order) @ other for order in permutations(one)]
-    flipped = significance.permutation_p_value(total, one, rng, permutation_type="samples")
-    shuffled = significance.permutation_p_value(
-        lambda v: v @ other, one, rng, permutation_type="pairings"
-    )
+    p_value = significance.permutation_p_value
+    flipped = p_value(total, one, rng, permutation_type="samples")
+    shuffled = p_value(lambda v: v @ other, one, rng, permutation_type="pairings")
     assert flipped == np.mean(np.array(sums) >= one.sum())
     assert shuffled == np.mean(np.array(products) >= one @ other)
 
