@@ -88,7 +88,6 @@ def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name
 
 
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
-    """The original called WT, TC and ET by the names of tissues."""
     figure = cases.sample_figure(view)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]

@@ -61,7 +61,6 @@ FLOW = (
     ),
     Step("prepare data --prepared ready --verify", "6 prepared cases in ready, 0 damaged"),
     Step("phantom few --number 1", "1 phantom case", ("few/BraTS2021_00000",)),
-    Step("index few -o few.csv", "1 case"),
     Step("settings training --preset demo --seed 7", r"training\.n_epochs +16 "),
     Step(f"plan {TINY} --device 600MiB", r"a GPU of 600MiB \(predicted\).*largest patch"),
     Step(

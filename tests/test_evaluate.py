@@ -130,6 +130,7 @@ def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(tmp_path: Pa
 
 SHAPE = (10, 9, 8)
 LabelMap = npt.NDArray[np.uint8]
+Change = Callable[[LabelMap], LabelMap]
 
 
 def oedema(x: slice) -> LabelMap:
@@ -253,9 +254,7 @@ def phantoms(tmp_path: Path) -> Path:
     return write_clear_phantoms(tmp_path / "data", 3)
 
 
-def copy_label_maps(
-    root: Path, folder: Path, change: Callable[[LabelMap], LabelMap] = lambda label_map: label_map
-) -> Path:
+def copy_label_maps(root: Path, folder: Path, change: Change = lambda label_map: label_map) -> Path:
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
         changed = np.ascontiguousarray(change(label_map))

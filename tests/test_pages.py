@@ -163,7 +163,6 @@ def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, 
 
 
 def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path: Path) -> None:
-
     def drawn(selector: str = "", key: str = "") -> np.ndarray:
         if selector:
             page.click(selector)

@@ -104,7 +104,6 @@ def drawn_colours(regions: np.ndarray) -> list[int]:
 
 
 def test_the_whole_tumour_is_seen_where_outlines_coincide() -> None:
-    """The last outline drawn used to hide the others."""
     regions = np.zeros((3, 60, 60, 1), dtype=bool)
     assert drawn_colours(regions) == [0, 0, 0]
     regions[0, 10:50, 10:50] = True
