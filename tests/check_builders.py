@@ -40,7 +40,8 @@ def phantom(
     wt, tc, necrosis = ((distance < radius) & brain.mask for radius in RADII_MM)
     regions = np.stack([wt, tc, tc & ~necrosis & with_et])
     family = "ring" if with_et else "none"
-    tumour = Glioma(regions=regions, oedema=np.ones(shape, np.float32), family=family)
+    oedema, cavity = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
+    tumour = Glioma(regions=regions, oedema=oedema, cavity=cavity, family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
     return images, labels.label_map_of(regions, BRATS2017)
 

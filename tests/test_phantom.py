@@ -34,12 +34,14 @@ def make(seed: int, *, with_et: bool = True, variety: float = 0.3) -> Phantom:
 
 
 @functools.cache
-def brain_and_tumour(seed: int, *, with_et: bool = True) -> tuple[Anatomy, Glioma]:
+def brain_and_tumour(
+    seed: int, *, with_et: bool = True, variety: float = 1
+) -> tuple[Anatomy, Glioma]:
     rng = np.random.default_rng([3, seed])
     positions = random_positions(rng, GRID)
     foci = place_foci(rng, GRID, positions)
     brain = make_brain(rng, GRID, positions + displaced(rng, GRID, foci))
-    return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=1)
+    return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=variety)
 
 
 def contrast(modality: int, label: int) -> float:
@@ -150,6 +152,24 @@ def test_a_tumour_that_enhances_is_of_one_of_three_families_and_a_ring_is_outerm
             depth = ndimage.distance_transform_edt(core)
             depths.append(depth[inner].mean() - depth[enhancing].mean())
     assert np.mean(depths) > 0
+
+
+def test_an_operation_leaves_fluid_that_is_of_no_region(monkeypatch):
+    """Negative control: the demo's tumours, of less variety, are never resected."""
+    monkeypatch.setattr("brats_seg.cases.tumour._RESECTED_SHARE", 1)
+    grow, signals = brain_and_tumour.__wrapped__, []
+    for seed in range(5):
+        brain, tumour = grow(seed)
+        assert tumour.regions[2].any()
+        assert not (tumour.cavity & tumour.regions[0]).any()
+        assert not grow(seed, variety=0.3)[1].cavity.any()
+        inside = ndimage.binary_erosion(tumour.cavity)
+        if inside.any():
+            images = make.__wrapped__(seed, variety=1).images[:, brain.mask]
+            signals.append(images[:, inside[brain.mask]].mean(axis=1) / np.median(images, axis=1))
+    t1n, _, t2w, _ = np.mean(signals, axis=0)
+    assert t1n < 0.7
+    assert t2w > 1.3
 
 
 def test_oedema_spreads_along_white_matter_and_spares_fluid():

@@ -70,7 +70,8 @@ def write_phantom_cases(
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
 
     The voxels are as large as needed for a brain to fit in the shape: 1 mm for 240x240x155. A variety of 1
-    draws signals, slices and faults from all that scanners make, to teach a network that is used on patients.
+    draws signals, slices and faults from all that scanners make, and resects tumours, to teach a network that
+    is used on patients.
 
     Raises:
         UsageError: Another process is writing to the folder.
@@ -230,8 +231,8 @@ def _tumour_looks(
     noises: Field,
     necrotic: Field | None,
     modality: int,
-) -> tuple[Field, Field, Field]:
-    """Return the signals of oedema, core without enhancement, of which a share is necrotic, and ET."""
+) -> tuple[Field, Field, Field, Field]:
+    """Return the signals of oedema, core without enhancement, of which a share is necrotic, ET and a cavity."""
     fine, middle, _, texture = noises
     core = signals.solid[modality]
     if necrotic is not None:
@@ -241,14 +242,15 @@ def _tumour_looks(
         signals.oedema[modality] * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
         core * (1 + rng.uniform(0, 0.25) * middle + rng.uniform(0, 0.2) * fine),
         signals.enhancing[modality] * (1 + rng.uniform(*bright) * texture),
+        signals.healthy[:1, modality],
     )
 
 
 def _parts(rng: np.random.Generator, tumour: Glioma) -> Field:
-    """Return the shares (3, X, Y, Z) of oedema, core without enhancement and ET in each voxel."""
+    """Return the shares (4, X, Y, Z) of oedema, core without enhancement, ET and cavity in each voxel."""
     wt, tc, et = tumour.regions
     sigma = rng.uniform(0.35, 0.8)
-    masks = (wt & ~tc, tc & ~et, et)
+    masks = (wt & ~tc, tc & ~et, et, tumour.cavity)
     shares = [ndimage.gaussian_filter(mask.astype(np.float32), sigma) for mask in masks]
     return np.stack([(shares[0] * tumour.oedema).clip(0, 1), *shares[1:]])
 

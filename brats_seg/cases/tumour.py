@@ -22,6 +22,7 @@ _FAMILY_SHARES = (0.68, 0.15, 0.17)
 """Share of each family among tumours that enhance."""
 _OUTLINE_MM = 1
 """Millimetres of pure white matter by which an outline of oedema is wider than it."""
+_RESECTED_SHARE = 1 / 8
 _FASTEST = 1.6
 """Largest speed of oedema, as a multiple of that in even white matter."""
 _FAR = 1e3
@@ -44,6 +45,8 @@ class Glioma:
     """WT, TC and ET (3, X, Y, Z)."""
     oedema: Field
     """Share of its full brightness that oedema has in each voxel: it falls off towards its border."""
+    cavity: Mask
+    """Where an operation left fluid; it belongs to no region."""
     family: Family
 
 
@@ -91,7 +94,10 @@ def make_tumour(
     with_et: bool,
     variety: float,
 ) -> Glioma:
-    """Return a tumour that has grown from the foci, and that enhances or not; more variety makes fainter oedema."""
+    """Return a tumour that has grown from the foci, and that enhances or not.
+
+    More variety makes fainter oedema; at 1, a part of one core in eight was resected.
+    """
     family = _FAMILIES[rng.choice(len(_FAMILIES), p=_FAMILY_SHARES)] if with_et else "none"
     largest_mm = foci[0].radius_mm
     # 0 in the middle of a focus, 1 at the border of the core
@@ -102,14 +108,17 @@ def make_tumour(
     ventricle = (fluid > 0.6) & (brain.ventricle_mm < 1)
     core = (radius < 1) & brain.mask & ~(ventricle & (radius > 0.6))
     core &= brain.depth_mm > rng.uniform(-1, 3)
+    whole, cavity = core, np.zeros_like(core)
+    if variety >= 1 and rng.random() < _RESECTED_SHARE:
+        core, cavity = _resected(rng, grid, core, radius)
     enhancing = core & _enhancing(rng, grid, family, (1 - radius) * largest_mm)
     if family != "none" and not enhancing.any():
         enhancing = core
     reach_mm = _reach_mm(rng, family)
-    arrival_mm = _arrival_mm(rng, grid, brain, core, reach_mm)
+    arrival_mm = _arrival_mm(rng, grid, brain, whole, reach_mm)
     # outlines are drawn around what is visible, and so take in its blurred border
     outline_mm = reach_mm + variety * _OUTLINE_MM if reach_mm else 0
-    oedema = (arrival_mm < outline_mm) & ~core & brain.mask & (fluid < 0.6)
+    oedema = (arrival_mm < outline_mm) & ~core & ~cavity & brain.mask & (fluid < 0.6)
     inwards = (reach_mm - arrival_mm) / max(reach_mm * rng.uniform(0.2, 1), 1)
     strength = (inwards + rng.uniform(0.7 - 0.45 * variety, 0.7)).clip(0, 1)
     # often much fainter than what is inside
@@ -117,7 +126,17 @@ def make_tumour(
     strength[arrival_mm >= reach_mm] = 0
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
-    return Glioma(regions=regions, oedema=strength.astype(np.float32), family=family)
+    faint = strength.astype(np.float32)
+    return Glioma(regions=regions, oedema=faint, cavity=cavity, family=family)
+
+
+def _resected(
+    rng: np.random.Generator, grid: Voxels, core: Mask, radius: Field
+) -> tuple[Mask, Mask]:
+    """Return what an operation leaves of a core, at its border, and the cavity inside."""
+    cavity = core & (radius + 0.15 * grid.noise(rng, 12) < rng.uniform(0.5, 0.95))
+    left = core & ~cavity & (grid.noise(rng, 14) > rng.uniform(-1.5, 1))
+    return (left, cavity) if left.any() else (core, np.zeros_like(core))
 
 
 def _lobes(rng: np.random.Generator, grid: Voxels, focus: Focus) -> Field:
