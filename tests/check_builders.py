@@ -13,10 +13,10 @@ from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.tumour import Glioma
+from brats_seg.labels import BRATS2017, LabelConvention, LabelMap
 from brats_seg.quality.scan import BrainSample, sample_brain
-from tests.builders import write_nifti
+from tests.builders import write_arrays
 
-SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 PHANTOM_SHAPE = (64, 76, 62)
 PHANTOM_AFFINE = np.diag([-2.5, -2.5, 2.5, 1.0])
@@ -43,18 +43,17 @@ def phantom(
     oedema, cavity = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
     tumour = Glioma(regions=regions, oedema=oedema, cavity=cavity, family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
-    return images, labels.label_map_of(regions, labels.BRATS2017)
+    return images, labels.label_map_of(regions, BRATS2017)
 
 
 def write_clear_phantoms(
     root: Path, n_cases: int, shape: tuple[int, int, int] = PHANTOM_SHAPE
 ) -> Path:
     for number in range(n_cases):
-        case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
+        images, label_map = phantom(number, shape)
         spacing_mm = Voxels.around_brain(shape).spacing_mm
         affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
-        for suffix, array in zip(SUFFIXES, (*images, label_map), strict=True):
-            write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array, affine)
+        write_arrays(root / f"BraTS2021_{number:05d}", (*images, label_map), affine)
     return root
 
 
@@ -90,8 +89,8 @@ def sample_of(
     return sample
 
 
-def renumbered(label_map: labels.LabelMap, convention: labels.LabelConvention) -> labels.LabelMap:
-    return labels.label_map_of(labels.regions_of(label_map, labels.BRATS2017), convention)
+def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
+    return labels.label_map_of(labels.regions_of(label_map, BRATS2017), convention)
 
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:
