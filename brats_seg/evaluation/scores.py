@@ -1,7 +1,7 @@
 """Write, read and summarise the table of scores, which has a row per case and region.
 
 `SubsetScores` sums how much Dice is lost where cases are predicted from a subset of their modalities,
-so that the held-out cases of several runs are pooled exactly; its values are in the order of `REGIONS`.
+so that the held-out cases of several runs are pool_scores exactly; its values are in the order of `REGIONS`.
 """
 
 from collections.abc import Iterable, Sequence
