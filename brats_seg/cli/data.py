@@ -92,8 +92,8 @@ def convert(
     choices = ScanOptions(series=parse_overrides(series or []), with_identifiers=identifiers)
     done = convert_studies(dicom, output, choices, track=tracked)
     options.emit(path=output, cases=done)
-    options.print_failures([problem for one in done for problem in one.case.problems])
-    n_usable = sum(one.case.usable for one in done)
+    options.print_failures([problem for result in done for problem in result.case.problems])
+    n_usable = sum(result.case.usable for result in done)
     print(f"{n_usable} of {counted(len(done), 'case')} can be predicted: {output}")
     return int(n_usable < len(done))
 

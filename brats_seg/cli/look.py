@@ -161,12 +161,12 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
         if not scored.issuperset(columns):
             continue
         rows = [
-            (one.region, *(one.spread(column).mean_text(n_cases) for column in columns))
-            for one in summaries
+            (summary.region, *(summary.spread(column).mean_text(n_cases) for column in columns))
+            for summary in summaries
         ]
         print_table(("region", *map(score_title, columns)), rows)
         print()
-    empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
+    empty = ", ".join(f"{summary.region} {summary.n_reference_empty}" for summary in summaries)
     print(f"references without the region: {empty} (of {n_cases})")
 
 

@@ -79,20 +79,20 @@ def _check(context: typer.Context) -> None:
         about, values = ABOUT.get(name, {}), _VALUES.get(name, ())
         if name == "device" and context.info_name != "plan":
             values = values[:_N_DEVICES]
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if about.get("is_read") and one is not None:
-                is_empty = one.is_dir() and not any(one.iterdir())
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if about.get("is_read") and item is not None:
+                is_empty = item.is_dir() and not any(item.iterdir())
                 may_be_empty = context.info_name == "doctor" or context.params.get("watch")
-                if not one.exists() or (is_empty and not may_be_empty):
+                if not item.exists() or (is_empty and not may_be_empty):
                     wrong = "is an empty folder" if is_empty else "does not exist"
-                    msg = f"{one} {wrong}; expected {flag}: {about['help']}"
+                    msg = f"{item} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)
             # a network may be a dotted name, an atlas a file, a modality have an older name, and a
             # device be the memory of a GPU
-            if not values or one is None or name in _OPEN or one[:1].isdigit():
+            if not values or item is None or name in _OPEN or item[:1].isdigit():
                 continue
-            if one.partition(":")[0].lower() not in map(str.lower, values):
-                raise UsageError(unknown_name(f"{flag} {one!r}", one, values))
+            if item.partition(":")[0].lower() not in map(str.lower, values):
+                raise UsageError(unknown_name(f"{flag} {item!r}", item, values))
 
 
 def _annotated(parameter: Parameter, arguments: Sequence[str] = ()) -> Parameter:

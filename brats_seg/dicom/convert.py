@@ -47,7 +47,7 @@ def cases_of_dicom(
     root: Path, scans: Path, options: ScanOptions = DEFAULT_OPTIONS, **choices: Any
 ) -> tuple[Case, ...]:
     """Convert the examinations below a folder; one that cannot be used is a case with a problem."""
-    return tuple(one.case for one in convert_studies(root, scans, options, **choices))
+    return tuple(result.case for result in convert_studies(root, scans, options, **choices))
 
 
 def convert_studies(
@@ -87,7 +87,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     _check_usable(study, options)
     folder = scans / study.case_id
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
-    series = {one.modality: one for one in study.series if one.modality}
+    series = {item.modality: item for item in study.series if item.modality}
     slices = [series[name].files for name in MODALITIES]
     key = preprocess.hash_of_files(chain(*slices), options.with_identifiers, slices)
     source = preprocess.read_source(folder)
@@ -112,7 +112,7 @@ def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
     problem = study.problem or missing_text(study.series, options.series)
     if not problem:
         return
-    unused = [f"{one}, {one.reason}" for one in study.series if not one.modality]
+    unused = [f"{item}, {item.reason}" for item in study.series if not item.modality]
     if unused and len(study.series) - len(unused) < len(MODALITIES):
         problem = f"{problem}; not used: {some_of(unused)}"
     expected = f"a whole series for each of {', '.join(MODALITIES)}"

@@ -92,36 +92,36 @@ def sort_series(
     series by modality that a user chose: its number, or a part of its description.
     """
     overrides = overrides or {}
-    judged = _assign_plain_t1([_classify(one, overrides) for one in series])
+    judged = _assign_plain_t1([_classify(item, overrides) for item in series])
     rank = partial(_rank, overrides=overrides)
     best = {
-        one.modality: max((other for other in judged if other.modality == one.modality), key=rank)
-        for one in judged
+        item.modality: max((other for other in judged if other.modality == item.modality), key=rank)
+        for item in judged
     }
-    found = []
-    for one in judged:
-        better = best[one.modality]
-        if one.modality and one is not better:
+    chosen = []
+    for item in judged:
+        better = best[item.modality]
+        if item.modality and item is not better:
             why = f"series {better.number} has thinner slices, is later, or was chosen"
-            one = replace(one, modality="", reason=f"{one.modality}, but {one.problem or why}")
-        found.append(one)
-    return tuple(found)
+            item = replace(item, modality="", reason=f"{item.modality}, but {item.problem or why}")
+        chosen.append(item)
+    return tuple(chosen)
 
 
 def _assign_plain_t1(series: Sequence[Series]) -> list[Series]:
     """Take a T1 series that says nothing of contrast agent for t1n, unless there are several."""
-    silent = [one for one in series if one.modality == _T1]
-    whole = [one for one in silent if not one.problem and "DERIVED" not in one.image_type]
-    is_known = any(one.modality == "t1n" and not one.problem for one in series)
+    silent = [item for item in series if item.modality == _T1]
+    whole = [item for item in silent if not item.problem and "DERIVED" not in item.image_type]
+    is_known = any(item.modality == "t1n" and not item.problem for item in series)
     modality = "" if is_known or len(whole) > 1 else "t1n"
     why = "" if modality else ", and it is not the only T1 series"
-    assigned = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
-    return [assigned.get(one, one) for one in series]
+    assigned = {item: replace(item, modality=modality, reason=item.reason + why) for item in silent}
+    return [assigned.get(item, item) for item in series]
 
 
 def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
     """Return what is missing of the four modalities, and why; empty if nothing is."""
-    of_modality = {one.modality: one for one in series if one.modality}
+    of_modality = {item.modality: item for item in series if item.modality}
     missing = [modality for modality in MODALITIES if modality not in of_modality]
     reasons = [f"no series for {', '.join(missing)}"] if missing else []
     reasons += [
@@ -130,9 +130,9 @@ def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None =
         if modality in missing or not _fits(of_modality[modality], wanted)
     ]
     reasons += [
-        f"{modality} is {one}, which cannot be converted: {one.problem}"
-        for modality, one in of_modality.items()
-        if one.problem
+        f"{modality} is {item}, which cannot be converted: {item.problem}"
+        for modality, item in of_modality.items()
+        if item.problem
     ]
     return "; ".join(reasons)
 

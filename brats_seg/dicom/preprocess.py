@@ -152,10 +152,10 @@ def make_cases(
     """Return the case that a function makes of each item; one that fails is a case with a problem."""
     outcomes = track(map(partial(attempt, function), items), what=what, total=len(items))
     return tuple(
-        replace(Case.named(one.case_id, {}), problems=(one.message,))
-        if isinstance(one, Failure)
-        else one
-        for one in outcomes
+        replace(Case.named(outcome.case_id, {}), problems=(outcome.message,))
+        if isinstance(outcome, Failure)
+        else outcome
+        for outcome in outcomes
     )
 
 

@@ -225,9 +225,9 @@ def _structured_report(
     upright, groups = oriented(label_map), []
     lesions = list_lesions(regions_of(upright.array, convention), upright.geometry.affine)
     for (name, code), listed in zip(_REGIONS, lesions, strict=True):
-        values = [sum((one.ml for one in listed.lesions), listed.others_ml)]
-        for one in listed.lesions[:1]:
-            values += [one.axial.longest_mm, one.axial.perpendicular_mm, one.longest_mm]
+        values = [sum((lesion.ml for lesion in listed.lesions), listed.others_ml)]
+        for lesion in listed.lesions[:1]:
+            values += [lesion.axial.longest_mm, lesion.axial.perpendicular_mm, lesion.longest_mm]
         measurements = [
             sr.Measurement(Code(*meaning), round(value, 3), Code(unit, "UCUM", unit))
             for value, (meaning, unit) in zip(values, _MEASURES, strict=False)

@@ -263,7 +263,7 @@ def _read(path: Path) -> list[_Image]:
             path=path,
             texts={name: _texts(value) for name, value in merged.items()},
             patient=_hash(patient),
-            identifiers=tuple(one for one in identifiers if len(one) >= _SHORTEST_IDENTIFIER),
+            identifiers=tuple(text for text in identifiers if len(text) >= _SHORTEST_IDENTIFIER),
         )
         images.append(image)
     return images

@@ -197,7 +197,7 @@ def evaluate_pairs(
         ),
         remarks=(*pairing.remarks, *chain.from_iterable(pair.remarks for pair in pairs)),
         left_out=pairing.left_out,
-        in_training=tuple(table["case_id"][[one == "yes" for one in answers]].unique()),
+        in_training=tuple(table["case_id"][[answer == "yes" for answer in answers]].unique()),
     )
 
 

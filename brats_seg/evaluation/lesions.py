@@ -397,8 +397,8 @@ def _union(boxes: Sequence[Slices]) -> Slices:
 
 def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
     """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
-    near = np.argwhere(grown & (lesions > 0))
+    voxels = np.argwhere(grown & (lesions > 0))
     offsets = np.argwhere(_DILATION)
-    around = np.pad(neighbours, 1)[tuple((near[:, None] + offsets).transpose(2, 0, 1))]
-    here = np.broadcast_to(lesions[tuple(near.T)][:, None], around.shape)
-    return sorted(set(zip(here[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
+    around = np.pad(neighbours, 1)[tuple((voxels[:, None] + offsets).transpose(2, 0, 1))]
+    labels = np.broadcast_to(lesions[tuple(voxels.T)][:, None], around.shape)
+    return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))

@@ -453,7 +453,7 @@ def _region_texts(regions: RegionMasks, grid: Grid, reference: RegionMasks | Non
     """Return the volume of each region and, with a reference, its Dice."""
     ml = [np.count_nonzero(mask) * grid.voxel_ml for mask in regions]
     # a volume that is not 0 does not become 0
-    numbers = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
+    numbers = [f"{value:.1f}" if value == 0 or value >= 0.05 else f"{value:.1g}" for value in ml]
     texts = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, numbers, strict=True)]
     if reference is None:
         return texts

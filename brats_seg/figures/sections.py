@@ -101,7 +101,7 @@ def centre_of(regions: RegionMasks, image: Image) -> Triple:
     if regions[0].any():
         components = number_components(regions[0])
         mask = components == 1 + np.bincount(components[components > 0] - 1).argmax()
-    x, y, z = (int(mask.sum(axis=others).argmax()) for others in ((1, 2), (0, 2), (0, 1)))
+    x, y, z = (int(mask.sum(axis=axes).argmax()) for axes in ((1, 2), (0, 2), (0, 1)))
     return x, y, z
 
 

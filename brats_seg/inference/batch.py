@@ -149,7 +149,7 @@ def predict_folder(
                     trusted=TRUSTED.get(),
                 )
                 outcomes = shared_outcomes(cases, job, workers)
-            failures = [one for one in done.failures if one.case_id not in by_id]
+            failures = [failure for failure in done.failures if failure.case_id not in by_id]
             done = finish_batch(
                 outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )

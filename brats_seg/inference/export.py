@@ -132,7 +132,7 @@ def export_model(
     exported = weights.ExportedModel(
         networks=networks, fingerprint=weights.fingerprint_of(networks)
     )
-    facts = [one for path in runs for one in _read_facts(path)]
+    facts = [fact for path in runs for fact in _read_facts(path)]
     card = _card(exported, facts, license_name, scores)
     with alone_at(folder):
         # of processes that were killed
@@ -205,9 +205,9 @@ def _card(
     decoding = networks[0].fitted.decoding
     environments = [
         ", ".join(
-            f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
+            f"{name} {fact.environment[name]}" for name in _PACKAGES if name in fact.environment
         )
-        for one in facts
+        for fact in facts
     ]
     names = {"score_title": score_title, "counted": counted, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
@@ -226,7 +226,7 @@ def _card(
         windows=[str(default_of(network)) for network in networks],
         validations=[*_validations(facts)],
         is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
-        subset_scores=pool_scores(one for item in networks for one in item.card.subset_scores),
+        subset_scores=pool_scores(fact for item in networks for fact in item.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
     )

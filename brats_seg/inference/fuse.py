@@ -69,12 +69,12 @@ def fuse_label_maps(
     conventions = [_conventions(label_maps) for label_maps in sets]
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
-        check_one_grid(case_id, [(str(one.path), one.geometry) for one in label_maps])
+        check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
     written = []
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
         convention = conventions[0][case_id]
         if method == "mean":
-            inside = _mean_probabilities(case_id, [one.path for one in label_maps], convention)
+            inside = _mean_probabilities(case_id, [item.path for item in label_maps], convention)
         else:
             masks = [
                 regions_of(label_map.voxels(), known[case_id])
@@ -141,7 +141,7 @@ def _read(case_id: str, path: Path) -> _StoredLabelMap:
 def _conventions(label_maps: Mapping[str, _StoredLabelMap]) -> dict[str, LabelConvention]:
     """Return the label convention of each case of one input."""
     conventions = resolve_all(
-        {case_id: (one.geometry.shape, one.values) for case_id, one in label_maps.items()}
+        {case_id: (item.geometry.shape, item.values) for case_id, item in label_maps.items()}
     )
     for case_id, label_map in label_maps.items():
         convention = conventions[case_id]

@@ -138,8 +138,8 @@ def _add_networks(config: dict[str, Any], networks: Sequence["DynUNet"]) -> None
     """Add the networks of a bundle to its configuration, and apply them all."""
     names = [f"network{index}" for index in range(len(networks))]
     config["handlers"] = []
-    for index, (name, one) in enumerate(zip(names, networks, strict=True)):
-        arguments = _arguments(one.in_channels, one.out_channels, one.filters, one.strides)
+    for index, (name, net) in enumerate(zip(names, networks, strict=True)):
+        arguments = _arguments(net.in_channels, net.out_channels, net.filters, net.strides)
         config[f"{name}_def"] = {"_target_": "DynUNet", **arguments}
         config[name] = f"$@{name}_def.to(@device)"
         path = f"$@bundle_root + '/models/{_weights_name(index)}'"

@@ -293,7 +293,7 @@ class _Grid:
         spacings = self.spacing_mm, self._spacing(scan)
         logits = _resize(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
         stored = expit(self._region_logits(logits)).transpose(np.argsort(self._order()))
-        return np.stack([turned(one, self._turn(scan)) for one in stored])
+        return np.stack([turned(volume, self._turn(scan)) for volume in stored])
 
     def _region_logits(self, logits: Image) -> Image:
         """Return logits (3, ...) of WT, TC and ET, given the output (L, ...) of a network.
@@ -304,7 +304,7 @@ class _Grid:
         if frozenset({0}) not in self.heads:
             return logits[[self.heads.index(region) for region in self.regions]]
         inside = [np.array([value <= region for value in self.heads]) for region in self.regions]
-        return np.stack([logits[one].max(axis=0) - logits[~one].max(axis=0) for one in inside])
+        return np.stack([logits[mask].max(axis=0) - logits[~mask].max(axis=0) for mask in inside])
 
     def _turn(self, scan: Scan) -> Turn:
         """Return the transform from the axes in which nnU-Net reads a file to those of BraTS."""

@@ -228,6 +228,6 @@ def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> I
     edges = " x ".join(f"{mm:.3g}" for mm in view.geometry.spacing_mm)
     voxels = " x ".join(map(str, view.geometry.shape))
     yield Fact("Grid of the files", f"{voxels} voxels of {edges} mm")
-    steps = [one.step for one in volumes if one.name in MODALITIES and one.step != 1]
+    steps = [volume.step for volume in volumes if volume.name in MODALITIES and volume.step != 1]
     values = f"rounded to steps of at most {max(steps):.2g}" if steps else "as in the files"
     yield Fact("Intensities in the viewer", f"{values}; the part around the brain")

@@ -55,7 +55,7 @@ def write_cohort_page(
     if not entries:
         msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
-    records = [one for one in entries.values() if isinstance(one, Record)]
+    records = [entry for entry in entries.values() if isinstance(entry, Record)]
     scored = join_scores(())
     remarks = tuple({record.remark: None for record in records if record.remark})
     if options.scores is not None:
@@ -71,7 +71,7 @@ def write_cohort_page(
     dice = dice_by_case(scored)
     means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
-    records.sort(key=lambda one: (means.get(one.case_id, np.inf), -len(one.warnings)))
+    records.sort(key=lambda entry: (means.get(entry.case_id, np.inf), -len(entry.warnings)))
     trained_on = [record.case_id for record in records if record.in_training == "yes"]
     held_out = scored[~scored["case_id"].isin(trained_on)]
     tables = [held_out, scored] if len(held_out) < len(scored) else [scored]
@@ -83,9 +83,9 @@ def write_cohort_page(
         records=records,
         dice=dice,
         means=means,
-        links={one.case_id: _link(results, one.case_id, page) for one in records},
+        links={entry.case_id: _link(results, entry.case_id, page) for entry in records},
         pictures=_pictures(results, records, track),
-        failures=[one for one in entries.values() if isinstance(one, Failure)],
+        failures=[entry for entry in entries.values() if isinstance(entry, Failure)],
         remarks=remarks,
         facts=tuple(_facts(records)),
         regions=REGIONS,

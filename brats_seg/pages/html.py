@@ -68,7 +68,7 @@ class Fact(NamedTuple):
     """A line about the origin of what a page shows."""
 
     name: str
-    words: str
+    text: str
     is_code: bool = False
     """Whether the words are a hash or a path."""
 

@@ -93,7 +93,7 @@ def write_run_page(
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=html.inline_svg(charts.dice_figure([one.dice for one in scores]))
+        chart=html.inline_svg(charts.dice_figure([score.dice for score in scores]))
         if len(scores) > 1
         else None,
         pictures=pictures,
@@ -110,7 +110,7 @@ def held_out_scores(
     """Return the scores of the held-out cases, the worst first, and the worst with two pictures."""
     cases = {case.case_id: case for case in predict_held_out(held_out, device, track)}
     scores = [_score(held_out, case.read(), case_id) for case_id, case in cases.items()]
-    scores.sort(key=lambda one: (one.mean_dice, one.case_id))
+    scores.sort(key=lambda score: (score.mean_dice, score.case_id))
     pictures = []
     for score in scores[:_N_WORST]:
         placed = placed_prediction(held_out, cases[score.case_id].read(), score.case_id)

@@ -78,7 +78,7 @@ def write_report(
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
     if options.with_cases:
-        files = _choose([one for path in inputs for one in _find_files(path, options)], options)
+        files = _choose([item for path in inputs for item in _find_files(path, options)], options)
         workers = min(n_workers, len(files)) if len(files) > 1 else 0
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:

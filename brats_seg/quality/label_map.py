@@ -265,8 +265,8 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
 def _ambiguity_warning(labels: ShownLabels, convention: LabelConvention) -> str:
     """Return a warning if the tissues allow the convention, and others in which it may be a copy."""
     fitting = _matches(labels)
-    rivals = [one for one in _COPIED if one in fitting]
-    rivals = [one for one in rivals if _has_other_regions(one, convention, labels.values)]
+    rivals = [name for name in _COPIED if name in fitting]
+    rivals = [name for name in rivals if _has_other_regions(name, convention, labels.values)]
     if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not rivals:
         return ""
     return (

@@ -168,7 +168,7 @@ def implausibilities(prediction: JudgedPrediction) -> Iterator[str]:
     yield from remarks(LIMITS, {name: {"": value} for name, value in measures.items()})
     if prediction.predicted_dice and prediction.is_unusual:
         yield "the predicted Dice may be too high: it was fitted on scans without such remarks"
-    if low_dice := ", ".join(str(one) for one in prediction.predicted_dice if one.is_low):
+    if low_dice := ", ".join(str(line) for line in prediction.predicted_dice if line.is_low):
         yield (
             "the predicted Dice is low: look closely at the regions [as in the worst fifth of the "
             f"held-out cases of the model: {low_dice}]"

@@ -311,7 +311,7 @@ def _shape(sample: BrainSample) -> dict[str, dict[str, float]]:
     """Return the measures of the size and the shape of a brain in the axes of BraTS."""
     lengths = np.multiply(sample.brain.shape, sample.spacing_mm)
     sections = [sample.brain.sum(axis=axes) for axes in ((1, 2), (0, 2), (0, 1))]
-    ends = [max(one[:2].max(), one[-2:].max()) / one.max() for one in sections]
+    ends = [max(section[:2].max(), section[-2:].max()) / section.max() for section in sections]
     _, length, height = map(_asymmetry, sections)
     return {
         LENGTH: {"": float(lengths.prod() ** (1 / 3))},
@@ -343,8 +343,8 @@ def _displacements(sample: BrainSample) -> dict[str, float]:
         edges.append(fft.rfftn(steepness, shape))
     every = sum(edges)
     distances = []
-    for one in edges:
-        fit = fft.irfftn(one * np.conj(every - one), shape)
+    for edge in edges:
+        fit = fft.irfftn(edge * np.conj(every - edge), shape)
         best = np.unravel_index(fit.argmax(), fit.shape)
         # the second half of the positions are displacements backwards
         voxels = [min(at, n - at) for at, n in zip(best, shape, strict=True)]
@@ -365,8 +365,8 @@ def _detail(volume: Volume) -> float:
         step = max(1, round(1 / mm))
         middle = np.arange(2 * step, len(planes) - 2 * step, _EVERY)
         around = [planes[middle + by * step] for by in (-2, -1, 0, 1, 2)]
-        inside = np.logical_and.reduce([one != background for one in around])
-        a, b, c, d, e = (one[inside].astype(np.float64) for one in around)
+        inside = np.logical_and.reduce([block != background for block in around])
+        a, b, c, d, e = (block[inside].astype(np.float64) for block in around)
         # differences of huge intensities are not known
         with np.errstate(over="ignore", invalid="ignore"):
             coarse = np.abs(2 * c - a - e).sum()

@@ -260,12 +260,12 @@ class BatchGradient:
         carried = self._together(first_pass)
         after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
         n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
-        leaves = [one.as_leaves() for one in carried]
+        leaves = [item.as_leaves() for item in carried]
         everyone = self._gather(leaves)
 
         def differentiate() -> float:
             loss = self._batch_loss(everyone, n_patches)
-            inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
+            inputs = [t for item in leaves for t in item.tensors if t.requires_grad]
             if held or (self.ranks.is_first and loss.requires_grad):
                 last = carried[-1].tensors if held else ()
                 self.leaves.check(loss, *last, inputs=inputs)
@@ -305,9 +305,9 @@ class BatchGradient:
         if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
             widest = widest_dtype(self.device.torch_device)
             # the sums of many patches are added in float64 where there is one: the loss is a ratio of them
-            sums = torch.stack([one.tensors[0].to(widest) for one in carried]).sum(0)
+            sums = torch.stack([item.tensors[0].to(widest) for item in carried]).sum(0)
             return losses.check_scalar(by_sums.of_sums(sums, n_patches), self.criterion)
-        rows = [(*one.tensors, one.target) for one in carried]
+        rows = [(*item.tensors, item.target) for item in carried]
         _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
         *outputs, target = map(torch.cat, zip(*rows, strict=True))
         output = interface.output_from(carried[0].structure, outputs)
@@ -329,10 +329,10 @@ class BatchGradient:
         """Return what all ranks have carried; gradients reach that of this rank."""
         if self.ranks.n_ranks == 1:
             return leaves
-        shares = self.ranks.gather([one.to(torch.device("cpu")) for one in leaves])
-        shares = [[one.to(self.device.torch_device) for one in share] for share in shares]
+        shares = self.ranks.gather([item.to(torch.device("cpu")) for item in leaves])
+        shares = [[item.to(self.device.torch_device) for item in share] for share in shares]
         shares[self.ranks.rank] = leaves
-        return [one for share in shares for one in share]
+        return [item for share in shares for item in share]
 
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""

@@ -114,7 +114,7 @@ class RunPlan:
         is_whole = self.config.patch.size == "whole"
         draws = range(1 if is_whole else ceil(LEAST_WATCHED / len(case_ids)))
         return tuple(
-            PatchKey(epoch=0, case_id=one, draw=draw) for one in case_ids for draw in draws
+            PatchKey(epoch=0, case_id=case_id, draw=draw) for case_id in case_ids for draw in draws
         )
 
     def window(self, shape: Size) -> Size:
