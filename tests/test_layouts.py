@@ -200,7 +200,7 @@ def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
     names = ("b_t1.nii.gz", "a_t1.nii", "notes.txt", "b/x.nii", "b/y_t1.nii/x", "b/y_t1.nii/z")
     top, below, *_ = layouts.walk_folders(touch(tmp_path, *names))
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii", "b_t1.nii.gz"]
-    assert top.others == ("notes.txt",)
+    assert top.other_names == ("notes.txt",)
     # a folder called like a file that does not hold a single file is a folder
     assert (below.path, [str(scan.path) for scan in below.scans]) == (Path("b"), ["b/x.nii"])
 
@@ -246,7 +246,7 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
     os.mkfifo(tmp_path / "0001")
     top, below = layouts.walk_folders(tmp_path)
     assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
-    assert (top.others, below.others) == (("0001", "loop"), ("loop",))
+    assert (top.other_names, below.other_names) == (("0001", "loop"), ("loop",))
     assert not layouts.holds_dicom(tmp_path / "folder")
     assert find_cases(tmp_path).cases[0].modalities == ("t1n",)
 

@@ -327,11 +327,11 @@ def label_values_of(label_map: LabelMap) -> frozenset[int]:
 
 def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) -> None:
     """Raise `CaseError` unless all files, given by name and geometry, have the grid of the first."""
-    off = [(file, grid) for file, grid in grids if not have_one_grid(grid, grids[0][1])]
-    if off:
+    differing = [(file, grid) for file, grid in grids if not have_one_grid(grid, grids[0][1])]
+    if differing:
         first_file, first = grids[0]
-        files = " and ".join(file for file, _ in off)
-        problem = " and ".join(_describe_grid(grid, first) for _, grid in off)
+        files = " and ".join(file for file, _ in differing)
+        problem = " and ".join(_describe_grid(grid, first) for _, grid in differing)
         expected = f"the grid of {first_file}: {_describe_grid(first, first)}"
         next_step = "Register and resample all files to one grid (for BraTS SRI24, without skull)."
         raise CaseError(case_id, files, problem, expected, next_step)
@@ -455,7 +455,7 @@ def _describe_grid(grid: nifti.Geometry, first: nifti.Geometry) -> str:
     spacing = "x".join(f"{mm:.2f}" for mm in grid.spacing_mm)
     axes = "".join(nib.aff2axcodes(grid.affine))
     origin = ", ".join(f"{mm:.2f}" for mm in grid.affine[:3, 3])
-    off = np.abs(grid.affine - first.affine).max()
+    shift = np.abs(grid.affine - first.affine).max()
     # the other numbers are rounded, so this may be the only visible difference
-    apart = f", affine off by up to {off:.3g}" if grid.shape == first.shape and off else ""
+    apart = f", affine off by up to {shift:.3g}" if grid.shape == first.shape and shift else ""
     return f"{voxels} voxels of {spacing} mm, axes {axes}, origin ({origin}){apart}"

@@ -188,7 +188,7 @@ def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
 
 def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> Iterator[str]:
     """Yield a sentence for each kind of file that is not read: how many, an example, what to do."""
-    names = [folder.path / name for folder in folders for name in folder.others]
+    names = [folder.path / name for folder in folders for name in folder.other_names]
     kinds = [
         (what, [path for path in names if path.name.lower().endswith(suffixes)], next_step)
         for what, suffixes, next_step in _UNREAD
@@ -322,7 +322,7 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
     groups: list[_Group] = []
     for path, folder in folders.items():
         parts = {name: folders.get(path / name) for name in described.DATASET_FOLDERS}
-        if described.DESCRIPTION in folder.others and parts["imagesTr"]:
+        if described.DESCRIPTION in folder.other_names and parts["imagesTr"]:
             in_datasets |= {path / name for name in parts}
             scans = {name: part.scans if part else () for name, part in parts.items()}
             cases += described.cases_of_dataset(root, path, scans)

@@ -182,8 +182,8 @@ def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     if remarks:
         yield "remarks:"
     for remark, group in _group(remarks, lambda pair: pair[0]):
-        whose = group[0][1] if len(group) == 1 else counted(len(group), "case")
-        yield f"  {whose}: {remark}"
+        subject = group[0][1] if len(group) == 1 else counted(len(group), "case")
+        yield f"  {subject}: {remark}"
 
 
 def _reuse(case: Case, previous: Case) -> Case:
@@ -242,13 +242,13 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    judged = judge_labels(map(_to_shown_labels, labelled), convention, is_named=bool(labels))
+    judgements = judge_labels(map(_to_shown_labels, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:
             yield replace(case, convention="", remarks=tuple(remarks))
             continue
-        problems, warnings = next(judged)
+        problems, warnings = next(judgements)
         if are_masks:
             problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"

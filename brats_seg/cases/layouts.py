@@ -226,7 +226,7 @@ class Folder:
     path: Path
     """Path relative to the data folder."""
     scans: tuple[NamedFile, ...] = ()
-    others: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     """Names of the files that are not NIfTI."""
     refused: str = ""
     """Reason why the folder cannot be listed; empty if it can."""
@@ -269,9 +269,9 @@ def holds_dicom(root: Path) -> bool:
 
 def has_dicom(root: Path, folder: Folder) -> bool:
     """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
-    if any(name.lower().endswith(_DICOM) for name in folder.others):
+    if any(name.lower().endswith(_DICOM) for name in folder.other_names):
         return True
-    suffixes = {name: Path(name).suffix[1:] for name in folder.others}
+    suffixes = {name: Path(name).suffix[1:] for name in folder.other_names}
     # one file is read for all of the folder, as there may be thousands
     bare = next((name for name, end in suffixes.items() if not end or end.isdecimal()), "")
     path = root / folder.path / bare
@@ -366,7 +366,7 @@ def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder,
             scans.append(replace(file, path=file.path / inner))
         else:
             below.append(path / entry.name)
-    return Folder(path=path, scans=tuple(scans), others=tuple(other_names)), below
+    return Folder(path=path, scans=tuple(scans), other_names=tuple(other_names)), below
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -73,12 +73,12 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
     """Return the series that a user chose for a modality, from texts such as `t1c=5`."""
     chosen: dict[str, str] = {}
     for text in texts:
-        word, _, wanted = text.partition("=")
+        word, _, choice = text.partition("=")
         modality = modality_named(word.strip())
-        if not modality or not wanted.strip() or modality in chosen:
+        if not modality or not choice.strip() or modality in chosen:
             msg = f"--series {text!r}: expected MODALITY=NUMBER or =PART OF THE DESCRIPTION, each once"
             raise UsageError(msg)
-        chosen[modality] = wanted.strip()
+        chosen[modality] = choice.strip()
     return chosen
 
 
@@ -92,14 +92,14 @@ def sort_series(
     series by modality that a user chose: its number, or a part of its description.
     """
     overrides = overrides or {}
-    judged = _assign_plain_t1([_classify(item, overrides) for item in series])
+    series = _assign_plain_t1([_classify(item, overrides) for item in series])
     rank = partial(_rank, overrides=overrides)
     best = {
-        item.modality: max((other for other in judged if other.modality == item.modality), key=rank)
-        for item in judged
+        item.modality: max((one for one in series if one.modality == item.modality), key=rank)
+        for item in series
     }
     chosen = []
-    for item in judged:
+    for item in series:
         better = best[item.modality]
         if item.modality and item is not better:
             why = f"series {better.number} has thinner slices, is later, or was chosen"
@@ -125,9 +125,9 @@ def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None =
     missing = [modality for modality in MODALITIES if modality not in of_modality]
     reasons = [f"no series for {', '.join(missing)}"] if missing else []
     reasons += [
-        f"nothing that is --series {modality}={wanted}"
-        for modality, wanted in (overrides or {}).items()
-        if modality in missing or not _fits(of_modality[modality], wanted)
+        f"nothing that is --series {modality}={choice}"
+        for modality, choice in (overrides or {}).items()
+        if modality in missing or not _fits(of_modality[modality], choice)
     ]
     reasons += [
         f"{modality} is {item}, which cannot be converted: {item.problem}"
@@ -137,23 +137,23 @@ def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None =
     return "; ".join(reasons)
 
 
-def _fits(series: Series, wanted: str) -> bool:
+def _fits(series: Series, choice: str) -> bool:
     """Return whether a series is the one that a user named by its number or a part of its description."""
-    is_part = not wanted.isdecimal() and wanted.lower() in series.description.lower()
-    return is_part or wanted == str(series.number)
+    is_part = not choice.isdecimal() and choice.lower() in series.description.lower()
+    return is_part or choice == str(series.number)
 
 
 def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool, bool, bool, float, int]:
-    wanted = overrides.get(series.modality)
-    is_chosen = wanted is not None and _fits(series, wanted)
+    choice = overrides.get(series.modality)
+    is_chosen = choice is not None and _fits(series, choice)
     is_original = "DERIVED" not in series.image_type
     return is_chosen, not series.problem, is_original, -max(series.spacing_mm), series.number
 
 
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
-    for modality, wanted in overrides.items():
-        if _fits(series, wanted):
-            reason = f"chosen by --series {modality}={wanted}"
+    for modality, choice in overrides.items():
+        if _fits(series, choice):
+            reason = f"chosen by --series {modality}={choice}"
             return replace(series, modality=modality, reason=reason)
     # without accents
     plain = unicodedata.normalize("NFKD", series.description).encode("ascii", "ignore").decode()

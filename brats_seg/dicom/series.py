@@ -229,7 +229,7 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
     damaged = list[str]()
-    for path in (root / one.path / name for one in walk_folders(root) for name in one.others):
+    for path in (root / one.path / name for one in walk_folders(root) for name in one.other_names):
         try:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):

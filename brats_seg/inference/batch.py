@@ -187,7 +187,7 @@ def watched_scans(
         paths = (
             root / folder.path / name
             for folder in walk_folders(root)
-            for name in (*(scan.path.name for scan in folder.scans), *folder.others)
+            for name in (*(scan.path.name for scan in folder.scans), *folder.other_names)
         )
         looks[:] = *looks[1:], {path: file_state(path) for path in paths}
         cases: tuple[Case, ...] = ()

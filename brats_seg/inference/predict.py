@@ -252,9 +252,9 @@ class Predictor:
         label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
         volumes = measure(label_map, convention, scan.voxel_mm3)
         expected_loss = model.expected_loss(scan.modalities)
-        judged, checks = NO_JUDGEMENT, judges("result")
+        judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
-            judged = checks.judge_result(
+            judgement = checks.judge_result(
                 scan, probabilities, label_map, convention, volumes=volumes, notes=model.notes
             )
         return Prediction(
@@ -278,9 +278,9 @@ class Predictor:
                     *_subset_warnings(scan.modalities, expected_loss),
                     *scan.warnings,
                     *fallback.warnings,
-                    *judged.warnings,
+                    *judgement.warnings,
                 ),
-                predicted_dice=judged.predicted_dice,
+                predicted_dice=judgement.predicted_dice,
                 seconds=time.monotonic() - started_s,
                 peak_memory_mb=peak_memory_mb(model.device.torch_device),
                 device=str(model.device.torch_device),

@@ -271,9 +271,9 @@ class _Grid:
         image = np.empty((len(volumes), *box.shape), dtype=np.float32)
         for channel, is_masked in zip(self.channels, self.is_masked, strict=True):
             crop = volumes[channel][box.slices].astype(np.float32)
-            where = mask[box.slices] if is_masked else np.s_[:]
-            values = crop[where]
-            crop[where] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
+            inside = mask[box.slices] if is_masked else np.s_[:]
+            values = crop[inside]
+            crop[inside] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
             image[channel] = crop
         return interop.make_scan(loaded, image, box)
 

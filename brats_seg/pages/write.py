@@ -179,8 +179,8 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     cases, folder = find_cases(path).cases, options.prediction
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
-    wanted = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
-    predictions = label_maps_in(folder, wanted) if folder and not records else {}
+    case_ids = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
+    predictions = label_maps_in(folder, case_ids) if folder and not records else {}
     for case in cases:
         record = records.get(case.case_id)
         if folder is not None and record is not None:

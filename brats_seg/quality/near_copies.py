@@ -123,14 +123,14 @@ def _brain(array: Array) -> tuple[Field, Field] | None:
     """
     background, noise = _background(array)
     steps = _steps(array)
-    some = array[tuple(slice(None, None, step) for step in steps)].astype(np.float64)
-    contrast = np.abs(some - background)
+    sample = array[tuple(slice(None, None, step) for step in steps)].astype(np.float64)
+    contrast = np.abs(sample - background)
     if not (contrast > noise).any():
         return None
     threshold = max(noise, _LEAST_CONTRAST * float(np.median(contrast[contrast > noise])))
     bright = contrast > threshold
     box = bounding_box(bright)
-    levels = np.quantile(some[bright], _LEVELS) if box else np.zeros(2)
+    levels = np.quantile(sample[bright], _LEVELS) if box else np.zeros(2)
     if box is None or not 0 < levels[-1] - levels[0] < np.inf:
         return None
     around = (
@@ -204,10 +204,10 @@ def _pairs(signs: Field) -> Iterator[tuple[int, int]]:
     """Yield the indices of each two of the signs (cases, bits) that agree, the smaller first."""
     smallest = np.float32((2 * LEAST_AGREEMENT - 1) * signs.shape[1])
     for start in range(0, len(signs), _N_COMPARED):
-        some, following = signs[start : start + _N_COMPARED], signs[start:].T
-        agree = np.zeros((len(some), following.shape[1]), dtype=bool)
+        block, following = signs[start : start + _N_COMPARED], signs[start:].T
+        agree = np.zeros((len(block), following.shape[1]), dtype=bool)
         for turn in _turns():
-            agree |= some[:, turn] @ following >= smallest
+            agree |= block[:, turn] @ following >= smallest
         yield from ((start + int(a), start + int(b)) for a, b in np.argwhere(agree) if a < b)
 
 

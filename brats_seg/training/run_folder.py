@@ -52,7 +52,7 @@ ENVIRONMENT_NAME = "environment.json"
 _WRAPPERS = ("module.", "network.", "_orig_mod.")
 """Prefixes of names in averaged, wrapped and compiled networks."""
 _CHOOSE = "Choose other weights, or leave out --start-from."
-_WAYS_OUT = "Use those, choose another --run, or start anew with --fresh."
+_NEXT_STEPS = "Use those, choose another --run, or start anew with --fresh."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +86,7 @@ class RunFolder:
         missing = {*split.train, *split.validation} - {case.case_id for case in offered}
         if missing:
             names = some_of(sorted(missing))
-            msg = f"{data} lacks cases of {self.path}: {names}. {_WAYS_OUT}"
+            msg = f"{data} lacks cases of {self.path}: {names}. {_NEXT_STEPS}"
             raise ResumeError(msg)
 
     @contextmanager
@@ -129,8 +129,8 @@ class RunFolder:
         """Lock the folder, and the new one if the earlier run is renamed; return an error."""
         try:
             locks.enter_context(weights.run_locked(self.path))
-            if fresh and (aside := self._set_aside()):
-                log.info("the earlier run is now %s", aside)
+            if fresh and (new_path := self._set_aside()):
+                log.info("the earlier run is now %s", new_path)
                 # the first lock was renamed with its folder
                 locks.enter_context(weights.run_locked(self.path))
         except BratsError as error:
@@ -142,12 +142,12 @@ class RunFolder:
         if all(path.name == weights.RUN_LOCK_NAME for path in self.path.glob("*")):
             return None
         names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
-        aside = next(path for path in names if not path.exists())
+        new_path = next(path for path in names if not path.exists())
         try:
-            self.path.rename(aside)
+            self.path.rename(new_path)
         except OSError as error:
-            raise explained(error, aside) from error
-        return aside
+            raise explained(error, new_path) from error
+        return new_path
 
     def _begin(self, state: RunState) -> None:
         """Write what the run is made of, and resume it if it was begun."""
@@ -181,7 +181,7 @@ class RunFolder:
         before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:
             n_epochs = before.training.n_epochs
-            msg = f"{self.path} was begun without --hours, for {n_epochs} epochs. {_WAYS_OUT}"
+            msg = f"{self.path} was begun without --hours, for {n_epochs} epochs. {_NEXT_STEPS}"
             raise ResumeError(msg)
         free = FREE_SETTINGS
         # these schedules do not depend on the length of the run, and hours decide it
@@ -194,11 +194,11 @@ class RunFolder:
         if refused:
             head = f"{self.path} was begun with other settings:"
             keeps = "Without --preset and --config the run keeps its own settings."
-            raise ResumeError("\n".join([head, *refused, f"{keeps} {_WAYS_OUT}"]))
+            raise ResumeError("\n".join([head, *refused, f"{keeps} {_NEXT_STEPS}"]))
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
         if begun.identity.fingerprint != plan.data.fingerprint:
-            msg = f"{self.path} was trained on other cases. {_WAYS_OUT}"
+            msg = f"{self.path} was trained on other cases. {_NEXT_STEPS}"
             raise ResumeError(msg)
 
 

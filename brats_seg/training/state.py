@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 50
 """Skipped steps in a row after which a run gives up; a float16 loss scale settles in 16."""
-WAY_OUT = "Replace it by a copy, or start anew with --fresh."
+ADVICE = "Replace it by a copy, or start anew with --fresh."
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -161,7 +161,7 @@ class RunState:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
             problem = f"the entry {name} does not fit ({reason})"
-            msg = f"{problem}: the checkpoint is damaged, or of another network or loss. {WAY_OUT}"
+            msg = f"{problem}: the checkpoint is damaged, or of another network or loss. {ADVICE}"
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
         self.card = self.card.model_copy(update={"notes": saved.card.notes})
@@ -214,7 +214,7 @@ def read_state(path: Path) -> SavedState:
     try:
         return _SAVED.validate_python(entries)
     except ValueError as error:
-        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {WAY_OUT}"
+        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {ADVICE}"
         raise ResumeError(msg) from None
 
 
