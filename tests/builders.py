@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import distribution
 from io import StringIO
@@ -51,7 +51,6 @@ def plain_environment(*prefixes: str) -> dict[str, str]:
 
 
 def run_make(*arguments: str) -> list[str]:
-    """Run make, also when make itself runs the tests, and return what it shows."""
     command, environment = ["make", *arguments], plain_environment()
     return subprocess.check_output(command, cwd=ROOT, env=environment, text=True).splitlines()
 
@@ -88,7 +87,6 @@ def make_case(case_id: str = "case_1", **values: Any) -> Case:
 
 @contextmanager
 def limited_files(n_bytes: int) -> Iterator[None]:
-    """Refuse to write more than so many bytes to a file, as `ulimit -f` does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
     try:
@@ -151,6 +149,17 @@ def write_case(
     if labelled:
         label_map = make_label_map(shape, convention, seed, with_et=with_et)
         write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map, affine)
+    return folder
+
+
+def write_arrays(
+    folder: Path,
+    arrays: Iterable[npt.NDArray[np.generic]],
+    affine: npt.NDArray[np.float64] = BRATS_AFFINE,
+) -> Path:
+    """Write the four images of a case, and its label map if there is a fifth array."""
+    for suffix, array in zip(_LEGACY_SUFFIXES, arrays, strict=False):
+        write_nifti(folder / f"{folder.name}{suffix}.nii.gz", array, affine)
     return folder
 
 

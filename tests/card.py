@@ -78,7 +78,6 @@ class _Making(TorchDispatchMode):
 
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Compute on the host what is asked of the card."""
     name = func._schema.name
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     on_host = [tensor for tensor in tensors if not isinstance(tensor, CardTensor)]
@@ -163,7 +162,6 @@ for _name in _IN_HALF:
 
 @contextmanager
 def a_card(home: str = "cpu") -> Iterator[None]:
-    """Let torch compute on the card in this block, and count from nothing."""
     COUNTS.clear()
     HOME.append(home)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()

@@ -6,24 +6,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg import labels
 from brats_seg.cases import phantom as phantoms
 from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.tumour import Glioma
-from brats_seg.labels import (
-    BRATS2017,
-    MODALITIES,
-    LabelConvention,
-    LabelMap,
-    label_map_of,
-    regions_of,
-)
+from brats_seg.labels import BRATS2017, LabelConvention, LabelMap
 from brats_seg.quality.scan import BrainSample, sample_brain
-from tests.builders import write_nifti
+from tests.builders import write_arrays
 
-SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 PHANTOM_SHAPE = (64, 76, 62)
 PHANTOM_AFFINE = np.diag([-2.5, -2.5, 2.5, 1.0])
@@ -34,7 +27,7 @@ RADII_MM = (27, 17, 11)
 @cache
 def phantom(
     seed: int, shape: tuple[int, int, int] = PHANTOM_SHAPE, *, with_et: bool = True
-) -> tuple[npt.NDArray[np.int16], LabelMap]:
+) -> tuple[npt.NDArray[np.int16], labels.LabelMap]:
     """Return the images (4, X, Y, Z) of a brain with a clear tumour, and its label map of BraTS 2017.
 
     The tumour, of 80 ml in the left hemisphere, is necrosis in a ring of ET in oedema. Brains and
@@ -47,21 +40,20 @@ def phantom(
     wt, tc, necrosis = ((distance < radius) & brain.mask for radius in RADII_MM)
     regions = np.stack([wt, tc, tc & ~necrosis & with_et])
     family = "ring" if with_et else "none"
-    tumour = Glioma(regions=regions, oedema=np.ones(shape, np.float32), family=family)
+    oedema, cavity = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
+    tumour = Glioma(regions=regions, oedema=oedema, cavity=cavity, family=family)
     images = phantoms._images(rng, grid, brain, tumour, variety=0)
-    return images, label_map_of(regions, BRATS2017)
+    return images, labels.label_map_of(regions, BRATS2017)
 
 
 def write_clear_phantoms(
     root: Path, n_cases: int, shape: tuple[int, int, int] = PHANTOM_SHAPE
 ) -> Path:
-    """Write phantoms with clear tumours, as `write_phantom_cases` does, and return the folder."""
     for number in range(n_cases):
-        case_id, (images, label_map) = f"BraTS2021_{number:05d}", phantom(number, shape)
+        images, label_map = phantom(number, shape)
         spacing_mm = Voxels.around_brain(shape).spacing_mm
         affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
-        for suffix, array in zip(SUFFIXES, (*images, label_map), strict=True):
-            write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array, affine)
+        write_arrays(root / f"BraTS2021_{number:05d}", (*images, label_map), affine)
     return root
 
 
@@ -74,23 +66,21 @@ def affine_of(images: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     return PHANTOM_AFFINE if images.shape[1:] == PHANTOM_SHAPE else ATLAS_AFFINE
 
 
-def volumes_of(
-    images: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] | None = None
-) -> list[Volume]:
+def volumes_of(images: npt.NDArray[np.generic], affine=None) -> list[Volume]:
     grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
-        for modality, image in zip(MODALITIES, images, strict=False)
+        for modality, image in zip(labels.MODALITIES, images, strict=False)
     ]
 
 
-def label_volume(label_map: LabelMap) -> Volume:
+def label_volume(label_map: labels.LabelMap) -> Volume:
     return Volume(array=label_map, geometry=geometry(label_map.shape), file="seg.nii")
 
 
 def sample_of(
     images: npt.NDArray[np.generic],
-    label_map: LabelMap | None = None,
+    label_map: labels.LabelMap | None = None,
     affine: npt.NDArray[np.float64] | None = None,
 ) -> BrainSample:
     label = None if label_map is None else label_volume(label_map)
@@ -100,7 +90,7 @@ def sample_of(
 
 
 def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
-    return label_map_of(regions_of(label_map, BRATS2017), convention)
+    return labels.label_map_of(labels.regions_of(label_map, BRATS2017), convention)
 
 
 def real_cases(root: Path, *folders: str) -> list[LoadedCase]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # sums in another order differ in their last bits, and test processes share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
 
-
 # the same examples in every run, on machines of any speed
 settings.register_profile(
     "project", deadline=None, derandomize=True, max_examples=50, database=None
@@ -45,12 +44,11 @@ def tiny_scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
-    """A copy of `tiny_scans`, in which files may be changed."""
     return Path(shutil.copytree(tiny_scans, tmp_path / "data"))
 
 
 @pytest.fixture(scope="session")
-def tiny_data(tiny_scans: Path) -> "FoldData":
+def data(tiny_scans: Path) -> "FoldData":
     """The first of three folds of `tiny_scans`: four cases to train on, two held out."""
     from brats_seg.data.fold import open_fold
     from tests.training_builders import tiny_settings
@@ -60,14 +58,9 @@ def tiny_data(tiny_scans: Path) -> "FoldData":
 
 
 @pytest.fixture(scope="session")
-def data(tiny_data: "FoldData") -> "FoldData":
-    return tiny_data
-
-
-@pytest.fixture(scope="session")
-def tiny_prepared(tiny_data: "FoldData") -> Path:
+def tiny_prepared(data: "FoldData") -> Path:
     """The prepared cases of `tiny_scans` in three folds, to be read only."""
-    return tiny_data.folder
+    return data.folder
 
 
 @pytest.fixture(scope="session")
@@ -123,7 +116,6 @@ def real_data() -> Path:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
     if item.get_closest_marker("gpu"):
         import torch
 

@@ -7,10 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from brats_seg import PredictionSettings, Predictor, load_case
+from brats_seg.cases.find import find_inputs
+from brats_seg.inference.predict import Prediction
 from brats_seg.interop.nnunet_network import Architecture, NnunetNetwork
 
 REGION_LABELS = {"background": 0, "whole tumor": [1, 2, 3], "tumor core": [2, 3], "ET": [3]}
 TISSUE_LABELS = {"background": 0, "edema": 1, "non-enhancing tumor": 2, "enhancing tumor": 3}
+FP32: dict[str, Any] = {"device": "cpu", "precision": "fp32"}
 CHANNELS = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
 """The order of the decathlon, which is not ours."""
 
@@ -168,6 +172,11 @@ def write_bundle(
         network = SegResNet(**arguments)
     torch.save(network.state_dict(), folder / "models" / "model.pt")
     return folder
+
+
+def predict(model: Path, case: Path, **settings: Any) -> Prediction:
+    predictor = Predictor.load([model], PredictionSettings(**FP32, **settings))
+    return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 
 
 def part(target: str, **arguments: Any) -> dict[str, Any]:

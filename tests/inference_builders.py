@@ -73,7 +73,6 @@ def save_run(
     progress: Progress | None = None,
     **entries: Any,
 ) -> None:
-    """Write a checkpoint for prediction; further entries are as given."""
     saved = {
         "schema_version": SCHEMA_VERSION,
         "card": card.model_dump(),
@@ -99,9 +98,8 @@ def write_run(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    card = ModelCard(
-        identity=identity, config=config, fitted=fitted, notes=notes or {}, remark=remark
-    )
+    given = {"fitted": fitted, "notes": notes or {}, "remark": remark}
+    card = ModelCard(identity=identity, config=config, **given)
     save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 
@@ -179,20 +177,17 @@ def predict_into(
     model: Model | None = None,
     settings: PredictionSettings = PLAIN_SETTINGS,
 ) -> tuple[batch.BatchOutcome, list[batch.CaseOutcome]]:
-    """Predict the cases of a folder, and return the outcome of the batch and of each case."""
     folder, outcomes = OutputFolder(output), list[batch.CaseOutcome]()
     predictor = Predictor(model=replace(model or make_model(), settings=settings))
     cases = find_inputs([inputs])
     with folder.opened():
         work = batch.CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-        done = batch.finish_batch(
-            batch.local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
-        )
+        made = batch.local_outcomes(cases, work)
+        done = batch.finish_batch(made, folder, len(cases), on_case=outcomes.append)
     return done, outcomes
 
 
 def read_scan(case: Case | Path, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
-    """Load and prepare a case, also the one of a folder."""
     if isinstance(case, Path):
         (case,) = find_inputs([case])
     return prepare_scan(load_case(case, with_label=False), spacing_mm)

@@ -40,8 +40,6 @@ def card() -> Iterator[None]:
 
 
 class Step:
-    """Steps of a network on the same patches, one in each micro-batch."""
-
     def __init__(
         self,
         where: str,
@@ -101,7 +99,6 @@ def test_a_step_is_that_of_the_cpu_and_waits_for_few_values(name: str) -> None:
     result, counts = step(2)
     in_fp32 = {**ways, "dtype": None} | ({"mode": "all"} if "mode" in ways else {})
     expected, _ = Step("cpu", *settings, **in_fp32)(2)
-
     assert counts["read"] == n_reads
     # patches and targets, and what the loss is made of
     assert counts["to card"] <= (18 if ways.get("mode") == "host" else 11)
@@ -144,7 +141,6 @@ def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(data, tmp_path
     COUNTS.clear()
     found = train(data, tmp_path / "card", on_card).history
     expected = train(data, tmp_path / "cpu", tiny_settings(*changes, "training.device=cpu")).history
-
     # two for each held-out case; Adam's number of steps would be one for each parameter
     assert COUNTS["read"] < 60
     for row, as_on_cpu in zip(found, expected, strict=True):
@@ -162,7 +158,6 @@ def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_h
         fallback = PredictionFallback("a", Device(torch_device=torch.device(where)))
         fallback.index = int(on_host and where == NAME)
         results.append(apply_model(make_model(*networks), given, fallback, tta=True))
-
     np.testing.assert_allclose(*results, atol=2e-5)
     assert COUNTS["read"] == 0
     n_windows = 2
@@ -217,7 +212,6 @@ def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(mon
     alone = Step(NAME, *STEPS[name][0])
     alone.batch *= 2
     expected, _ = alone()
-
     assert group.used == {("cuda", "nccl"), ("cpu", "gloo")}
     assert result.n_patches == 4
     assert result.loss == pytest.approx(expected.loss, rel=1e-5)

@@ -15,7 +15,6 @@ from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import task_of
 from tests.training_builders import train
@@ -68,22 +67,6 @@ def test_learning_begins_at_one_image_for_all_and_the_first_step_leaves_it() -> 
     torch.optim.SGD(network.parameters(), lr=0.01).step()
     assert torch.equal(*before)
     assert not torch.equal(*map(network, images))
-
-
-def gradients(network: Autoencoder) -> list[Tensor]:
-    network.zero_grad()
-    network(make_image(20, 24, 20)).square().mean().backward()
-    return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-
-
-@pytest.mark.parametrize("mode", list(ActivationCheckpointing)[1:])
-def test_checkpointing_changes_no_bit(network: Autoencoder, mode: ActivationCheckpointing) -> None:
-    before = gradients(network)
-    network.checkpointing = mode
-    after = gradients(network)
-    network.checkpointing = ActivationCheckpointing.NONE
-    assert len(before) == len(list(network.parameters()))
-    assert all(map(torch.equal, before, after))
 
 
 CPU = Device(torch_device=torch.device("cpu"))

@@ -10,16 +10,8 @@ import pytest
 from tests.builders import ROOT, start
 
 FOLDER = ROOT / "benchmarks"
-MODULES = {
-    "all",
-    "comparison",
-    "gpu_checks",
-    "gpu_setting",
-    "machine",
-    "monai_patches",
-    "nnunet_patches",
-    "scorers",
-}
+MODULES = {"all", "comparison", "gpu_checks", "gpu_setting", "machine", "scorers"}
+MODULES |= {"monai_patches", "nnunet_patches"}
 """Files that are no benchmarks."""
 FAKE = """
 from comparison import Comparison, append_json, options_of
@@ -32,7 +24,6 @@ append_json([found], options_of("").json)
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The program that runs all benchmarks, which imports its neighbours as programs do."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module("all")
 

@@ -48,10 +48,9 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
 def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
     network = build.build_model(ModelConfig(), (128, 128, 128))
     strides = [level[0].convolution.stride for level in network.encoder]
+    widths = [level[1].convolution.out_channels for level in network.encoder]
     assert strides == [(1, 1, 1)] + 5 * [(2, 2, 2)]
-    assert [level[1].convolution.out_channels for level in network.encoder] == [
-        *(32, 64, 128, 256, 320, 320)
-    ]
+    assert widths == [32, 64, 128, 256, 320, 320]
     assert len(network.heads) == 4
     # levels that the patch is too small for are left out
     small = build.build_model(ModelConfig(widths=(2, 3, 4, 5, 6, 7)), (32, 32, 16))
@@ -64,11 +63,7 @@ WIDE = (32, 64, 128, 256, 320, 320)
 @pytest.mark.parametrize(
     ("name", "widths", "patch", "message"),
     [
-        (
-            *("unet", WIDE, (100, 128, 128)),
-            r"patch\.size 100x128x128 does not fit model\.name 'unet'; expected multiples of "
-            r"16x32x32, at least 4 along each axis\. Nearest: 96x128x128 and 112x128x128\.",
-        ),
+        ("unet", WIDE, (100, 128, 128), r"of 16x32x32, at least 4 .* 96x128x128 and 112x128x128\."),
         ("unet", WIDE, (2, 16, 16), r"patch\.size 2x16x16 .* Nearest: 4x16x16\."),
         ("dynunet", WIDE, (36, 64, 64), r"multiples of 8x16x16.*32x64x64 and 40x64x64"),
         ("dynunet", (4, 6), (32, 32, 32), r"'dynunet' has 2 levels; expected 3 at least"),
@@ -137,8 +132,7 @@ def build_undeclared(width: int = 4):
         (
             "monai.networks.nets.UNet",
             {"spatial_dims": 3},
-            r"model\.name 'monai.* cannot be built with model\.arguments {'spatial_dims': 3}: "
-            r"TypeError: .*4 channels in and 3 channels out",
+            "cannot be built .*: TypeError: .*4 chan",
         ),
         # a checkpoint from elsewhere can name anything: only what makes a network is called
         ("os.system", {"command": "exit"}, r"is no torch\.nn\.Module, nor"),
@@ -147,7 +141,7 @@ def build_undeclared(width: int = 4):
         (
             "torch.nn.Conv3d",
             {"in_channels": 4, "out_channels": 2, "kernel_size": 1},
-            r"returned \(1, 2, 8, 8, 8\) .*expected logits of \(1, 3, 8, 8, 8\)",
+            "expected logits",
         ),
     ],
 )

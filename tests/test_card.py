@@ -9,5 +9,4 @@ def test_everything_that_a_gpu_computes_runs_on_a_card_that_is_not_there() -> No
     """In a process of its own, because torch forgets no device that it was taught."""
     options = ["-q", "-p", "no:cacheprovider", "--durations=5"]
     done = start([sys.executable, "-m", "pytest", *options, "tests/on_card.py"], ROOT)
-
     assert done.returncode == 0, done.stdout

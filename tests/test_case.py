@@ -12,7 +12,7 @@ from brats_seg.cases import nifti
 from brats_seg.cases.case import Case, case_of_arrays, check_one_grid, load_case, read_case_files
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
-from brats_seg.errors import CaseError, ConfigError, LabelError
+from brats_seg.errors import CaseError, LabelError
 from brats_seg.labels import BRATS2017, BRATS2024, MODALITIES, MSD
 from tests import builders
 from tests.builders import SHAPE
@@ -149,13 +149,6 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
         load_case(case)
     assert len(load_case(case, modalities=("t1n", "t2f")).volumes) == 2
     assert not case.usable
-
-
-def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
-    case = written(tmp_path, convention=BRATS2024)
-    assert load_case(case, labels="brats2024").convention == BRATS2024
-    with pytest.raises(ConfigError, match="'brats3' is unknown"):
-        load_case(case, labels="brats3")
 
 
 def test_every_file_off_the_grid_of_the_first_is_named() -> None:

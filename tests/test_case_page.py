@@ -34,7 +34,6 @@ def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_p
     case.write_case_page(alone, tmp_path / "a.html")
     flags = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
     case.write_case_page(alone, tmp_path / "b.html", flags=flags)
-
     page, flagged = ((tmp_path / name).read_text() for name in ("a.html", "b.html"))
     assert "No warning was raised" in page
     assert "Volume (ml)" not in re.sub("<script.*", "", page, flags=re.DOTALL)
@@ -67,7 +66,6 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(view, dtype
     images[0][images[0] > 0] *= -1
     box = case._box_of(view)
     volumes = case.embedded_volumes(replace(view, images=images), box)
-
     assert [one.name for one in volumes[4:]] == ["labels", "uncertainty"]
     for volume, image in zip(volumes, images, strict=False):
         assert step is None or volume.step == step
@@ -89,7 +87,6 @@ def test_large_scans_are_rounded_until_the_page_is_small(view, tmp_path, monkeyp
     monkeypatch.setattr("brats_seg.pages.case.MOST_BYTES", n_bytes * 3 // 4)
     rounded = case.embedded_volumes(view, box)
     case.write_case_page(view, tmp_path / "a.html")
-
     assert sum(len(volume.data) for volume in rounded) <= n_bytes * 3 // 4
     assert {volume.step for volume in exact[:4]} == {1}
     assert rounded[0].step >= 4

@@ -14,35 +14,22 @@ from matplotlib.transforms import Bbox
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.errors import CaseError, LabelError, UsageError
-from brats_seg.figures.cases import (
-    _HEAT,
-    N_SECTIONS,
-    CaseView,
-    drawn_of,
-    montage_figure,
-    open_view,
-    reconstruction_figure,
-    sample_figure,
-    tissue_colours,
-    uncertainty_figure,
-    view_figure,
-    with_prediction,
-    with_uncertainty,
-)
+from brats_seg.figures import cases
+from brats_seg.figures.cases import CaseView, open_view, with_prediction, with_uncertainty
 from brats_seg.figures.sections import REGION_COLOURS, Grid
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
-from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
+from tests.builders import make_label_map, make_volumes, write_arrays, write_case, write_nifti
 
 AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
 CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
 SAGITTAL = {"left": "A", "right": "P", "top": "S", "bottom": "I"}
 FIGURES = {
-    "sample": sample_figure,
-    "montage": montage_figure,
-    "one side": lambda view: montage_figure(replace(view, prediction=None)),
-    "preview": view_figure,
-    "uncertainty": uncertainty_figure,
-    "reconstruction": lambda view: reconstruction_figure(
+    "sample": cases.sample_figure,
+    "montage": cases.montage_figure,
+    "one side": lambda view: cases.montage_figure(replace(view, prediction=None)),
+    "preview": cases.view_figure,
+    "uncertainty": cases.uncertainty_figure,
+    "reconstruction": lambda view: cases.reconstruction_figure(
         view.images, view.images, case_id=view.case_id, spacing_mm=(1.0, 1.0, 1.0)
     ),
 }
@@ -69,7 +56,6 @@ def letters_of(axes: Axes) -> dict[str, str]:
 
 
 def cut_off(figure: Figure) -> list[str]:
-    """Return the words of which a part is outside the figure."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     hidden = [axes for axes in figure.findobj(Axes) if not axes.axison]
@@ -102,17 +88,13 @@ def test_every_panel_has_its_letters_and_no_text_is_cut_off(view: CaseView, name
 
 
 def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
-    """The original called WT, TC and ET by the names of tissues."""
-    figure = sample_figure(view)
+    figure = cases.sample_figure(view)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
     (legend,) = figure.legends
     words = [text.get_text() for text in legend.get_texts()]
-    assert words == [
-        "NCR/NET: label 1, in WT, TC",
-        "ED: label 2, in WT",
-        "ET: label 4, in WT, TC, ET",
-    ]
+    meanings = ("NCR/NET: label 1, in WT, TC", "ED: label 2, in WT", "ET: label 4, in WT, TC, ET")
+    assert words == [*meanings]
     named = dict(zip([to_hex(line.get_color()) for line in legend.get_lines()], words, strict=True))
     painted = figure.axes[-1].images[-1].get_array()
     labels = view.reference.label_map[:, :, int(figure.get_suptitle().split()[-1])].T
@@ -120,24 +102,24 @@ def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: 
         (colour,) = {to_hex(pixel) for pixel in painted[labels == value]}
         assert named[colour].startswith(start)
     assert (painted[labels == 0][:, 3] == 0).all()
-    without = sample_figure(replace(view, reference=None))
+    without = cases.sample_figure(replace(view, reference=None))
     assert without.axes[-1].get_title() == "FLAIR, no label map"
 
 
 def test_every_tissue_has_a_colour_of_its_own_like_the_region_it_makes_up() -> None:
     wt, tc, et = REGION_COLOURS
     for convention in CONVENTIONS:
-        colours = tissue_colours(convention)
+        colours = cases.tissue_colours(convention)
         assert list(colours) == [value for value, _ in convention.meanings]
         assert len(set(colours.values())) == len(colours)
-    assert tissue_colours(BRATS2017) == {1: tc, 2: wt, 4: et}
-    assert {tissue_colours(BRATS2024)[value] for value in (1, 2, 3)} == {wt, tc, et}
-    assert tissue_colours(BRATS2024_PED)[1] == et
-    assert tissue_colours(BRATS2024)[4] not in (wt, tc, et)
+    assert cases.tissue_colours(BRATS2017) == {1: tc, 2: wt, 4: et}
+    assert {cases.tissue_colours(BRATS2024)[value] for value in (1, 2, 3)} == {wt, tc, et}
+    assert cases.tissue_colours(BRATS2024_PED)[1] == et
+    assert cases.tissue_colours(BRATS2024)[4] not in (wt, tc, et)
 
 
 def test_a_montage_has_equal_sections_with_volumes_and_dice(view: CaseView) -> None:
-    left, right = montage_figure(view).subfigs
+    left, right = cases.montage_figure(view).subfigs
     indices = [axes.get_title() for axes in left.axes if axes.images]
     assert indices == [axes.get_title() for axes in right.axes if axes.images]
     tumour = np.flatnonzero((view.reference.label_map > 0).any(axis=(0, 1)))
@@ -160,19 +142,19 @@ def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: P
     def entries(figure: Figure) -> list[str]:
         return [text.get_text().split()[0] for text in figure.legends[0].get_texts()]
 
-    for draw in (montage_figure, view_figure):
+    for draw in (cases.montage_figure, cases.view_figure):
         assert entries(draw(view)) == ["WT", "TC"]
         assert entries(draw(nothing)) == []
-    assert entries(sample_figure(view)) == ["NCR/NET:", "ED:"]
-    right = montage_figure(view).subfigs[1].get_suptitle()
+    assert entries(cases.sample_figure(view)) == ["NCR/NET:", "ED:"]
+    right = cases.montage_figure(view).subfigs[1].get_suptitle()
     assert right.endswith("ET 0.0 ml (none in the reference)")
-    assert view_figure(nothing).get_suptitle().endswith("no tumour")
+    assert cases.view_figure(nothing).get_suptitle().endswith("no tumour")
     # the brain is shown instead
-    assert len(panels_of(montage_figure(nothing))) == 2 * N_SECTIONS
+    assert len(panels_of(cases.montage_figure(nothing))) == 2 * cases.N_SECTIONS
 
 
 def test_the_three_planes_have_one_scale(view: CaseView) -> None:
-    figure = view_figure(view)
+    figure = cases.view_figure(view)
     FigureCanvasAgg(figure).draw()
     ends = [axes.transData.transform([(0, 0), (1, 0)])[:, 0] for axes in panels_of(figure)]
     np.testing.assert_allclose(np.ptp(ends, axis=1), np.ptp(ends[0]), rtol=1e-6)
@@ -181,16 +163,16 @@ def test_the_three_planes_have_one_scale(view: CaseView) -> None:
 def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
     entropy = view.uncertainty.copy()
     entropy[view.prediction.regions[1]] = 1.0
-    figure = uncertainty_figure(replace(view, uncertainty=entropy))
+    figure = cases.uncertainty_figure(replace(view, uncertainty=entropy))
     axial, bar = panels_of(figure)[3], figure.axes[-1]
     drawn = axial.images[1]
     section = int(axial.get_title().split()[-1])
     np.testing.assert_array_equal(drawn.get_array(), entropy[..., section].T)
     assert bar.get_ylabel() == "entropy (bits)"
-    assert drawn.get_cmap() == _HEAT
+    assert drawn.get_cmap() == cases._HEAT
     assert drawn.get_clim() == bar.get_ylim() == (0, 1)
     # from transparent to opaque without a step
-    opacity = _HEAT(np.linspace(0, 1, 256))[:, 3]
+    opacity = cases._HEAT(np.linspace(0, 1, 256))[:, 3]
     assert (opacity[0], opacity[-1]) == (0, 1)
     assert 0 <= np.diff(opacity).min() <= np.diff(opacity).max() < 0.02
     assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
@@ -199,7 +181,7 @@ def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> N
 def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain() -> None:
     image = make_volumes().astype(np.float32)
     outside = image == 0
-    figure = reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
+    figure = cases.reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
     for row in np.array(figure.axes).reshape(4, 3):
         before, after, difference = (axes.images[0] for axes in row)
         assert before.get_clim() == after.get_clim()
@@ -218,8 +200,8 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
     np.testing.assert_array_equal(view.reference.label_map, make_label_map())
     assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
     assert view.prediction.convention == BRATS2023
-    assert [*drawn_of(view)] == ["reference", "prediction"]
-    np.testing.assert_array_equal(drawn_of(view)["prediction"][2], predicted == 3)
+    assert [*cases.drawn_of(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(cases.drawn_of(view)["prediction"][2], predicted == 3)
 
 
 @pytest.mark.parametrize(
@@ -228,18 +210,10 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
         (lambda root: open_view(root, "X"), UsageError, "it has BraTS2021_00000, .* and 1 more"),
         (lambda root: with_prediction(open_view(root), root / "p"), UsageError, "it has other"),
         (lambda root: with_prediction(open_view(root), root / "no"), UsageError, "does not exist"),
-        (
-            lambda root: with_prediction(open_view(root), root / "p" / "other.nii.gz"),
-            CaseError,
-            "expected the grid of the scans",
-        ),
+        (lambda root: with_prediction(open_view(root), root / "p/other.nii.gz"), CaseError, "grid"),
         (lambda root: open_view(root).image("swi"), UsageError, "no swi; there are t1n, t1c"),
         (lambda root: open_view(root, labels="brats2023"), LabelError, r"label values \[4\]"),
-        (
-            lambda root: with_uncertainty(open_view(root), root / "p"),
-            UsageError,
-            "predict the case with --uncertainty",
-        ),
+        (lambda root: with_uncertainty(open_view(root), root / "p"), UsageError, "--uncertainty"),
     ],
     ids=["case", "folder", "file", "grid", "modality", "labels", "uncertainty"],
 )
@@ -253,25 +227,24 @@ def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words:
 def test_the_directions_come_from_the_files_and_the_background_is_0(tmp_path: Path) -> None:
     # 2 mm to the right, 3 mm to the head, 1 mm to the front
     affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
-    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
-        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image), affine)
+    images = make_volumes()
+    write_arrays(tmp_path / "a", np.where(images == 0, -5, images), affine)
     view = open_view(tmp_path)
-    grid = view.grid
     # R S A instead of L P S
-    np.testing.assert_array_equal(view.images[0], np.swapaxes(make_volumes()[0], 1, 2)[::-1, ::-1])
-    assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
-    assert grid.voxel_ml == 0.006
+    np.testing.assert_array_equal(view.images[0], np.swapaxes(images[0], 1, 2)[::-1, ::-1])
+    assert view.grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
+    assert view.grid.voxel_ml == 0.006
 
 
 def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -> None:
-    entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
+    entropy = np.random.default_rng(0).uniform(0, 1, make_label_map().shape).astype(np.float32)
     view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
     write_nifti(path, entropy)
     np.testing.assert_array_equal(with_uncertainty(view, tmp_path).uncertainty, entropy)
     for other, message in (
-        (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
-        (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
-        (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
+        (np.full_like(entropy, 3), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
+        (np.full_like(entropy, np.nan), r"values from nan to nan; expected entropies"),
+        (np.zeros_like(entropy)[:-1], r"expected the grid of the scans"),
     ):
         write_nifti(path, other)
         with pytest.raises(CaseError, match=message):

@@ -44,10 +44,8 @@ def cohort_of(ages, days, alive, ml) -> Figure:
         make_case(str(k), age_years=age, tumour_ml=volume)
         for k, (age, volume) in enumerate(zip(ages, ml, strict=True))
     ]
-    rows = [
-        SimpleNamespace(survival_days=d, survival_censored=a)
-        for d, a in zip(days, alive, strict=True)
-    ]
+    known = zip(days, alive, strict=True)
+    rows = [SimpleNamespace(survival_days=day, survival_censored=lives) for day, lives in known]
     return cohort_figure(cases, SimpleNamespace(row=lambda case_id: rows[int(case_id)]))
 
 

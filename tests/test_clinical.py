@@ -128,9 +128,7 @@ def test_cases_get_grade_age_and_patient(tmp_path):
     known = make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)
     ids = [*(f"BraTS20_Training_00{n}" for n in (3, 1, 2, 9)), "Brats18_TCIA02_606_1"]
     cases = clinical.with_clinical([*map(make_case, ids), known], table)
-    assert [
-        (case.case_id, case.patient_id, case.facts.grade, case.facts.age_years) for case in cases
-    ] == [
+    assert [(c.case_id, c.patient_id, c.facts.grade, c.facts.age_years) for c in cases] == [
         (ids[0], ids[0], "HGG", None),
         (ids[1], ids[1], "HGG", 60.5),
         (ids[2], ids[2], "LGG", None),

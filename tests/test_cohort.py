@@ -20,7 +20,6 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
     (results / "previews" / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
     write_cohort_page(results, results / "cohort.html", PageOptions(scores=results / "scores.csv"))
-
     page = (results / "cohort.html").read_text()
     # that of fair is damaged, that of unknown is gone
     assert page.count('class="thumb"><img') == 1

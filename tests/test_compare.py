@@ -14,11 +14,11 @@ from brats_seg.evaluation.scores import LESION_COLUMNS, joined_scores
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
 
+LEGACY = protocol_named("legacy")
 LESIONS = dict(zip(LESION_COLUMNS, (1.0, 0.0, 1.0, 1.0, 0, 0, 0), strict=True))
 
 
 def table(dices: Sequence[float], hd95s: Sequence[float] | None = None) -> pd.DataFrame:
-    """Return scores of one region; HD95 is tied everywhere unless it is given."""
     distances = hd95s or [1.0] * len(dices)
     return pd.DataFrame(
         score_row(f"{k:03d}", dice, hd95=hd95)
@@ -52,21 +52,17 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
             write_nifti(tmp_path / "short" / name, make_label_map(seed=number))
     folders = (tmp_path / "long", tmp_path / "short")
     whole, shared = (
-        compare_folders(
-            brats_root, folders, protocol_named("legacy"), only_predicted=only_predicted
-        )
-        for only_predicted in (False, True)
+        compare_folders(brats_root, folders, LEGACY, only_predicted=only) for only in (False, True)
     )
     assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
     assert whole.comparison.ranking[0].name == str(folders[0])
     assert shared.comparison.ranking[0].name == str(folders[1])
     assert len(shared.first.left_out) == 4
     for number in range(2):
-        (tmp_path / "short" / f"BraTS2021_{number:05d}.nii.gz").rename(
-            tmp_path / "short" / f"BraTS2021_{number + 4:05d}.nii.gz"
-        )
+        path = tmp_path / "short" / f"BraTS2021_{number:05d}.nii.gz"
+        path.rename(path.with_name(f"BraTS2021_{number + 4:05d}.nii.gz"))
     with pytest.raises(LayoutError, match=r"long and .*short predict no case in common"):
-        compare_folders(brats_root, folders, protocol_named("legacy"), only_predicted=True)
+        compare_folders(brats_root, folders, LEGACY, only_predicted=True)
 
 
 def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:

@@ -89,10 +89,8 @@ def test_differing_settings_are_named_with_both_values():
 
 
 def test_what_is_given_wins_over_what_the_network_starts_from():
-    config = load_config(
-        text="model: {name: autoencoder}\npatch: {size: [64, 64, 64]}",
-        assignments=["optimizer.lr=0.01"],
-    )
+    text = "model: {name: autoencoder}\npatch: {size: [64, 64, 64]}"
+    config = load_config(text=text, assignments=["optimizer.lr=0.01"])
     assert config.patch.size == (64, 64, 64)
     assert config.optimizer.lr == 0.01
     assert load_config(text=config.to_yaml()) == config
@@ -106,17 +104,11 @@ ASSIGNMENTS = (
     ("training.n_epochs=ten", r"training\.n_epochs: expected a valid integer.*got 'ten'"),
     ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
     ("model.name=unet3", r"model\.name: .*unet, notebook.*got 'unet3'"),
-    (
-        "training.n_workers=x",
-        r"n_workers: expected a valid integer.* or expected 'auto' \(got 'x'\)",
-    ),
+    ("training.n_workers=x", r"n_workers: .* valid integer.* or expected 'auto' \(got 'x'\)"),
     ("cases.skip_bad=maybe", r"cases\.skip_bad: expected a valid boolean"),
     ("model.widths=16,x", r"model\.widths: expected a valid integer.*got 'x'"),
     ("store.spacing_mm=1,1", r"store\.spacing_mm: Field required"),
-    (
-        "optimizer.name=lion",
-        r"optimizer\.name: expected 'adam', 'adamw', 'muon' or 'sgd' \(got 'lion'\)",
-    ),
+    ("optimizer.name=lion", r"name: expected 'adam', 'adamw', 'muon' or 'sgd' \(got 'lion'\)"),
     ("model.latent=100", r"model\.latent: expected a multiple of 64"),
     ("model.arguments=3", r"model\.arguments: expected a valid dictionary"),
     ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
@@ -161,10 +153,7 @@ TEXTS = (
         *(({"assignments": ["model.name=autoencoder", o]}, m) for o, m in OF_AUTOENCODERS),
         *(({"text": text}, message) for text, message in TEXTS),
         # all wrong settings are told at once
-        (
-            {"assignments": ["training.n_epochs=0", "validation.overlap=1"]},
-            r"(?s)epochs.*\n.*overla",
-        ),
+        ({"assignments": ["folds.n_folds=1", "validation.overlap=1"]}, r"(?s)folds.*\n.*overla"),
         ({"preset": "T4"}, "preset 'T4' is unknown; there are demo, cpu, kaggle-t4"),
     ],
 )

@@ -1,7 +1,4 @@
-"""DICOM examinations become cases, on the grid of their series, without a word of their headers.
-
-Scans as they leave the scanner are prepared by the programs that are there, and never by downloads.
-"""
+"""DICOM examinations become cases, on the grid of their series, without a word of their headers."""
 
 import gzip
 from pathlib import Path
@@ -17,6 +14,7 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
 from tests.builders import Run, call, check_json, make_volumes, write_case
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
+from tests.inference_builders import NAMES
 
 PATIENT = ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC1")
 """Words that identify the patient."""
@@ -112,9 +110,7 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/best.pt").touch()
     case = write_case(tmp_path / "scans")
-    endings = {"t1n": "t1", "t1c": "t1ce", "t2w": "t2", "t2f": "flair"}
-    single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in endings.items()]
-
+    single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in NAMES.items()]
     for inputs in (["scans"], ["dicom", "scans"], single):
         ended = call(tmp_path, "predict", *inputs, "-o", "out", "--model", "run", option)
         assert (ended.code, "leave them out for NIfTI files" in ended.err) == (2, True)

@@ -12,9 +12,10 @@ from brats_seg.runtime.device import SMALL_PATCH, threads_for
 from tests.builders import ROOT, start
 
 CPU = torch.device("cpu")
-
-
 V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
+
+
+JOB = {"slurm/job": "200000 100000", "slurm/job/step": "max 100000", "slurm": "800000 100000"}
 
 
 @pytest.mark.parametrize(
@@ -24,15 +25,7 @@ V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
         ({".": {"cpu.max": "150000 100000\n"}}, "0::/\n", 1.5),
         ({"cpu": V1}, "4:memory:/a\n3:cpu,cpuacct:/docker/1\n", 0.5),
         # SLURM limits the job, and not the step that the process is in
-        (
-            {
-                "slurm/job": {"cpu.max": "200000 100000"},
-                "slurm/job/step": {"cpu.max": "max 100000"},
-                "slurm": {"cpu.max": "800000 100000"},
-            },
-            "0::/slurm/job/step\n",
-            2.0,
-        ),
+        ({path: {"cpu.max": text} for path, text in JOB.items()}, "0::/slurm/job/step\n", 2.0),
         *(({".": {"cpu.max": text}}, "0::/\n", None) for text in ("max 100000", "", "x", "1 0")),
     ],
 )

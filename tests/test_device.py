@@ -30,21 +30,6 @@ def test_an_emulated_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         choose_device("cpu", "bf16")
 
 
-def fake_gpu(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla")
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
-    monkeypatch.setattr(
-        torch.cuda,
-        "is_bf16_supported",
-        lambda including_emulation=True: including_emulation or capability >= (8, 0),
-    )
-
-
 @pytest.mark.parametrize(
     ("capability", "built_for", "precision"),
     [
@@ -56,13 +41,16 @@ def fake_gpu(
         ((12, 0), ["sm_80", "sm_90a"], None),
     ],
 )
-def test_a_card_computes_natively_and_is_refused_where_torch_has_no_kernels_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    built_for: list[str],
-    precision: str | None,
-) -> None:
-    fake_gpu(monkeypatch, capability, built_for)
+def test_a_card_needs_kernels_and_computes_natively(monkeypatch, capability, built_for, precision):
+    facts = {"is_available": True, "device_count": 1, "get_device_name": "Tesla"}
+    facts |= {"get_device_capability": capability, "get_arch_list": built_for}
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+
+    def is_supported(including_emulation: bool = True) -> bool:
+        return including_emulation or capability >= (8, 0)
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     if precision is None:
         with pytest.raises(EnvironmentalError, match=r"is sm_\d+, and this torch .* built for"):
             choose_device("cuda", "fp32")

@@ -75,8 +75,7 @@ def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> Non
     )
     # without site-packages
     command = [sys.executable, "-S", "-m", "brats_seg", *arguments]
-    environment = {"PYTHONPATH": str(tmp_path)}
-    done = start(command, tmp_path, environment)
+    done = start(command, tmp_path, {"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 3, done.stderr
     shown = done.stderr
     if arguments[0] == "doctor":

@@ -7,13 +7,6 @@ import re
 import pytest
 
 from brats_seg import errors
-from brats_seg.errors import (
-    BratsError,
-    CaseError,
-    CaseProblemsError,
-    EnvironmentalError,
-    UsageError,
-)
 
 
 def subclasses(kind: type) -> set[type]:
@@ -22,21 +15,23 @@ def subclasses(kind: type) -> set[type]:
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
     listed = re.findall(r"(\w+Error) +(\d)", errors.__doc__ or "")
-    own = {kind for kind in subclasses(BratsError) if kind.__module__ == errors.__name__}
+    own = {kind for kind in subclasses(errors.BratsError) if kind.__module__ == errors.__name__}
     assert sorted(listed) == sorted((kind.__name__, f"{kind.exit_code}") for kind in own)
-    assert BratsError.exit_code == 1
-    assert {kind.exit_code for kind in subclasses(UsageError)} == {2}
-    assert {kind.exit_code for kind in subclasses(EnvironmentalError)} == {3}
+    assert errors.BratsError.exit_code == 1
+    assert {kind.exit_code for kind in subclasses(errors.UsageError)} == {2}
+    assert {kind.exit_code for kind in subclasses(errors.EnvironmentalError)} == {3}
 
 
 def test_one_case_is_no_plural() -> None:
-    one, two = CaseProblemsError(["a: x"]), CaseProblemsError(["a: x", "b: y"])
+    one, two = errors.CaseProblemsError(["a: x"]), errors.CaseProblemsError(["a: x", "b: y"])
     assert str(one) == "1 case cannot be used:\n  a: x\nCorrect it, or exclude it with --skip-bad."
     assert str(two).startswith("2 cases cannot be used:\n  a: x\n  b: y\nCorrect them, or")
 
 
 def test_a_case_error_names_what_it_is_about_also_from_a_worker() -> None:
-    error = CaseError("A_1", "A_1_t1.nii.gz", "an empty file", "a NIfTI file", "Copy it again.")
+    error = errors.CaseError(
+        "A_1", "A_1_t1.nii.gz", "an empty file", "a NIfTI file", "Copy it again."
+    )
     expected = (
         "case A_1, file A_1_t1.nii.gz: found an empty file; expected a NIfTI file. Copy it again."
     )
@@ -55,6 +50,6 @@ def test_a_case_error_names_what_it_is_about_also_from_a_worker() -> None:
     ],
 )
 def test_a_name_in_a_message_is_one_line_that_can_be_printed(text: str, shown: str) -> None:
-    error = CaseError(text, text, "nothing", "something", "")
+    error = errors.CaseError(text, text, "nothing", "something", "")
     assert str(error).startswith(f"case {shown}, file {shown}: found")
     assert str(error).encode().decode() == str(error)

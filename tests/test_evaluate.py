@@ -15,17 +15,7 @@ import pytest
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import CaseError, LayoutError, UsageError
-from brats_seg.evaluation import scores
-from brats_seg.evaluation.evaluate import (
-    Evaluation,
-    Pair,
-    evaluate_pairs,
-    find_pairs,
-    label_maps_in,
-    read_pair,
-    score_folders,
-    score_pair,
-)
+from brats_seg.evaluation import evaluate, scores
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
@@ -47,11 +37,11 @@ def predictions(tmp_path: Path) -> Path:
     return folder
 
 
-def evaluated(reference: Path, prediction: Path, **options: Any) -> Evaluation:
-    return evaluate_pairs(find_pairs(reference, prediction), LEGACY, **options)
+def evaluated(reference: Path, prediction: Path, **options: Any) -> evaluate.Evaluation:
+    return evaluate.evaluate_pairs(evaluate.find_pairs(reference, prediction), LEGACY, **options)
 
 
-def dices(evaluation: Evaluation, region: str = "wt") -> dict[str, float]:
+def dices(evaluation: evaluate.Evaluation, region: str = "wt") -> dict[str, float]:
     rows = evaluation.scores[evaluation.scores["region"] == region]
     return dict(zip(rows["case_id"], rows["dice"], strict=True))
 
@@ -73,8 +63,8 @@ def test_scores_every_case_and_names_the_conventions(tiny_scans: Path, predictio
 
 def test_the_number_of_processes_changes_nothing(tiny_scans: Path, predictions: Path) -> None:
     write_nifti(predictions / f"{CASES[1]}.nii.gz", make_label_map((24, 24, 15)))
-    pairing = find_pairs(tiny_scans, predictions)
-    one, two = (evaluate_pairs(pairing, LESIONWISE, n_workers=n) for n in (0, 2))
+    pairing = evaluate.find_pairs(tiny_scans, predictions)
+    one, two = (evaluate.evaluate_pairs(pairing, LESIONWISE, n_workers=n) for n in (0, 2))
     assert len(one.failures) == 1
     assert one.failures == two.failures
     assert one.scores.equals(two.scores)
@@ -84,12 +74,11 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     for case_id in CASES[:3]:
         (predictions / f"{case_id}.nii.gz").unlink()
     shutil.move(predictions / f"{CASES[3]}.nii.gz", predictions / "BraTS2021_00099.nii.gz")
-    whole = score_folders(brats_root, predictions, tmp_path / "s.csv", LEGACY)
+    folders = (brats_root, predictions, tmp_path / "s.csv")
+    whole = evaluate.score_folders(*folders, LEGACY)
     # a reference that is left out is not read
     (brats_root / CASES[0] / f"{CASES[0]}_seg.nii.gz").write_bytes(b"")
-    partial = score_folders(
-        brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=True
-    )
+    partial = evaluate.score_folders(*folders, LEGACY, only_predicted=True)
     assert (whole.missing, whole.without_reference) == (CASES[:4], ("BraTS2021_00099",))
     assert (partial.missing, partial.left_out, partial.failures) == ((), CASES[:4], ())
     assert [dices(whole)[case_id] for case_id in CASES[:4]] == [0] * 4
@@ -141,6 +130,7 @@ def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(tmp_path: Pa
 
 SHAPE = (10, 9, 8)
 LabelMap = npt.NDArray[np.uint8]
+Change = Callable[[LabelMap], LabelMap]
 
 
 def oedema(x: slice) -> LabelMap:
@@ -158,16 +148,16 @@ def scored(
     spacing_mm: float = 1.0,
     affine: npt.NDArray[np.float64] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the scores of a case by region, and write it to the folder."""
     scan_affine = BRATS_AFFINE @ np.diag([spacing_mm, 1, 1, 1])
     write_nifti(folder / "reference.nii.gz", reference, scan_affine)
     predicted = None
     if prediction is not None:
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
-    pair = read_pair(Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted))
+    paths = {"reference": folder / "reference.nii.gz", "prediction": predicted}
+    pair = evaluate.read_pair(evaluate.Pair(case_id="a", **paths))
     pair = replace(pair, conventions=(BRATS2017, BRATS2023))
-    return score_pair(pair, protocol).to_dict("records")
+    return evaluate.score_pair(pair, protocol).to_dict("records")
 
 
 def values(row: dict[str, Any]) -> list[float]:
@@ -219,7 +209,6 @@ def test_without_a_prediction_everything_is_the_worst_there_is(tmp_path: Path) -
 
 
 def test_matched_lesions_have_scores_of_their_own_for_the_whole_region(tmp_path: Path) -> None:
-    """Eight of the twelve voxels of the reference and of the sixteen predicted are shared."""
     wt, tc, *_ = scored(tmp_path, REFERENCE, PREDICTION, MATCHED, spacing_mm=3.0)
     columns = [*scores.REGION_COLUMNS, *(c for c in MATCHED_COLUMNS if c not in {"dice", "hd95"})]
     assert [*wt][2:] == columns
@@ -265,9 +254,7 @@ def phantoms(tmp_path: Path) -> Path:
     return write_clear_phantoms(tmp_path / "data", 3)
 
 
-def copy_label_maps(
-    root: Path, folder: Path, change: Callable[[LabelMap], LabelMap] = lambda label_map: label_map
-) -> Path:
+def copy_label_maps(root: Path, folder: Path, change: Change = lambda label_map: label_map) -> Path:
     for path in root.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
         changed = np.ascontiguousarray(change(label_map))
@@ -312,41 +299,40 @@ def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Gen
 
 
 def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
-    for number, (name, case_id) in enumerate(
-        {
-            "BraTS-GLI-00001-000.nii.gz": "BraTS-GLI-00001-000",
-            "BraTS-GLI-00001-000-seg.nii.gz": "BraTS-GLI-00001-000",
-            "HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz": "Brats18_TCIA01_201_1",
-            "patient 7/seg.nii": "patient 7",
-            "labelsTr/BRATS_001.nii.gz": "BRATS_001",
-            "anything.nii": "anything",
-        }.items()
-    ):
+    names = {
+        "BraTS-GLI-00001-000.nii.gz": "BraTS-GLI-00001-000",
+        "BraTS-GLI-00001-000-seg.nii.gz": "BraTS-GLI-00001-000",
+        "HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz": "Brats18_TCIA01_201_1",
+        "patient 7/seg.nii": "patient 7",
+        "labelsTr/BRATS_001.nii.gz": "BRATS_001",
+        "anything.nii": "anything",
+    }
+    for number, (name, case_id) in enumerate(names.items()):
         root = touch(tmp_path / str(number), name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
-        assert label_maps_in(root) == {case_id: root / name}
+        assert evaluate.label_maps_in(root) == {case_id: root / name}
 
 
 def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:
     case = write_case(tmp_path / "data", "BraTS2021_00000")
     write_case(tmp_path / "data", "BraTS2021_00001")
     predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
-    pairing = find_pairs(tmp_path / "data", predictions)
+    pairing = evaluate.find_pairs(tmp_path / "data", predictions)
     first, second = pairing.pairs
     reference, prediction = case / f"{case.name}_seg.nii.gz", predictions / f"{case.name}.nii.gz"
     assert (first.case_id, first.reference, first.prediction) == (case.name, reference, prediction)
     assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
     assert pairing.without_reference == ("BraTS2021_00007",)
-    (pair,) = find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
+    (pair,) = evaluate.find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
     assert (pair.case_id, pair.prediction) == (case.name, predictions / "BraTS2021_00007.nii")
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:
     results = touch(tmp_path / "results", "a.nii.gz", OUTPUT_MARKER)
     references = touch(tmp_path / "references", "a.nii.gz", "b.nii.gz")
-    (remark,) = find_pairs(results, references).remarks
+    (remark,) = evaluate.find_pairs(results, references).remarks
     assert "was written by `predict`, and is scored as the reference" in remark
-    assert find_pairs(references, results).remarks == ()
-    assert find_pairs(references, results, only_predicted=True).left_out == ("b",)
+    assert evaluate.find_pairs(references, results).remarks == ()
+    assert evaluate.find_pairs(references, results, only_predicted=True).left_out == ("b",)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +351,7 @@ def test_what_cannot_be_paired_is_refused(tmp_path, one, other, error, words):
     touch(tmp_path, "two/fold0/a.nii.gz", "two/fold1/a.nii.gz")
     touch(tmp_path / "six", *(f"x{number}.nii.gz" for number in range(1, 7)))
     with pytest.raises(error, match=words):
-        find_pairs(tmp_path / one, tmp_path / other)
+        evaluate.find_pairs(tmp_path / one, tmp_path / other)
 
 
 REAL_DICE = {
@@ -397,16 +383,12 @@ def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None
 
 @pytest.mark.real
 def test_a_reference_in_two_conventions_agrees_with_itself(real_data: Path) -> None:
-    fixtures = real_data / "metric_fixtures"
+    fixtures, case = real_data / "metric_fixtures", "BraTS2021_00006"
+    folder = fixtures / "BraTS-GLI-00001-000_segmentations"
+    reference = real_data / "BraTS2021" / case / f"{case}_seg.nii.gz"
     pairs = [
-        (
-            real_data / "BraTS2021/BraTS2021_00006/BraTS2021_00006_seg.nii.gz",
-            fixtures / "BraTS2021_00006_seg_labels_1_2_3.nii.gz",
-        ),
-        (
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1.nii.gz",
-            fixtures / "BraTS-GLI-00001-000_segmentations/seg-BraTS23_1_mapped.nii.gz",
-        ),
+        (reference, fixtures / f"{case}_seg_labels_1_2_3.nii.gz"),
+        (folder / "seg-BraTS23_1.nii.gz", folder / "seg-BraTS23_1_mapped.nii.gz"),
     ]
     for reference, prediction in pairs:
         found = evaluated(reference, prediction)

@@ -122,7 +122,6 @@ def test_a_failed_renaming_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def wait_for(is_true: Callable[[], bool]) -> None:
-    """Wait for what another thread does, however busy the machine is."""
     for _ in range(6000):
         if is_true():
             return

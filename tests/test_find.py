@@ -58,14 +58,7 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
     ("ignored", "expected"),
     [
         ([], {"smith": scans("x/smith"), "jones": scans("x/jones", PROCESSED)}),
-        (
-            [],
-            {
-                "BraTS2021_00000": scans("BraTS2021_00000", (*LEGACY, "_seg")),
-                "BraTS2021_00001": scans("BraTS2021_00001"),
-                "smith": scans("smith", (*LEGACY, "_seg")),
-            },
-        ),
+        ([], {CASE: scans(CASE), **{n: scans(n, (*LEGACY, "_seg")) for n in (CASE_355, "smith")}}),
         # names without anything in common are the case of their folder
         ([], {"TCGA-FG-6692_native": scans("x/TCGA-FG-6692_native/", SCANNER)}),
         ([], {CASE: scans(f"{CASE}/", (*PLAIN, "seg"), ".nii")}),
@@ -203,17 +196,14 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         # both words mean t1c
         (
             scans(CASE, (*LEGACY, "_t1gd")),
-            f"case {CASE}, file {CASE}_t1ce.nii.gz and {CASE}_t1gd.nii.gz: found 2 files for t1c;",
+            f"_t1ce.nii.gz and {CASE}_t1gd.nii.gz: found 2 files for",
         ),
         (
-            scans("sub-01/anat/sub-01", (*BIDS[1:], "_run-1_T1w", "_run-2_T1w")),
-            "found 2 files for t1n; expected one",
+            scans("x/sub-01", (*BIDS[1:], "_run-1_T1w", "_run-2_T1w")),
+            "found 2 files for t1n; expec",
         ),
         # label maps that fit equally well; the packed copy of one is none
-        (
-            [*LABELLED, "masks/smith.nii.gz", "labels/smith.nii"],
-            "case smith, file labels/smith.nii and masks/smith.nii.gz: found 2 files for label map;",
-        ),
+        ([*LABELLED, "masks/smith.nii.gz", "labels/smith.nii"], "found 2 files for label map;"),
         (scans("x" * 240), "found an id of 240 bytes; expected at most 200. Rename"),
         (["BraTS-MEN-RT-0002-1_t1c.nii"], "one modality and another target; expected t1n"),
     ],
@@ -301,9 +291,8 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
     assert (found["BRATS_485"].label, found["BRATS_485"].convention) == (None, "")
     # a modality that is not described is missing, and the order of the description counts
     write_dataset(tmp_path / "x", {**MSD, "modality": {"0": "T2w", "1": "T1w"}})
-    assert names_of(cases_in(tmp_path)["BRATS_485"]) == [
-        f"x/imagesTs/BRATS_485.nii.gz#{volume}" for volume in (1, 0)
-    ]
+    volumes = [scan.volume for scan in cases_in(tmp_path)["BRATS_485"].images]
+    assert volumes == [1, 0]
 
 
 def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
@@ -412,14 +401,11 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
         (("one/A/raw", "two/A/raw"), {"one_A": "one_A", "two_A": "two_A"}),
         # weeks of a patient are of one patient, or folds would leak
         (
-            ("P1/week-0", "P1/week-9", "P2/week-0", "P3/week-4"),
-            {"P1_week-0": "P1", "P1_week-9": "P1", "P2": "P2", "P3": "P3"},
+            ("P1/week-0", "P1/week-9", "P2/week-0"),
+            {"P1_week-0": "P1", "P1_week-9": "P1", "P2": "P2"},
         ),
         # numbers of two sites are different patients
-        (
-            ("berlin/001", "berlin/002", "paris/001"),
-            {"berlin_001": "berlin_001", "berlin_002": "berlin_002", "paris": "paris"},
-        ),
+        (("bonn/001", "rome/001", "rome/002"), {n: n for n in ("bonn", "rome_001", "rome_002")}),
         (("001", "002", "more/001"), {"001": "001", "002": "002", "more": "more"}),
     ],
 )

@@ -72,9 +72,7 @@ ERROR_PARTS = ["validation T1", "validation T1c", "validation T2", "validation F
         (True, ERRORS, ["training", "validation", *ERROR_PARTS]),
     ],
 )
-def test_one_epoch_is_drawn_at_its_whole_number_and_what_is_not_known_has_no_entry(
-    tmp_path: Path, validated: bool, scores: dict[str, float], entries: list[str]
-) -> None:
+def test_one_epoch_has_a_tick_and_entries_of_what_is_known(tmp_path, validated, scores, entries):
     history.write_history([row(1, validated=validated, scores=scores)], tmp_path)
     table = read_history(tmp_path)
     figure = history_figure(table)
@@ -117,8 +115,6 @@ ROWS: tuple[Mapping[str, float], ...] = (
     {"epoch": 1, "step": 4, "lr": 0.01, "train_loss": 1.5, "seconds": 1, "peak_memory_mb": 700.0},
     {"epoch": 2, "step": 8, "lr": 0.01, "train_loss": 1.0, "val_dice": 0.5, "val_dice_et": 0.25},
 )
-
-
 TENSORBOARD = Config(tracking=TrackingConfig(to=("tensorboard",)))
 
 

@@ -19,7 +19,6 @@ NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4a
 def test_a_page_says_research_use_only_and_its_policy_forbids_requests(tmp_path: Path) -> None:
     write_page(tmp_path / "new" / "a.html", "page.html", title="caf\udce9")
     page = (tmp_path / "new" / "a.html").read_text()
-
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.html"]
     assert "caf\\udce9" in page
     assert "Research use only" in page
@@ -41,6 +40,5 @@ def test_another_ending_and_a_value_that_a_template_lacks_are_errors(tmp_path: P
 
 def test_the_vendored_viewer_and_its_licence_are_in_the_package() -> None:
     script, licence = packed_niivue()
-
     assert hashlib.sha256(gzip.decompress(base64.b64decode(script))).hexdigest() == NIIVUE_0_69_0
     assert "Redistribution and use" in licence

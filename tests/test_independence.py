@@ -62,7 +62,6 @@ def numpy_noise(features: Tensor) -> Tensor:
 MIXED = "another output beside another patch: it mixes them"
 IN_A_PASS = "another output in another pass"
 
-
 FAULTS = {
     "batch norm": (lambda: nn.BatchNorm3d(6), MIXED),
     "batch norm without running statistics": (

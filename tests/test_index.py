@@ -198,9 +198,7 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
     assert (found.facts.voxel_hash, found.label_values) == ("", ())
 
 
-def listed(
-    case_id: str = CASE_ID, values: Sequence[int] = (), folder: str = "data", **known: object
-) -> Case:
+def listed(case_id: str = CASE_ID, values: Sequence[int] = (), folder="data", **known) -> Case:
     """Return an inspected case in which each label value takes as many litres as the value."""
     release, patient_id = parse_case_id(case_id)
     kinds = (*MODALITIES, LABEL) if values or "tumour_ml" in known else MODALITIES
@@ -305,10 +303,7 @@ def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> 
         builders.write_nifti(folder / f"smith{number}_seg.nii.gz", mask)
     cases = index_cases(tmp_path).cases
     named = index_cases(tmp_path, labels="brats2023").cases
-    found = (
-        "case smith0, file smith0_seg.nii.gz: found label 1 alone, as in all 2 label maps: a mas"
-    )
-    assert cases[0].problems[0].startswith(found)
+    assert "_seg.nii.gz: found label 1 alone, as in all 2 label maps" in cases[0].problems[0]
     assert all(case.usable for case in named)
 
 

@@ -1,8 +1,4 @@
-"""The floors of the house: a package imports only from those below it.
-
-The imports are read from the source, wherever they stand. What a floor may not know at all is
-checked a second time by importing it in a fresh interpreter.
-"""
+"""A package imports only from the floors below it: by the source, and in a fresh interpreter."""
 
 import ast
 import re

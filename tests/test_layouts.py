@@ -59,9 +59,8 @@ def test_the_modality_is_the_last_word_of_a_name(kind: str, names: str) -> None:
     ],
 )
 def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, variant: str) -> None:
-    assert layouts.parse_file_name(f"{name}.nii.gz") == layouts.NamedFile(
-        stem=name, case="sub-01", kind=kind, variant=variant
-    )
+    expected = layouts.NamedFile(stem=name, case="sub-01", kind=kind, variant=variant)
+    assert layouts.parse_file_name(f"{name}.nii.gz") == expected
 
 
 @pytest.mark.parametrize(
@@ -152,9 +151,7 @@ def test_a_declared_convention_is_taken_as_it_is() -> None:
         layouts.resolve("unknown", (), declared="brats1999")
 
 
-def conventions(
-    values: dict[str, set[int]], shape: tuple[int, int, int] = SHAPE
-) -> list[LabelConvention]:
+def conventions(values: dict[str, set[int]], shape=SHAPE) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
     return list(layouts.resolve_all(maps).values())
 
@@ -195,9 +192,7 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
 )
 def test_maps_resolve_others(values: dict[str, set[int]], expected: list[LabelConvention]) -> None:
     assert conventions(values) == expected
-
-
-def test_the_shape_counts_in_folders_of_label_maps_too() -> None:
+    # the shape counts too
     assert conventions({f"{GLI}1-000": {0, 1, 2, 4}}, SHAPE_2024) == [BRATS2024]
 
 
@@ -260,9 +255,7 @@ def test_links_to_themselves_and_pipes_are_neither_followed_nor_opened(tmp_path:
 def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
     columns = [f"BraTS_{year}_subject_ID" for year in (2017, 2018, 2019)]
     with (real_data / "tables" / "name_mapping.csv").open() as stream:
-        rows = [
-            [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
-        ]
+        rows = [[row[n] for n in columns if row[n] != "NA"] for row in csv.DictReader(stream)]
     patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

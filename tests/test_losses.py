@@ -33,9 +33,7 @@ def random_images(n: int, edge: int = 8) -> tuple[Tensor, Tensor]:
     return images + 0.3 * torch.randn(images.shape, generator=generator), images
 
 
-def at_once(
-    criterion: losses.BatchDiceBce, output: Tensor | TrainingOutput, target: Tensor
-) -> Tensor:
+def at_once(criterion: losses.BatchDiceBce, output: object, target: Tensor) -> Tensor:
     return criterion.of_sums(criterion.sums(output, target), len(target))
 
 
@@ -89,11 +87,9 @@ def test_half_precision_is_summed_in_single_precision() -> None:
     # 32768 * 0.5 is exact in float32; a bfloat16 sum stops growing at 256
     assert loss.item() == pytest.approx(1 - 1 / (16384 + 1) + math.log(2), rel=1e-5)
     reconstructions, images = (pair.float() for pair in random_images(1, edge=16))
-    loss = losses.ReconstructionLoss()(reconstructions.bfloat16(), images)
-    assert loss.dtype == torch.float32
-    assert torch.equal(
-        loss, losses.ReconstructionLoss()(reconstructions.bfloat16().float(), images)
-    )
+    half, criterion = reconstructions.bfloat16(), losses.ReconstructionLoss()
+    assert criterion(half, images).dtype == torch.float32
+    assert torch.equal(criterion(half, images), criterion(half.float(), images))
 
 
 def test_batch_dice_pools_patches_before_the_ratio() -> None:

@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,9 +68,7 @@ def test_a_limit_on_the_process_counts() -> None:
     ("allowed", "total", "free"),
     [("1000\n", 1000, 600), ("max", None, None), (str(2**63), None, None)],
 )
-def test_a_limit_on_the_group_counts_without_what_is_only_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, total: int, free: int
-) -> None:
+def test_a_limit_on_the_group_counts_without_cache(tmp_path, monkeypatch, allowed, total, free):
     (tmp_path / "memory.max").write_text(allowed)
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
@@ -104,23 +101,3 @@ def test_memory_that_is_kept_is_not_cleared_again() -> None:
     cleared, kept = map(int, shown.split())
     # huge pages of 2 MB are 32 faults each time
     assert 10 * kept < cleared
-
-
-def always_full(mode: str) -> str:
-    msg = f"out of memory for {mode}"
-    raise RuntimeError(msg)
-
-
-def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
-    fallback = memory.Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
-    first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
-    assert (first, fallback.run(str.upper), fallback.index) == ("small", "SMALL", 1)
-    assert "case 7: memory ran out with large: out of memory for large" in caplog.text
-
-
-def test_in_the_last_mode_and_of_another_kind_an_error_is_raised() -> None:
-    fallback = memory.Fallback(["large", "small"], CPU, UsageError)
-    with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
-        fallback.run(always_full)
-    with pytest.raises(ValueError, match="invalid literal"):
-        memory.Fallback([1, 2], CPU, UsageError).run(lambda _: int("x"))

@@ -16,7 +16,6 @@ from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
-from brats_seg.inference.model import Model
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from tests.builders import make_volumes, write_case
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
@@ -37,12 +36,7 @@ def write_subset(root: Path, modalities: Sequence[str]) -> Path:
     return folder
 
 
-def predict(
-    inputs: Path,
-    output: Path,
-    model: Model = DROPOUT,
-    settings: PredictionSettings = PLAIN_SETTINGS,
-) -> CaseOutcome:
+def predict(inputs: Path, output: Path, model=DROPOUT, settings=PLAIN_SETTINGS) -> CaseOutcome:
     _, (outcome,) = predict_into(inputs, output, model, settings)
     return outcome
 
@@ -54,9 +48,7 @@ def predict(
         (FOR_TWO, ("t1c",), "t1n, t2w, t2f", "one of the sets that .*: t1c, t2f; t2f"),
     ],
 )
-def test_a_model_refuses_by_name_what_it_was_not_trained_for(
-    tmp_path: Path, model: Model, kept: Sequence[str], missing: str, expected: str
-) -> None:
+def test_a_model_refuses_what_it_was_not_trained_for(tmp_path, model, kept, missing, expected):
     folder = write_subset(tmp_path / "scans", kept)
     record = predict(tmp_path / "scans", tmp_path / "out", model).record
     assert isinstance(record, Failure)

@@ -81,13 +81,6 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     assert load_model([dropout, plain], CPU).subsets == ()
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    for name in ("empty", "nowhere"):
-        with pytest.raises(UsageError, match=rf"{name} holds no model: found .*expected best\.pt"):
-            load_model([tmp_path / name], CPU)
-
-
 @pytest.mark.parametrize(("widths", "patch"), [([6, 8], (8, 8, 8)), ([4096] * 10, (512, 512, 512))])
 def test_weights_must_fit(tmp_path: Path, widths: list[int], patch: tuple[int, int, int]) -> None:
     """Also of one that does not fit into memory, which is not built."""

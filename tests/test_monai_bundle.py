@@ -12,14 +12,12 @@ from monai.inferers import SlidingWindowInferer
 from monai.networks import nets
 from monai.networks.nets import SegResNet
 
-from brats_seg import PredictionSettings, Predictor, load_case
-from brats_seg.cases.find import find_inputs
+from brats_seg import PredictionSettings, Predictor
 from brats_seg.errors import UsageError
 from brats_seg.presets import MONAI_NETWORKS
 from tests.builders import write_case
-from tests.foreign_builders import part, write_bundle
+from tests.foreign_builders import FP32, part, predict, write_bundle
 
-FP32 = {"device": "cpu", "precision": "fp32"}
 SPATIAL = (
     part("Orientationd", keys="image", axcodes="RAS", labels=None),
     part(
@@ -54,8 +52,7 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
         data["pred"] = inferer(data["image"][None], network)[0].sigmoid()
     data = transforms.Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
     tc, wt, et = data["pred"].numpy()
-    predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
-    result = predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
+    result = predict(model, case, probabilities=True)
     assert result.probabilities is not None
     assert min(region.std() for region in (wt, tc, et)) > 0.01
     np.testing.assert_allclose(result.probabilities, np.stack([wt, tc, et]), rtol=0, atol=1e-5)
@@ -79,15 +76,11 @@ def test_regions_are_cleaned_as_by_monai(tmp_path: Path, case: Path, name: str) 
         part("AsDiscreted", keys="pred", threshold=0.46),
     ]
     cleaning = part(f"monai.transforms.{name}", keys=["pred"], **CLEANING[name])
-    read = load_case(find_inputs([case])[0])
     probabilities = []
-    for index, postprocessing in enumerate(
-        (steps, [*steps, cleaning, part("SaveImaged", keys="pred")])
-    ):
-        sections = {"postprocessing": {"transforms": postprocessing}}
+    for index, after in enumerate(([], [cleaning, part("SaveImaged", keys="pred")])):
+        sections = {"postprocessing": {"transforms": [*steps, *after]}}
         model = write_bundle(tmp_path / f"model{index}", **sections)
-        predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
-        probabilities.append(predictor.predict_scan(predictor.prepare(read)).probabilities)
+        probabilities.append(predict(model, case, probabilities=True).probabilities)
     before, after = probabilities
     mask = torch.from_numpy(before[[1, 0, 2]] >= 0.46)  # the channels of the bundle: TC, WT, ET
     cleaned = getattr(transforms, name)("pred", **CLEANING[name])({"pred": mask.float()})["pred"]
@@ -129,9 +122,11 @@ def test_every_known_network_is_read(tmp_path: Path, name: str) -> None:
         torch.testing.assert_close(member.network(image), expected(image), atol=1e-4, rtol=1e-4)
 
 
+FOUR = ("T1c", "T1", "T2", "FLAIR")
 LOAD = part("LoadImaged", keys="image")
 REGIONS = ("tumor core", "whole tumor", "enhancing tumor")
 WINDOWS = part("SlidingWindowInferer", roi_size=[16, 16, 8])
+DISORDER = [part("FillHolesd", keys="pred"), part("AsDiscreted")]
 NETWORK = part("SegResNet", in_channels=4, out_channels=3, init_filters=8)
 
 
@@ -156,16 +151,13 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
     ("changes", "message"),
     [
         (metadata_of("CT"), "metadata.json: the model takes the channels CT; expected T1"),
-        (
-            metadata_of("T1c", "T1", "T2", "FLAIR", regions=("bg", "liver")),
-            "the bundle returns bg, liver; expected the regions of BraTS",
-        ),
+        (metadata_of(*FOUR, regions=("bg", "liver")), "returns bg, liver; expected the regions of"),
         ({"metadata": {"version": "1"}}, "cannot be used: it has no entry 'network_data_format'"),
         ({"network_def": {**NETWORK, "act": "$os.system('true')"}}, r"code or another object for"),
         ({"network_def": part("os.system")}, "network is os.system; expected one of AttentionUnet"),
         (
-            {"network_def": part("monai.networks.nets.EfficientNetBN", pretrained=True)},
-            "its network is monai.networks.nets.EfficientNetBN; expected one of .*SegResNet",
+            {"network_def": part(f"{nets.__name__}.EfficientNetBN")},
+            "BN; expected one of .*SegResNet",
         ),
         ({"network_def": {**NETWORK, "act": "@act"}, "act": ["@act"]}, "code or another object"),
         ({"network_def": "@network"}, "inference.json cannot be used"),
@@ -178,14 +170,7 @@ def metadata_of(*channels: str, regions: tuple[str, ...] = REGIONS) -> dict[str,
         (after("Activationsd", softmax=True), "sigmoid: Field required.*, softmax: expected False"),
         (after("AsDiscreted", argmax=True), "argmax: expected False .got True"),
         (after("VoteEnsembled"), "its transform is VoteEnsembled; expected one of Activationsd"),
-        (
-            {
-                "postprocessing": {
-                    "transforms": [part("FillHolesd", keys="pred"), part("AsDiscreted")]
-                }
-            },
-            "its postprocessing has another order than Activationsd, Invertd",
-        ),
+        ({"postprocessing": {"transforms": DISORDER}}, "another order than Activationsd, Invertd"),
         ({"inferer": {**WINDOWS, "padding_mode": "reflect"}}, "padding_mode: expected .constant"),
         ("models/model.pt", "model.pt .*: No such file"),
         ("configs/inference.json", "inference.json .*: No such file"),

@@ -17,8 +17,6 @@ from brats_seg.labels import BRATS2017, regions_of
 from tests.builders import make_label_map, make_volumes, write_nifti
 
 PATCH = PatchConfig(size=(32, 32, 32), foreground=1.0)
-
-
 ITEMS = [{"case_id": f"BraTS2021_0000{number}"} for number in range(2)]
 
 

@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import os
-import socket
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from brats_seg.cases import nifti
 from brats_seg.errors import CaseError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
+from tests.faults.test_hostile_inputs import UNREADABLE
 
 OBLIQUE = np.array(
     [
@@ -31,9 +31,7 @@ PACKED = gzip.compress(CONTENT, mtime=0)
 TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 
 
-def geometry(
-    affine: npt.NDArray[np.float64] = BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1
-) -> nifti.Geometry:
+def geometry(affine=BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1) -> nifti.Geometry:
     return replace(nifti.Geometry.at(affine, SHAPE, qform_code=qform_code), sform_code=sform_code)
 
 
@@ -185,16 +183,14 @@ def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes
 
 
 MIDDLE = len(PACKED) // 2
+FLIPPED = PACKED[:MIDDLE] + bytes([PACKED[MIDDLE] ^ 1]) + PACKED[MIDDLE + 1 :]
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
         *((PACKED[:n], "cut off or damaged") for n in (3, 15, 500, MIDDLE, -9, -1)),
-        (
-            PACKED[:MIDDLE] + bytes([PACKED[MIDDLE] ^ 1]) + PACKED[MIDDLE + 1 :],
-            "cut off or damaged",
-        ),
+        (FLIPPED, "cut off or damaged"),
         # the last four bytes state 4 GB
         (PACKED[:-4] + b"\xff" * 4, "cut off or damaged"),
         # flag 8: a name follows, up to a NUL, of which there is none
@@ -231,27 +227,20 @@ def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path) -> None:
         read(path)
 
 
-def make_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(os.fspath(path))
+NO_FILES = {
+    "a link to nothing": "No such file",
+    "a FIFO": "it is a named pipe",
+    "a socket": "it is a socket",
+    "a device": "it is a device",
+    "a link to itself": "Too many levels of symbolic links",
+    "a folder": "it is a folder",
+}
 
 
-@pytest.mark.parametrize(
-    ("make", "found"),
-    [
-        (lambda path: None, "No such file"),
-        (os.mkfifo, "it is a named pipe"),
-        (make_socket, "it is a socket"),
-        (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
-        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
-        (Path.mkdir, "it is a folder"),
-    ],
-)
-def test_what_is_no_file_is_refused_without_opening_it(tmp_path, monkeypatch, make, found):
-    # the path of a socket has about a hundred characters at most
-    monkeypatch.chdir(tmp_path)
-    path = Path("scan.nii.gz")
-    make(path)
+@pytest.mark.parametrize(("what", "found"), NO_FILES.items())
+def test_what_is_no_file_is_refused_without_opening_it(tmp_path, what: str, found: str) -> None:
+    path = tmp_path / "scan.nii.gz"
+    UNREADABLE[what](path)
     for reader in (nifti.read_volume, nifti.read_geometry):
         with pytest.raises(CaseError, match=rf"scan\.nii\.gz: found .* \({found}"):
             reader(path, case_id="c")

@@ -16,10 +16,10 @@ from scipy.ndimage import binary_fill_holes, gaussian_filter
 from brats_seg import PredictionSettings, export_model, load_case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import Prediction, Predictor
+from brats_seg.inference.predict import Predictor
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
-from tests.foreign_builders import CHANNELS, TISSUE_LABELS, nnunet_network, write_fold, write_nnunet
+from tests.foreign_builders import TISSUE_LABELS, nnunet_network, predict, write_fold, write_nnunet
 
 
 @pytest.fixture
@@ -27,14 +27,8 @@ def case(tmp_path: Path) -> Path:
     return write_case(tmp_path / "scans")
 
 
-def load(*models: Path, **settings: Any) -> Predictor:
-    settings = {"device": "cpu", "precision": "fp32", **settings}
-    return Predictor.load(models, PredictionSettings(**settings))
-
-
-def predicted(model: Path, case: Path, **settings: Any) -> Prediction:
-    predictor = load(model, **settings)
-    return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
+def load(*models: Path) -> Predictor:
+    return Predictor.load(models, PredictionSettings(device="cpu", precision="fp32"))
 
 
 def oracle(
@@ -91,7 +85,7 @@ def painted(regions: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
 def test_regions_are_those_of_nnunet(tmp_path: Path, case: Path, is_residual: bool) -> None:
     model = write_nnunet(tmp_path / "model", is_residual=is_residual)
     network = nnunet_network(3, seed=0, is_residual=is_residual)
-    result = predicted(model, case)
+    result = predict(model, case)
     assert len(np.unique(result.label_map)) > 2
     assert result.convention == BRATS2017
     np.testing.assert_array_equal(result.label_map, painted(oracle(case, [network]) > 0))
@@ -102,7 +96,7 @@ def test_folds_and_mirror_images_are_averaged_as_logits(tmp_path: Path, case: Pa
     networks: list[torch.nn.Module] = [nnunet_network(4, seed=n) for n in range(2)]
     labels = np.array([0, 2, 1, 4], dtype=np.uint8)
     for mirrored in (False, True):
-        found = predicted(model, case, tta=mirrored).label_map
+        found = predict(model, case, tta=mirrored).label_map
         expected = labels[oracle(case, networks, mirrored=mirrored).argmax(axis=0)]
         np.testing.assert_array_equal(found, expected)
 
@@ -110,8 +104,8 @@ def test_folds_and_mirror_images_are_averaged_as_logits(tmp_path: Path, case: Pa
 def test_one_fold_can_be_given_alone(tmp_path: Path, case: Path) -> None:
     model = write_nnunet(tmp_path / "model", n_folds=2)
     networks = [nnunet_network(3, seed=n) for n in range(2)]
-    alone = predicted(model / "fold_1", case).label_map
-    by_file = predicted(model / "fold_1" / "checkpoint_final.pth", case).label_map
+    alone = predict(model / "fold_1", case).label_map
+    by_file = predict(model / "fold_1" / "checkpoint_final.pth", case).label_map
     np.testing.assert_array_equal(alone, painted(oracle(case, networks[1:]) > 0))
     np.testing.assert_array_equal(alone, by_file)
 
@@ -142,7 +136,7 @@ def test_scans_whose_names_show_no_release_get_the_labels_of_the_model(tmp_path:
     model = write_nnunet(tmp_path / "model", labels=TISSUE_LABELS)
     dataset = json.loads((model / "dataset.json").read_text()) | {"labels": labels}
     (model / "dataset.json").write_text(json.dumps(dataset))
-    assert predicted(model, write_case(tmp_path / "scans", "mine")).convention == BRATS2023
+    assert predict(model, write_case(tmp_path / "scans", "mine")).convention == BRATS2023
 
 
 class _Code:
@@ -150,14 +144,14 @@ class _Code:
         return print, ("code of the checkpoint was run",)
 
 
+THREE = nnunet_network(3, seed=0)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda fold: (fold / "checkpoint_final.pth").unlink(), "no checkpoint_final.pth in"),
-        (
-            lambda fold: write_fold(fold, nnunet_network(3, seed=0), logging=_Code()),
-            "checkpoint_final.pth is not a checkpoint that can be read: it holds something",
-        ),
+        (lambda fold: write_fold(fold, THREE, logging=_Code()), "can be read: it holds something"),
         (lambda fold: write_fold(fold, nnunet_network(4, seed=0)), "checkpoint_final.pth cannot"),
         (lambda fold: (fold.parent / "plans.json").write_text("{"), "plans.json cannot be used"),
     ],
@@ -182,7 +176,7 @@ MAMBA = {"network_class_name": "a.Mamba", "arch_kwargs": {}}
     ("changes", "message"),
     [
         ({"channels": {"0": "CT"}}, "takes the channels CT; expected T1, T1 with contrast"),
-        ({"channels": CHANNELS | {"3": "T1w"}}, "takes the channels FLAIR, T1w, t1gd, T1w"),
+        ({"channels": dict.fromkeys("0123", "T1w")}, "takes the channels T1w, T1w, T1w, T1w"),
         ({"labels": {"background": 0, "liver": [1, 2], "tumour": 2}}, "background, liver, tum"),
         ({"labels": TISSUE_LABELS | {"cavity": 4}}, "enhancing tumor, cavity; expected oedema"),
         ({"plans": {"configurations": {}}}, "plans.json cannot be used"),

@@ -20,13 +20,11 @@ def volume(array: npt.NDArray[np.generic], file: str = "t1.nii") -> Volume:
     return Volume(array=array, geometry=Geometry.at(np.eye(4), array.shape), file=file)
 
 
-def modalities(
-    rng: np.random.Generator, *, background: float = 0, dtype: str = "int16"
-) -> list[Volume]:
+def modalities(rng: np.random.Generator) -> list[Volume]:
     """Four volumes of 6x6x6 with a brain of 2x3x2 at (2, 1, 3)."""
     volumes = []
     for number in range(4):
-        array = np.full((6, 6, 6), background, dtype=dtype, order="F")
+        array = np.zeros((6, 6, 6), dtype="int16", order="F")
         array[2:4, 1:4, 3:5] = rng.integers(100, 900, size=(2, 3, 2))
         volumes.append(volume(array, f"{number}.nii"))
     return volumes
@@ -41,9 +39,8 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
     brain = normalisation.extract_brain("a", volumes, None)
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
-    for modality, item, mean, std in zip(
-        brain.image, volumes, brain.means, brain.stds, strict=True
-    ):
+    rows = zip(brain.image, volumes, brain.means, brain.stds, strict=True)
+    for modality, item, mean, std in rows:
         values = item.array[brain.box.slices]
         assert (modality[~inside] == 0).all()
         assert mean == pytest.approx(values[inside].mean())
@@ -54,9 +51,8 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
 
 def test_the_box_holds_all_modalities_and_all_labels(rng: np.random.Generator) -> None:
     volumes, labels = modalities(rng), np.zeros((6, 6, 6), dtype=np.uint8)
-    assert normalisation.extract_brain("a", volumes, volume(labels)).box == Box(
-        start=(2, 1, 3), stop=(4, 4, 5)
-    )
+    brain = normalisation.extract_brain("a", volumes, volume(labels))
+    assert brain.box == Box(start=(2, 1, 3), stop=(4, 4, 5))
     volumes[2].array[4, 4, 5] = -3  # values below the background are brain
     labels[2, 1, 3], labels[0, 5, 3] = 2, 4
     brain = normalisation.extract_brain("a", volumes, volume(labels, "seg.nii"))

@@ -82,7 +82,6 @@ def test_an_earlier_session_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def run_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Run the cell with the settings in `folder/here`, and return what it defines."""
     (settings,) = [cell for cell in code_cells(NAMES[0]) if "WORK =" in cell]
     (folder / "here").mkdir(exist_ok=True)
     monkeypatch.chdir(folder / "here")

@@ -17,7 +17,7 @@ from brats_seg.figures.cases import CaseView, open_view
 from brats_seg.inference.predict import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import REGIONS
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page
 from brats_seg.pages.html import Fact, PageOptions
@@ -25,13 +25,12 @@ from brats_seg.pages.run import write_run_page
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import touch
 from tests.check_builders import write_clear_phantoms
+from tests.inference_builders import NAMES
 from tests.test_run import FILES
 from tests.test_scores import score_row
 
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
-SUFFIXES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
 PAGES = ("case", "cohort", "run")
-
 
 RECORD = {
     **dict.fromkeys(("key", "version", "device"), "0123"),
@@ -50,7 +49,6 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def moved_view(scans: Path) -> CaseView:
-    """Open a case; its prediction is its reference, moved by a voxel."""
     view = open_view(scans)
     assert view.reference is not None
     moved = np.ascontiguousarray(np.roll(view.reference.label_map, 1, axis=0))
@@ -68,13 +66,12 @@ def write_results(folder: Path, *, name: str = "") -> Path:
     folder.mkdir()
     lines = []
     for case_id, ml in {"fair": (90, 0.5, 3), "bad": (89, 0.12, 3), "unknown": (200, 9, 1)}.items():
+        parts = zip(REGIONS, ml, strict=True)
         record = Record(
             case_id=f"{case_id}{name}",
             model=f"0123{name}",
             warnings=(f"odd {name}",) * (case_id == "fair"),
-            volumes=[
-                PartVolume(name=r, ml=n, n_components=1) for r, n in zip(REGIONS, ml, strict=True)
-            ],
+            volumes=[PartVolume(name=region, ml=n, n_components=1) for region, n in parts],
             outputs=(f"previews/{case_id}{name}.png",),
             **RECORD,
         )
@@ -166,7 +163,6 @@ def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, 
 
 
 def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path: Path) -> None:
-
     def drawn(selector: str = "", key: str = "") -> np.ndarray:
         if selector:
             page.click(selector)
@@ -279,7 +275,7 @@ def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path:
 @pytest.mark.parametrize("voxel", [(20, 22, 18), (13, 30, 10)])
 def test_a_value_in_the_page_is_that_of_the_file(page, scans, voxel):
     """At a voxel of the file: both what the page says and what NiiVue draws."""
-    paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
+    paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in NAMES.items()}
     scan = read_volume(paths["t1c"], case_id="a")
     mm = (scan.geometry.affine @ [*voxel, 1])[:3].tolist()
     page.run(f"viewer.goTo({json.dumps(mm)})")

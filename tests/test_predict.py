@@ -24,11 +24,7 @@ from brats_seg.inference.predict import (
     decode_regions,
     measure,
 )
-from brats_seg.inference.probabilities import (
-    PredictionFallback,
-    PredictionMode,
-    apply_model,
-)
+from brats_seg.inference.probabilities import PredictionFallback, PredictionMode, apply_model
 from brats_seg.inference.results import OutputFolder
 from brats_seg.labels import (
     BRATS2017,
@@ -59,17 +55,13 @@ from tests.inference_builders import (
 FP32 = PredictionSettings(precision="fp32", device="cpu")
 
 
-def predict(
-    folder: Path, model: Model | None = None, settings: PredictionSettings = PLAIN_SETTINGS
-) -> tuple[Scan, Prediction]:
+def predict(folder: Path, model=None, settings=PLAIN_SETTINGS) -> tuple[Scan, Prediction]:
     scan = read_scan(folder)
     model = replace(model or make_model(), settings=settings)
     return scan, Predictor(model=model).predict_scan(scan)
 
 
-def written(
-    folder: Path, output: Path, settings: PredictionSettings = PLAIN_SETTINGS
-) -> nib.Nifti1Image:
+def written(folder: Path, output: Path, settings=PLAIN_SETTINGS) -> nib.Nifti1Image:
     scan, result = predict(folder, settings=settings)
     names = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])

@@ -13,13 +13,6 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
-from brats_seg.data.prepare import (
-    FOREGROUND_VOXELS,
-    LARGEST_BRAIN_MM3,
-    prepare_cases,
-    required_bytes,
-    select_foreground,
-)
 from brats_seg.data.store import open_case, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import locked, reading
@@ -76,7 +69,6 @@ def change_voxel(root: Path) -> None:
 
 
 def swap_alike(root: Path) -> None:
-    """Let two files of equal size and time change places."""
     one, other = (root / IDS[1] / f"{IDS[1]}_{name}.nii.gz" for name in ("t1", "t2"))
     spare = one.rename(one.with_name("spare"))
     other.rename(one)
@@ -122,7 +114,7 @@ def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) 
     cases, stages = index_cases(root).cases, []
     of_2024 = [replace(case, convention="brats2024") for case in cases]
     for some, config in ((cases, StoreConfig()), (cases, COARSE), (of_2024, COARSE)):
-        prepare_cases(some, folder, config)
+        prepare_module.prepare_cases(some, folder, config)
         stages += stamps(folder)
         assert open_case(folder, IDS[0]).spacing_mm == (config.spacing_mm or (1.0, 1.0, 1.0))
     assert open_case(folder, IDS[0]).convention == BRATS2024
@@ -139,7 +131,10 @@ def test_damaged_cases_are_prepared_again_when_asked_for(root, folder, name, cap
     before = stamps(folder)
     prepare(root, folder)
     assert rewritten(folder, before) == ([IDS[1]] if name == "case.json" else [])
-    assert prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True) == ()
+    assert (
+        prepare_module.prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True)
+        == ()
+    )
     assert damaged.read_bytes() == content
     assert verify_cases(IDS, folder) == ()
     assert rewritten(folder, before) == [IDS[1]]
@@ -153,7 +148,7 @@ def test_a_touched_scan_does_not_hide_damage(root: Path, folder: Path) -> None:
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
     for repair, found in ((False, [IDS[1]]), (True, [])):
         touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
-        prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=repair)
+        prepare_module.prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=repair)
         assert [error.case_id for error in verify_cases(IDS, folder)] == found
 
 
@@ -194,10 +189,10 @@ def test_large_regions_are_thinned_evenly() -> None:
     labels = np.zeros((30, 30, 30), dtype=np.uint8)
     labels[5:25, 5:25, 5:25] = 2
     labels[6, 7, 8] = 4
-    rows = select_foreground(labels, BRATS2017)
+    rows = prepare_module.select_foreground(labels, BRATS2017)
     wt, tc, et = (rows[rows[:, 0] == region, 1:] for region in range(3))
-    assert len(wt) == FOREGROUND_VOXELS
-    assert len({tuple(voxel) for voxel in wt.tolist()}) == FOREGROUND_VOXELS
+    assert len(wt) == prepare_module.FOREGROUND_VOXELS
+    assert len({tuple(voxel) for voxel in wt.tolist()}) == prepare_module.FOREGROUND_VOXELS
     assert regions_of(labels, BRATS2017)[0][tuple(wt.T)].all()
     np.testing.assert_allclose(wt.mean(axis=0), 14.5, atol=0.1)
     assert tc.tolist() == et.tolist() == [[6, 7, 8]]
@@ -209,8 +204,8 @@ def test_of_large_volumes_a_brain_is_counted(root: Path, folder: Path, spacing_m
     # an empty volume packs well: only its header is read
     affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])
     write_nifti(root / case.images[0].path, np.zeros((200, 200, 200), dtype=np.uint8), affine)
-    expected = LARGEST_BRAIN_MM3 / spacing_mm**3 * 9 + 2**18
-    assert required_bytes([case], folder, None) == int(expected)
+    expected = prepare_module.LARGEST_BRAIN_MM3 / spacing_mm**3 * 9 + 2**18
+    assert prepare_module.required_bytes([case], folder, None) == int(expected)
 
 
 @pytest.mark.parametrize("spacing_mm", [0.5, 1.0, 2.0])
@@ -218,39 +213,39 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     write_case(tmp_path / "scans", shape=(48, 48, 32))
     (case,) = index_cases(tmp_path / "scans").cases
     spacing = (spacing_mm,) * 3
-    needed = required_bytes([case], tmp_path / "prepared", spacing)
-    prepare_cases([case], tmp_path / "prepared", StoreConfig(spacing_mm=spacing))
+    needed = prepare_module.required_bytes([case], tmp_path / "prepared", spacing)
+    prepare_module.prepare_cases([case], tmp_path / "prepared", StoreConfig(spacing_mm=spacing))
     files = (tmp_path / "prepared" / case.case_id).iterdir()
     written = sum(path.stat().st_size for path in files)
     assert needed == round(48 * 48 * 32 / spacing_mm**3) * 9 + 2**18
     assert 0.2 * needed < written <= needed
     # what is replaced needs no more space, nor does a scan that cannot be read
-    assert required_bytes([case], tmp_path / "prepared", spacing) == needed - written
+    assert prepare_module.required_bytes([case], tmp_path / "prepared", spacing) == needed - written
     (tmp_path / "scans" / case.images[0].path).write_text("not a scan")
-    assert required_bytes([case], tmp_path, None) == 0
+    assert prepare_module.required_bytes([case], tmp_path, None) == 0
 
 
 def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a training would go on with the labels or the spacing of other settings."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     cases = index_cases(root).cases
-    prepare_cases(cases, folder, StoreConfig())
+    prepare_module.prepare_cases(cases, folder, StoreConfig())
     before = stamps(folder)
     in_use = r"a run is being trained on the cases in .* --prepared"
     with reading(folder):
         # nothing is to be replaced
-        prepare_cases(cases, folder, StoreConfig())
+        prepare_module.prepare_cases(cases, folder, StoreConfig())
         with pytest.raises(UsageError, match=in_use):
-            prepare_cases(cases, folder, COARSE)
+            prepare_module.prepare_cases(cases, folder, COARSE)
     assert stamps(folder) == before
-    assert prepare_cases(cases, folder, COARSE) == ()
+    assert prepare_module.prepare_cases(cases, folder, COARSE) == ()
 
 
 def test_scans_are_not_replaced_by_prepared_cases(root: Path, folder: Path) -> None:
     """The folder of a case would be replaced as a whole."""
     before = {path: path.read_bytes() for path in root.rglob("*.nii.gz")}
     with pytest.raises(UsageError, match=rf"would replace .*{IDS[0]} and .* --prepared"):
-        prepare_cases(index_cases(root).cases, root, StoreConfig())
+        prepare_module.prepare_cases(index_cases(root).cases, root, StoreConfig())
     assert {path: path.read_bytes() for path in root.rglob("*.nii.gz")} == before
     (folder / IDS[0]).mkdir(parents=True)
     assert prepare(root, folder) == ()

@@ -1,7 +1,4 @@
-"""Scans as the scanner made them are prepared, and label maps return to the grids that they came from.
-
-Doubles stand for greedy and deepbet and know where the made-up head lies; a slow test runs the programs.
-"""
+"""Scans of the scanner are prepared, by doubles of greedy and deepbet, and label maps return to them."""
 
 import subprocess
 import sys
@@ -26,7 +23,7 @@ from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import Affine
-from tests.builders import call, make_volumes, write_nifti
+from tests.builders import call, make_volumes, write_arrays, write_nifti
 from tests.check_builders import geometry
 from tests.dicom_builders import write_examination
 from tests.inference_builders import write_run
@@ -116,9 +113,8 @@ class Doubles:
             known = FROM_T1C[names[0]] if names else TO_T1C
             # the head of a DICOM examination is another one
             is_known = names or shape == (47, 46, 42)
-            np.savetxt(
-                folder / "rigid.mat", known if is_known else np.loadtxt(folder / "start.mat")
-            )
+            matrix = known if is_known else np.loadtxt(folder / "start.mat")
+            np.savetxt(folder / "rigid.mat", matrix)
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
@@ -131,7 +127,6 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> Doubles:
 
 
 def prepared(root: Path) -> tuple[Case, ...]:
-    """Prepare the cases in a folder in the atlas beside it."""
     options = ScanOptions(atlas=str(root / "atlas.nii.gz"))
     return prepare_cases(find_inputs([root / "native"]), root / "ready", options)
 
@@ -193,9 +188,7 @@ def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(tm
 def test_scans_without_skull_keep_every_voxel_of_the_brain(tmp_path, doubles):
     """Of one grid and of 1 mm they are left alone; others are registered, and nothing is cut away."""
     write_head(tmp_path / "native")
-    for index, array in enumerate(make_volumes()):
-        path = tmp_path / f"native/ready/ready_{MODALITIES[index]}.nii.gz"
-        write_nifti(path, array, ATLAS.affine)
+    write_arrays(tmp_path / "native/ready", make_volumes(), ATLAS.affine)
     for name in MODALITIES:
         path = tmp_path / f"native/me/me_{name}.nii.gz"
         scan = read_volume(path, case_id="me")
@@ -211,9 +204,7 @@ def test_what_is_missing_is_named_before_any_work(tmp_path, monkeypatch):
     write_head(tmp_path / "native")
     install = r"pip install 'brats_seg\[preprocess\]'"
     monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
-    with pytest.raises(
-        EnvironmentalError, match=f"picsl_greedy and deepbet not installed: {install}"
-    ):
+    with pytest.raises(EnvironmentalError, match=f"greedy and deepbet not installed: {install}"):
         prepared(tmp_path)
     monkeypatch.setattr(preprocess, "find_spec", lambda name: name)
     large = np.zeros((160, 160, 160), np.int16)
@@ -295,6 +286,10 @@ def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: 
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 
 
+SHELLS = [(0, 3, (120, 130, 900, 150)), (3, 9, (40, 45, 60, 50)), (9, 16, (900, 950, 700, 500))]
+"""Fluid, bone and fat: from and to how many mm outside the brain, with the signals of each modality."""
+
+
 @pytest.mark.slow
 def test_the_programs_find_the_brain_of_a_head_and_undo_its_motion(tmp_path: Path) -> None:
     pytest.importorskip("picsl_greedy")
@@ -307,14 +302,8 @@ def test_the_programs_find_the_brain_of_a_head_and_undo_its_motion(tmp_path: Pat
     grid = geometry(brain.shape)
     moves = dict(zip(MODALITIES, (0.5, 0, -1, 1), strict=True))
     for index, (name, move) in enumerate(moves.items()):
-        # fluid, bone, fat
-        shells = [
-            (0, 3, (120, 130, 900, 150)),
-            (3, 9, (40, 45, 60, 50)),
-            (9, 16, (900, 950, 700, 500)),
-        ]
         head = images[index].astype(np.float32)
-        for low, high, signals in shells:
+        for low, high, signals in SHELLS:
             head[(depth > low) & (depth <= high)] = signals[index]
         head *= rng.normal(1, 0.05, head.shape)
         affine = grid.affine @ np.diag([0.9, 0.9, 5, 1])

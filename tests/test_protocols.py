@@ -3,19 +3,12 @@
 import pytest
 
 from brats_seg.errors import ConfigError
-from brats_seg.evaluation.protocols import (
-    PROGRAMS,
-    PROTOCOLS,
-    LesionRules,
-    MatchingRules,
-    ScoredRegion,
-    protocol_named,
-)
+from brats_seg.evaluation import protocols
+from brats_seg.evaluation.protocols import ScoredRegion, protocol_named
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 
 BRATS_SHAPE = (240, 240, 155)
 MM = (1.0, 1.0, 1.0)
-
 
 PUBLISHED = [
     # year, task, regions, dilations, minima, penalty, whether predicted lesions are merged
@@ -39,7 +32,7 @@ def test_each_year_and_task_has_its_numbers() -> None:
         expected = zip(regions.split(), dilations, minima, strict=True)
         assert protocol.regions == tuple(ScoredRegion(*region) for region in expected)
         assert protocol.hd95_penalty(BRATS_SHAPE, MM) == pytest.approx(penalty)
-        assert protocol.lesions == LesionRules(
+        assert protocol.lesions == protocols.LesionRules(
             merges_predictions=merges,
             joins_touching=(year, task) == (2024, "GLI"),
             counts_false_positives=task != "MEN-RT",
@@ -86,14 +79,16 @@ def test_the_tasks_of_2025_have_the_regions_of_the_program(year: int, metastases
         assert " ".join(f"{name} {those}" for name, those in pairs) == regions
         assert (protocol.penalty_mm, protocol.lesions) == (373, None)
         numbers = metastases if task == "MET" else (0, 0)
-        assert protocol.matching == MatchingRules(large_mm3=numbers[0], found_dice=numbers[1])
+        assert protocol.matching == protocols.MatchingRules(
+            large_mm3=numbers[0], found_dice=numbers[1]
+        )
 
 
 def test_titles_name_protocol_task_challenge_and_program() -> None:
     assert protocol_named("legacy", "MET").title.startswith("legacy: BraTS 2017 to 2022")
     expected = "brats2025 MET: BraTS 2025 as in brats-evaluation 0.0.10"
     assert protocol_named("brats2025", "met").title == expected
-    assert {protocol.name for protocol in PROTOCOLS} == PROGRAMS.keys()
+    assert {protocol.name for protocol in protocols.PROTOCOLS} == protocols.PROGRAMS.keys()
 
 
 VALUES = {
@@ -113,6 +108,6 @@ def test_a_region_has_its_values_in_every_convention() -> None:
     conventions = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
     for region, values in VALUES.items():
         assert [ScoredRegion(name=region).values(c) for c in conventions] == values
-    for protocol in PROTOCOLS:
+    for protocol in protocols.PROTOCOLS:
         for region in protocol.regions:
             assert region.values(protocol.labels or BRATS2024), (protocol.task, region.name)

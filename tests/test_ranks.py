@@ -42,9 +42,7 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
     ("device", "n_gpus", "backend"),
     [("auto", 2, "cpu:gloo,cuda:nccl"), ("cpu", 2, "gloo"), ("auto", 0, "gloo"), ("auto", 1, None)],
 )
-def test_processes_take_a_gpu_each_and_exchange_values_of_the_cpu_by_gloo(
-    monkeypatch: pytest.MonkeyPatch, device: str, n_gpus: int, backend: str | None
-) -> None:
+def test_processes_take_a_gpu_each_and_gloo_for_the_cpu(monkeypatch, device, n_gpus, backend):
     """NCCL takes no tensors of the CPU; the first process may prepare cases for hours."""
     calls: dict[str, object] = {}
     monkeypatch.setenv("WORLD_SIZE", "2")

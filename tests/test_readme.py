@@ -19,17 +19,8 @@ from pathlib import Path
 import pytest
 
 from brats_seg import export_model, find_cases, write_phantom_cases
-from tests.builders import (
-    ROOT,
-    SHAPE,
-    call,
-    make_label_map,
-    make_volumes,
-    run_make,
-    shell,
-    variables_of_installation,
-    write_nifti,
-)
+from tests import builders
+from tests.builders import ROOT, make_volumes, run_make, write_nifti
 from tests.foreign_builders import write_bundle, write_nnunet
 from tests.inference_builders import write_run
 
@@ -43,12 +34,8 @@ TINY = shlex.split(
     "--set 'patch.size=[16, 16, 16]' --set 'model.widths=[4, 8]' --set training.n_epochs=1 "
     "--set folds.n_folds=2"
 )
-QUICK = {
-    "plan": [*TINY, "--device", "600MiB"],
-    "train": TINY,
-    "crossval": [*TINY, "--folds", "0,1"],
-    "certify": TINY,
-}
+QUICK = {"plan": [*TINY, "--device", "600MiB"], "crossval": [*TINY, "--folds", "0,1"]}
+QUICK |= dict.fromkeys(("train", "certify"), TINY)
 """What makes a command quick on tiny cases."""
 INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""
@@ -82,7 +69,7 @@ def arguments_of(line: str) -> list[str] | None:
 def workplace(brats_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder: six tiny cases in `scans` (and `data`), and phantoms are as small."""
     monkeypatch.chdir(brats_root.parent)
-    monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", SHAPE)
+    monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", builders.SHAPE)
     monkeypatch.setattr("brats_seg.cli.options.DEMO_CASES", 3)
     # a small network in the place of the one that the package carries
     export_model([write_run(tmp_path / "small")], tmp_path / "carried")
@@ -104,7 +91,7 @@ def run_commands(page: Path, *before: list[str]) -> None:
     for arguments in commands:
         # the slow test of the cluster has a scheduler, and time for workers; --watch does not end
         if not {"--workers", "--watch"} & {*arguments}:
-            done = call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
+            done = builders.call(Path.cwd(), *arguments, *QUICK.get(arguments[0], []))
             assert done.code == 0, (arguments, done.err)
 
 
@@ -181,7 +168,7 @@ def spelled_out(pattern: str) -> list[str]:
 def test_each_layout_is_read(tmp_path: Path, patterns: list[str], case_ids: list[str]) -> None:
     is_label = re.compile("seg|labels/")
     for name in (name for pattern in patterns for name in spelled_out(pattern)):
-        array = make_label_map() if is_label.search(name) else make_volumes()[0]
+        array = builders.make_label_map() if is_label.search(name) else make_volumes()[0]
         write_nifti(tmp_path / name, array)
     found = find_cases(tmp_path).cases
     assert [case.case_id for case in found] == case_ids
@@ -194,7 +181,7 @@ def write_table_of_paths(folder: Path) -> None:
     (row,) = csv.DictReader(table.splitlines())
     for modality, image in zip(("t1n", "t1c", "t2w", "t2f"), make_volumes(), strict=True):
         write_nifti(folder / row[modality], image)
-    write_nifti(folder / row["label"], make_label_map())
+    write_nifti(folder / row["label"], builders.make_label_map())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +220,6 @@ def test_the_first_command_trains_the_demo_well(tmp_path: Path) -> None:
 
 @contextmanager
 def running(line: str, folder: Path) -> Iterator[None]:
-    """Run a line of a page beside the test, and end it and its children afterwards."""
     process = subprocess.Popen(
         ["bash", "-c", line], cwd=folder, env=variables(folder), start_new_session=True
     )
@@ -251,7 +237,6 @@ def free_port() -> int:
 
 
 def wait_for(port: int) -> None:
-    """Wait until a program listens at a port of this machine, at most two minutes."""
     for _ in range(120):
         with socket.socket() as asking:
             if asking.connect_ex(("localhost", port)) == 0:
@@ -260,7 +245,6 @@ def wait_for(port: int) -> None:
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Return variables of a shell in which the programs of the pages are those tested here."""
     programs = folder / "programs"
     programs.mkdir(exist_ok=True)
     python = f'exec "{sys.executable}" -m'
@@ -277,7 +261,7 @@ def variables(folder: Path) -> dict[str, str]:
 
 
 def type_line(line: str, folder: Path, **others: str) -> str:
-    return shell(line, folder, variables(folder) | others)
+    return builders.shell(line, folder, variables(folder) | others)
 
 
 @pytest.mark.slow
@@ -333,22 +317,17 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
     by_address, by_wheel = others
     build = re.findall(r"`(pip wheel [^`]+)`", README.read_text())
     venv = [f"{sys.executable} -m venv .venv", ". .venv/bin/activate"]
-    get, leave = (
-        'git clone "$REPO" cloned && cd cloned',
-        "mv dist/*.whl .. && cd .. && rm -rf cloned",
-    )
-    typed = {
-        "clone": clone,
-        "address": [*venv, by_address],
-        "wheel": [*venv, get, *build, leave, by_wheel],
-    }[way]
+    get = 'git clone "$REPO" cloned && cd cloned'
+    build += ["mv dist/*.whl .. && cd .. && rm -rf cloned"]
+    ways = {"address": [*venv, by_address], "wheel": [*venv, get, *build, by_wheel]}
+    typed = {"clone": clone, **ways}[way]
     demo = [
         "brats-seg doctor --json > doctor.json",
         "brats-seg train --epochs 1",
         "python -c 'import brats_seg; print(brats_seg.__file__)'",
     ]
-    environment = variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()}
-    shown = shell("\n".join([*typed, *demo]), tmp_path, environment)
+    environment = builders.variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()}
+    shown = builders.shell("\n".join([*typed, *demo]), tmp_path, environment)
     assert "finished after 1 epoch" in shown
     (diagnosis,) = tmp_path.rglob("doctor.json")
     findings = json.loads(diagnosis.read_text())["findings"]

@@ -19,9 +19,7 @@ from tests.inference_builders import CPU, read_scan, write_run
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(24, 24, 16), fingerprint="cases")
 
 
-def write_autoencoder(
-    path: Path, size: object = "whole", identity: ModelIdentity = IDENTITY
-) -> Path:
+def write_autoencoder(path: Path, size: object = "whole", identity=IDENTITY) -> Path:
     config = Config(
         model=ModelConfig(name="autoencoder", latent=64),
         patch=PatchConfig.model_validate({"size": size}),
@@ -36,8 +34,6 @@ def scan(tmp_path: Path) -> Scan:
 
 
 class Scaled(nn.Module):
-    """Returns its input with the second modality multiplied by a half, or divided by zero."""
-
     def __init__(self, divisor: float = 2) -> None:
         super().__init__()
         self.divisor = nn.Parameter(torch.tensor([1.0, divisor, 1, 1]).view(1, 4, 1, 1, 1))

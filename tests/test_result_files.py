@@ -83,9 +83,8 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
 
 def preview_of(folder: Path, decoding: Decoding | None = None) -> np.ndarray:
     scan, path = read_scan(folder), folder.with_suffix(".png")
-    write_preview(
-        scan, Predictor(model=make_model(decoding=decoding or Decoding())).predict_scan(scan), path
-    )
+    predictor = Predictor(model=make_model(decoding=decoding or Decoding()))
+    write_preview(scan, predictor.predict_scan(scan), path)
     return matplotlib.image.imread(path)
 
 

@@ -8,30 +8,18 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from brats_seg.survival.results import (
-    Estimate,
-    Verdict,
-    accuracy,
-    concordance_figure,
-    days_figures,
-    estimates,
-    judge,
-    spearman,
-    summarise,
-    write_predictions,
-    write_summary,
-)
+from brats_seg.survival import results
 from brats_seg.survival.study import Predictions, Study, cross_validate
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
 
 REPORTED = np.array([100.0, 200.0, 400.0, 1000.0])
 PREDICTED = np.array([110.0, 170.0, 500.0, 900.0])
-SPEARMAN = Estimate(value=0.4, low=0.2, high=0.6)
+SPEARMAN = results.Estimate(value=0.4, low=0.2, high=0.6)
 
 
 def test_figures_by_hand():
     # errors 10, 30, 100, 100; squared 100, 900, 10000, 10000; short, short, mid for long, long
-    assert days_figures(REPORTED, PREDICTED) == {
+    assert results.days_figures(REPORTED, PREDICTED) == {
         "accuracy": 0.75,
         "mse_days2": 5250,
         "median_se_days2": 5450,
@@ -45,26 +33,26 @@ def test_figures_by_hand():
     ("days", "kin"), [(299.0, 1.0), (300.0, 400.0), (450.0, 400.0), (451.0, 5000.0)]
 )
 def test_mid_survivors_have_both_borders(days, kin):
-    found = [accuracy(np.array([days]), np.array([other])) for other in (1.0, 400.0, 5000.0)]
-    assert found == [other == kin for other in (1.0, 400.0, 5000.0)]
+    for other in (1.0, 400.0, 5000.0):
+        assert results.accuracy(np.array([days]), np.array([other])) == (other == kin)
 
 
 def test_the_rank_correlation_is_that_of_scipy(rng):
     one, other = rng.integers(0, 10, (2, 30)).astype(float)
-    assert spearman(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
-    assert spearman(one, np.full(30, 300.0)) == 0
+    assert results.spearman(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert results.spearman(one, np.full(30, 300.0)) == 0
 
 
-@pytest.mark.parametrize("figures", [days_figures, concordance_figure])
+@pytest.mark.parametrize("figures", [results.days_figures, results.concordance_figure])
 def test_patients_are_drawn_not_cases(rng, figures):
     """Ten scans of one patient are not ten patients."""
     names = np.array(list("abcdefgh"))
     days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
-    values = (days, predicted) if figures is days_figures else (days, died, predicted)
+    values = (days, predicted) if figures is results.days_figures else (days, died, predicted)
     once, often = [], []
     for n, found in ((1, once), (10, often)):
         repeated, rng = [np.repeat(one, n) for one in values], np.random.default_rng(1)
-        drawn = estimates(figures, repeated, np.repeat(names, n), rng, n_resamples=200)
+        drawn = results.estimates(figures, repeated, np.repeat(names, n), rng, n_resamples=200)
         found += drawn.values()
     for one, same in zip(once, often, strict=True):
         assert one.low <= one.value <= one.high
@@ -73,7 +61,7 @@ def test_patients_are_drawn_not_cases(rng, figures):
 
 def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
     def p_values(selected, baseline):
-        verdict = judge(reported, selected, baseline, SPEARMAN, np.random.default_rng(0))
+        verdict = results.judge(reported, selected, baseline, SPEARMAN, np.random.default_rng(0))
         return verdict.p_ranks, verdict.p_gain
 
     reported = rng.gamma(2, 200, 40)
@@ -88,7 +76,7 @@ def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
 def test_no_effect_is_not_believed(seed):
     """The negative control."""
     study = make_study(seed, effect=0.0)
-    verdict = summarise(study, cross_validate(study, make_plan()), 0).verdict
+    verdict = results.summarise(study, cross_validate(study, make_plan()), 0).verdict
     assert not verdict.is_significant
 
 
@@ -104,7 +92,7 @@ def test_no_effect_is_not_believed(seed):
 )
 def test_each_verdict_has_its_text(changes, heading, text):
     given = {"n_died": 50, "spearman": SPEARMAN, "p_ranks": 0.01, "gain_days": 12.0, "p_gain": 0.01}
-    verdict = Verdict(**given | changes)
+    verdict = results.Verdict(**given | changes)
     assert verdict.heading == heading
     assert text in str(verdict)
 
@@ -116,7 +104,7 @@ def test_a_censored_case_counts_in_no_figure_in_days():
         predicted_days([0] * 5, selected=[100.0, 200, 300, days, days], age=[1.0] * 5)
         for days in (499, 9e9)
     )
-    assert summarise(study, early, 0).figures == summarise(study, late, 0).figures
+    assert results.summarise(study, early, 0).figures == results.summarise(study, late, 0).figures
 
 
 def predicted_days(folds, log_hazards=None, **days):
@@ -131,7 +119,7 @@ def test_the_remarks_describe_the_data():
     outcomes = make_outcomes(days, [False, True, False, False], [50, nan, 60, nan])
     study = Study.of(make_feature_table([[1.0, 7], [2, 7], [3, 7], [4, 7]], **seen), outcomes)
     predictions = predicted_days([0, 1, 0, -1], selected=[1.0] * 4, age=[1.0] * 4)
-    remarks = "\n".join(summarise(study, predictions, 0).remarks)
+    remarks = "\n".join(results.summarise(study, predictions, 0).remarks)
     for remark in (
         "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
         'pip install "brats_seg[survival]"',
@@ -155,7 +143,7 @@ PREDICTIONS = predicted_days(
 
 
 def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
-    write_predictions(STUDY, PREDICTIONS, tmp_path / "p.csv")
+    results.write_predictions(STUDY, PREDICTIONS, tmp_path / "p.csv")
     assert (tmp_path / "p.csv").read_text().splitlines() == [
         "case_id,patient_id,fold,reported_days,censored,selected_days,age_days,cox_risk",
         "A,A,0,100,no,110.4,200.0,2",
@@ -167,8 +155,8 @@ def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):
 
 def test_the_summary_holds_figures_verdict_and_remarks(tmp_path):
     without = replace(PREDICTIONS, log_hazards=None)
-    plain, summary = (summarise(STUDY, each, 0) for each in (without, PREDICTIONS))
-    write_summary(summary, make_plan(), tmp_path / "summary.json")
+    plain, summary = (results.summarise(STUDY, each, 0) for each in (without, PREDICTIONS))
+    results.write_summary(summary, make_plan(), tmp_path / "summary.json")
     content = json.loads((tmp_path / "summary.json").read_text())
     figures = content["figures"]
     counts = ("n_cases", "n_died", "n_censored", "research_use_only")

@@ -27,7 +27,6 @@ def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
 
 def test_it_says_what_the_folder_of_the_run_says(tiny_run: Path, tmp_path: Path) -> None:
     write_run_page(tiny_run, tmp_path / "a.html")
-
     page = (tmp_path / "a.html").read_text()
     loss = pd.read_csv(tiny_run / "history.csv")["train_loss"].iloc[-1]
     for words in (
@@ -45,7 +44,6 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(tiny_r
     """The stored prediction is cut to a box, whose place only the reference tells."""
     held_out = open_held_out(tiny_run, tiny_prepared)
     scores, pictures = held_out_scores(held_out, CPU)
-
     for case in predict_held_out(held_out, CPU, untracked):
         (score,) = (one for one in scores if one.case_id == case.case_id)
         placed = placed_prediction(held_out, case.read(), case.case_id)
@@ -64,7 +62,6 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> N
     # a checkpoint knows the number of epochs that its run was planned for
     (run_copy / "best.pt").unlink()
     (page,) = write_report([run_copy]).results
-
     assert page == run_copy / "report.html"
     assert "1 of 2 epochs are done." in page.read_text()
     assert "The run has not been validated yet" in page.read_text()
@@ -73,6 +70,5 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> N
 @pytest.mark.parametrize("name", ["history.csv", "config.yaml"])
 def test_a_folder_that_is_no_run_is_refused(run_copy: Path, name: str) -> None:
     (run_copy / name).unlink()
-
     with pytest.raises(UsageError, match=f"{name} "):
         write_run_page(run_copy, run_copy / "a.html")

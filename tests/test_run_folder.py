@@ -256,16 +256,7 @@ def test_held_out_cases_that_a_parent_has_learnt_from_are_named(data, tiny_run, 
     assert "learnt at voxels of 1x1x1 mm; these are of 2x2x2 mm" in caplog.text
 
 
-def test_an_exported_model_is_started_from(data, tiny_run, tmp_path):
-    export_model([tiny_run], tmp_path / "exported")
-    network = build_network(start_settings(), (8, 8, 8))
-    start_from(network, StartConfig(path=str(tmp_path / "exported")), data)
-    assert same(network.state_dict(), weights(tiny_run / "best.pt"))
-
-
-def test_a_run_starts_from_the_network_of_the_package(
-    data, tiny_run, tmp_path, monkeypatch, caplog
-):
+def test_a_run_starts_from_the_shipped_network(data, tiny_run, tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     export_model([tiny_run], tmp_path / "shipped")
     shipped = "brats_seg.runtime.weights.SHIPPED"

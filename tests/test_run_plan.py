@@ -134,9 +134,8 @@ def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: 
         patch_plan(four, f"training.augment={augment}", f"training.modality_dropout={chance}")
         for chance in (0, 1)
     )
-    plain, dropped, again = (
-        next(read_batches(plan, [keys])).samples for plan in (plain_plan, dropping, dropping)
-    )
+    plans = plain_plan, dropping, dropping
+    plain, dropped, again = (next(read_batches(plan, [keys])).samples for plan in plans)
     n_kept = set()
     for before, after, same in zip(plain, dropped, again, strict=True):
         assert after.target.equal(before.target)

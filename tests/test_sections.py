@@ -17,9 +17,7 @@ from brats_seg.voxels.grids import AXES
 ONE_MM = (1.0, 1.0, 1.0)
 
 
-def drawn_axes(
-    image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
-) -> Axes:
+def drawn_axes(image: np.ndarray, axis=2, index=0, spacing=ONE_MM, directions=AXES) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
     grid = sections.Grid(spacing_mm=spacing, directions=directions)
     sections.draw_section(axes, image, axis, index, grid)
@@ -39,19 +37,19 @@ def test_the_planes_go_through_the_largest_sections() -> None:
 @pytest.mark.parametrize(
     ("directions", "axis", "letters"),
     [
-        (("L", "P", "S"), 2, "R L A P"),
-        (("L", "P", "S"), 1, "R L S I"),
-        (("L", "P", "S"), 0, "A P S I"),
-        (("R", "A", "S"), 2, "L R P A"),
-        (("R", "P", "I"), 1, "L R I S"),
-        (("P", "L", "S"), 2, "A P R L"),
+        ("LPS", 2, "R L A P"),
+        ("LPS", 1, "R L S I"),
+        ("LPS", 0, "A P S I"),
+        ("RAS", 2, "L R P A"),
+        ("RPI", 1, "L R I S"),
+        ("PLS", 2, "A P R L"),
     ],
 )
-def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, letters: str) -> None:
+def test_letters_name_the_sides(directions: str, axis: int, letters: str) -> None:
     """The bright voxel is far along all axes, where the letters of the directions are."""
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
-    axes = drawn_axes(image, axis, 17, directions=directions)
+    axes = drawn_axes(image, axis, 17, directions=(*directions,))
     texts = {text.get_gid(): text for text in axes.texts}
     found = [texts[edge] for edge in ("left", "right", "top", "bottom")]
     assert " ".join(text.get_text() for text in found) == letters
@@ -65,7 +63,6 @@ def test_letters_name_the_sides(directions: tuple[str, str, str], axis: int, let
 
 
 def bar_pixels(axes: Axes) -> tuple[float, str]:
-    """Return the length of the scale bar in pixels and its words, after drawing."""
     FigureCanvasAgg(axes.figure).draw()
     (bar,) = (line for line in axes.lines if line.get_gid() == "scale bar")
     ends = bar.get_transform().transform(np.column_stack(bar.get_data()))
@@ -107,7 +104,6 @@ def drawn_colours(regions: np.ndarray) -> list[int]:
 
 
 def test_the_whole_tumour_is_seen_where_outlines_coincide() -> None:
-    """The last outline drawn used to hide the others."""
     regions = np.zeros((3, 60, 60, 1), dtype=bool)
     assert drawn_colours(regions) == [0, 0, 0]
     regions[0, 10:50, 10:50] = True

@@ -26,33 +26,19 @@ from brats_seg.dicom.preprocess import ScanSource, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.figures.cases import tissue_colours
-from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    CONVENTIONS,
-    MODALITIES,
-    LabelConvention,
-    regions_of,
-)
+from brats_seg.labels import BRATS2017, CONVENTIONS, LabelConvention, LabelMap, regions_of
+from tests import dicom_builders
 from tests.builders import Run, check_json, make_label_map, make_volumes
 from tests.check_builders import geometry
-from tests.dicom_builders import (
-    HEADERS,
-    ORIENTATIONS,
-    TO_DICOM,
-    oriented_affine,
-    write_enhanced,
-    write_examination,
-)
+from tests.dicom_builders import HEADERS, ORIENTATIONS, Affine, oriented_affine
 from tests.inference_builders import write_run
 
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
 
 
 def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSource]:
-    """Return a converted examination, its grid, and the DICOM files that it came from."""
     axes, degrees = ORIENTATIONS[name]
-    write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
+    dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
     (case,) = cases_of_dicom(root / "dicom", root / "scans")
     source = read_source(root / "scans/dicom")
     assert source is not None
@@ -61,7 +47,6 @@ def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSour
 
 @pytest.fixture(scope="module")
 def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, ScanSource]:
-    """The grid and the DICOM files of an axial examination that tests share."""
     return converted(tmp_path_factory.mktemp("axial"))[1:]
 
 
@@ -69,9 +54,7 @@ def grid_of(case: Case) -> Geometry:
     return read_volume(case.path_of(case.files["t1c"]), case_id=case.case_id).geometry
 
 
-def moved(
-    labels: npt.NDArray[Any], affine: npt.NDArray[np.float64], grid: Geometry
-) -> npt.NDArray[Any]:
+def moved(labels: npt.NDArray[Any], affine: Affine, grid: Geometry) -> npt.NDArray[Any]:
     """Return voxels of one grid on another that has the same voxels in another order."""
     indices = np.c_[np.indices(labels.shape).reshape(3, -1).T, np.ones(labels.size)]
     voxels = np.rint(indices @ (np.linalg.inv(grid.affine) @ affine).T)[:, :3].astype(int)
@@ -81,10 +64,7 @@ def moved(
 
 
 def check_voxels(
-    path: Path,
-    affine: npt.NDArray[np.float64],
-    labels: npt.NDArray[np.uint8],
-    convention: LabelConvention = BRATS2017,
+    path: Path, affine: Affine, labels: LabelMap, convention: LabelConvention = BRATS2017
 ) -> None:
     """Compare with the segment numbers (column, row, slice) as the bits of the file alone say them."""
     image = pydicom.dcmread(path)
@@ -99,14 +79,14 @@ def check_voxels(
         position = [float(v) for v in groups.PlanePositionSequence[0].ImagePositionPatient]
         number = groups.SegmentIdentificationSequence[0].ReferencedSegmentNumber
         for row, column in np.argwhere(frame):
-            world = TO_DICOM @ (np.array(position) + column * along + row * down)
+            world = dicom_builders.TO_DICOM @ (np.array(position) + column * along + row * down)
             voxel = tuple(np.rint(inverse @ [*world, 1])[:3].astype(int))
             assert numbers[voxel] == 0
             numbers[voxel] = number
     np.testing.assert_array_equal(numbers, numbered(labels, convention))
 
 
-def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
+def numbered(labels: LabelMap, convention: LabelConvention) -> LabelMap:
     return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
 
 
@@ -115,10 +95,7 @@ def three(path: Path) -> list[Path]:
 
 
 def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list[Any]:
-    """Return the masks (slice, row, column) of a structure set: pixels whose centres are inside.
-
-    A pixel is inside if it is in an odd number of outlines; nothing of the package is used.
-    """
+    """Return the masks (slice, row, column) of pixels in an odd number of outlines."""
     regions, series = [], [pydicom.dcmread(image, stop_before_pixels=True) for image in images]
     for roi in pydicom.dcmread(path).ROIContourSequence:
         masks = {image.SOPInstanceUID: np.zeros(shape, bool) for image in series}
@@ -138,12 +115,20 @@ def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list
     return regions
 
 
-@pytest.mark.parametrize("name", ["axial", "sagittal, from the left", "oblique"])
-def test_report_and_structure_set_are_read_by_other_programs(tmp_path: Path, name: str) -> None:
-    _, grid, source = converted(tmp_path, name)
-    labels, paths = make_label_map(), three(tmp_path / "a.dcm")
-    on_scan = moved(labels, oriented_affine(*ORIENTATIONS[name]), grid)
-    write_segmentation(paths, on_scan, grid, BRATS2017, source)
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, name):
+    case, grid, source = converted(tmp_path, name)
+    affine, labels, paths = (
+        oriented_affine(*ORIENTATIONS[name]),
+        make_label_map(),
+        three(tmp_path / "a.dcm"),
+    )
+    for file, array in zip(case.images, make_volumes(), strict=True):
+        scan = read_volume(case.path_of(file), case_id="me")
+        np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
+    on_scan = moved(labels, affine, grid)
+    assert write_segmentation(paths, on_scan, grid, BRATS2017, source) == ""
+    check_voxels(paths[0], affine, labels)
     drawn = regions_of(labels, BRATS2017)
     series = sorted(source.series["t1c"].files, key=lambda path: int(path.name.split("_")[-1]))
     masks = masks_of(paths[2], series, (labels.shape[1], labels.shape[0]))
@@ -190,29 +175,16 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial):
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 
 
-@pytest.mark.parametrize("name", ORIENTATIONS)
-def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
-    case, grid, source = converted(tmp_path, name)
-    affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
-    for file, array in zip(case.images, make_volumes(), strict=True):
-        scan = read_volume(case.path_of(file), case_id="me")
-        np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
-    on_scan, path = moved(labels, affine, grid), tmp_path / "a.dcm"
-    assert write_segmentation(three(path), on_scan, grid, BRATS2017, source) == ""
-    check_voxels(path, affine, labels)
-
-
 def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
     affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
     volumes = make_volumes()
-    for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
+    for number, (modality, array) in enumerate(zip(HEADERS, volumes, strict=True), start=1):
         path = tmp_path / f"dicom/{number}"
-        write_enhanced(path, array, affine, number=number, **HEADERS[modality])
-
+        dicom_builders.write_enhanced(path, array, affine, number=number, **HEADERS[modality])
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
-    assert [one.modality for one in sort_series(series)] == list(MODALITIES)
+    assert [one.modality for one in sort_series(series)] == [*HEADERS]
     assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
     scan = read_volume(done.case.path_of(done.case.files["t1c"]), case_id="me")
     np.testing.assert_array_equal(scan.array, moved(volumes[1], affine, scan.geometry))
@@ -266,16 +238,15 @@ def test_every_tissue_that_a_prediction_has_is_coded(tmp_path, axial, convention
     (enhancing,) = [one.SegmentNumber for one in segments if "Enhancing" in one.SegmentLabel]
     drawn = make_label_map(convention=convention)
     check_voxels(path, oriented_affine("LPS"), drawn, convention)
-    expected = make_label_map(convention=BRATS2023) == 3
+    expected = make_label_map() == 4
     np.testing.assert_array_equal(numbered(drawn, convention) == enhancing, expected)
 
 
 def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
-    write_examination(tmp_path / "exam")
+    dicom_builders.write_examination(tmp_path / "exam")
     model, output = write_run(tmp_path / "run", remark=REMARK), tmp_path / "out"
     command = ["predict", tmp_path / "exam", "-o", output, "--model", model, "--json"]
     command += ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
-
     first, again, named = run(*command), run(*command), run(*command, "--identifiers")
     assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
     (record,) = check_json("predict", first.out)

@@ -81,7 +81,6 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
         Box.at((-5, -5, -5), (40, 40, 40)),
         Box.at((100, 0, 0), (4, 4, 4)),
     ],
-    ids=["inside", "partly", "around", "outside"],
 )
 def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> None:
     case = open_case(tiny_prepared, CASE)
@@ -250,7 +249,6 @@ def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> No
     assert store.verify_cases(case_ids, folder) == ()
     for case_id in (case_ids[3], case_ids[1]):
         flip_bit(folder / case_id / "labels.npy", np.random.default_rng(0))
-
     errors = store.verify_cases(case_ids, folder, track=track)
     assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
     assert track.works == [("verifying prepared cases", 6)]

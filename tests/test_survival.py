@@ -18,7 +18,6 @@ SURVIVAL = ("survival", "features.csv", "--clinical", "survival_info.csv", "--re
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use one quick family instead of all, and few resamples of what is slow."""
     monkeypatch.setattr(results, "Plan", partial(results.Plan, families=(RIDGE,)))
     monkeypatch.setattr(results, "_N_CONCORDANCE_RESAMPLES", 20)
 
@@ -37,7 +36,6 @@ def write_cohort(folder: Path, *, n_cases: int = 30, **columns: object) -> pd.Da
 
 @pytest.mark.usefixtures("quick")
 def test_an_effect_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the folds of the project, of a case that was alive and one of unknown outcome."""
     survival = write_cohort(tmp_path)
     survival.loc[[3, 4], "Survival_days"] = ["ALIVE (9999 days later)", "NA"]
     survival.to_csv(tmp_path / "survival_info.csv", index=False)
@@ -70,16 +68,3 @@ def test_an_effect_is_found(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
     figures = json.loads((folder / "summary.json").read_text())["figures"]
     assert set(figures) == {"selected", "age", "ridge"}
     assert "concordance" not in figures["age"]
-
-
-@pytest.mark.usefixtures("quick")
-def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_path: Path) -> None:
-    survival = write_cohort(tmp_path, n_cases=5, a=7)
-    survival.assign(case_id="other").to_csv(tmp_path / "survival_info.csv", index=False)
-    assert run(*SURVIVAL)[0] == 2
-    assert not (tmp_path / "survival").exists()
-    survival.assign(Age=50).to_csv(tmp_path / "survival_info.csv", index=False)
-    code, shown, _ = run(*SURVIVAL)
-    assert code == 0
-    assert "Fewer than 20 deaths prove nothing" in shown
-    assert "concordance" in shown

@@ -19,7 +19,7 @@ from brats_seg import build_model, load_model
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
+from brats_seg.errors import BratsError, ResumeError, UsageError
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
@@ -87,8 +87,6 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
 
 
 RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
-
-
 QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
 """Stops after the first batch, between batches, in the validation, and before the last case."""
 STOPS = [
@@ -99,9 +97,7 @@ STOPS = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Config]:
+def undisturbed(request, data: FoldData, tmp_path_factory) -> tuple[Path, Config]:
     run_path = tmp_path_factory.mktemp("undisturbed") / "run"
     config = settings(f"schedule.name={request.param}", *RESUMED)
     train(data, run_path, config)
@@ -109,9 +105,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize(("undisturbed", "n_checks"), STOPS, indirect=["undisturbed"])
-def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
-    data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
-) -> None:
+def test_a_stopped_run_ends_as_an_undisturbed_one(data, tmp_path, undisturbed, n_checks):
     """The run is stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
@@ -244,17 +238,6 @@ def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path
     assert (copied / "history.png").exists()
 
 
-def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
-    network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
-        train(data, tmp_path / "run", settings(), network=network)
-    assert same(before, network.state_dict())
-    # those of a batch that is not cut are right
-    for change in ("training.micro_batch=3", "training.effective_batch=1"):
-        assert train(data, tmp_path / change, settings(change), network=network).finished
-
-
 LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
 
 
@@ -328,9 +311,7 @@ def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCapt
     assert "its gradient was not finite" in caplog.text
 
 
-def test_between_validations_of_whole_cases_a_plateau_watches_the_same_patches(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_between_validations_a_plateau_watches_the_same_patches(data, tmp_path, monkeypatch):
     watched: list[float] = []
     monkeypatch.setattr(Schedule, "after_validation", lambda _, loss: watched.append(loss))
     rate = "optimizer.lr=1e-30"  # the network stays as it is
@@ -338,15 +319,12 @@ def test_between_validations_of_whole_cases_a_plateau_watches_the_same_patches(
     train(data, tmp_path / "plateau", settings(*every, "schedule.name=plateau"))
     train(data, tmp_path / "whole", settings(*every, "validation.every=1", "schedule.name=plateau"))
     train(data, tmp_path / "cosine", settings(*every, "schedule.name=cosine"))
-
-    patches, whole, cosine = (
-        pd.read_csv(tmp_path / name / "history.csv") for name in ("plateau", "whole", "cosine")
-    )
+    histories = (tmp_path / name / "history.csv" for name in ("plateau", "whole", "cosine"))
+    patches, whole, cosine = map(pd.read_csv, histories)
     # the last epoch is always validated
     assert patches["val_dice"].isna().tolist() == [True, False, False]
-    assert watched == pytest.approx(
-        [*patches["patch_loss"], *whole["val_loss"], *cosine["val_loss"].dropna()]
-    )
+    columns = patches["patch_loss"], whole["val_loss"], cosine["val_loss"].dropna()
+    assert watched == pytest.approx([loss for column in columns for loss in column])
     assert len({f"{loss:.6f}" for loss in patches["patch_loss"]}) == 1
     assert abs(watched[0] - watched[3]) > 1e-4
     assert "patch_loss" not in {*whole, *cosine}

@@ -1,7 +1,6 @@
 import typing
 from collections import Counter
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,22 +9,19 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
 from brats_seg.cases.nifti import Geometry
-from brats_seg.config import PatchConfig, TrainingConfig
+from brats_seg.config import TrainingConfig
 from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
     SpatialTransform,
-    apply_transforms,
     choose_box,
     draw_spatial_transform,
     read_transformed,
     rotation_matrix,
     touched_box,
-    training_transforms,
     whole_box,
 )
-from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box
 
@@ -53,12 +49,10 @@ def case(rng: np.random.Generator) -> PreparedCase:
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
-def moved(
-    case: PreparedCase, box: Box, transform: SpatialTransform
-) -> tuple[np.ndarray, np.ndarray]:
+def moved(case: PreparedCase, box: Box, transform: SpatialTransform) -> list[np.ndarray]:
     image, labels = read_transformed(case, box, transform, Buffers())
     assert image.dtype == (torch.float16 if transform.matrix is None else torch.float32)
-    return image.float().numpy(), labels
+    return [image.float().numpy(), labels]
 
 
 def random_matrix(seed: int) -> np.ndarray:
@@ -142,16 +136,6 @@ def test_every_name_in_the_settings_has_its_transforms() -> None:
     assert (none.matrix, none.mirrored) == (None, STILL)
     assert not any(AUGMENTATIONS["none"].intensities)
     assert all(light in {0, full} for light, full in pairs)
-
-
-PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
-
-
-def test_an_error_of_a_case_keeps_its_message(cubes: Path) -> None:
-    with pytest.raises(CaseError, match=r"case b, .*found no prepared case") as raised:
-        apply_transforms(training_transforms(cubes, patch=PATCH), {"case_id": "b"})
-    # dask pickles an error with those before it, and must come to an end
-    assert not isinstance(raised.value.__context__, RuntimeError)
 
 
 CASE_SHAPE, SIZE = (20, 30, 10), (8, 8, 8)

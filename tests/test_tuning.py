@@ -22,10 +22,7 @@ from tests.inference_builders import CASES, CPU, write_fold, write_run
 N_CASES = 10
 
 
-def write_cases(
-    folder: Path, change: Callable[[int, np.ndarray, np.ndarray], None], n_cases: int = N_CASES
-) -> list[HeldOutCase]:
-    """Write cases of nested cubes, after a change of the probabilities and of the reference."""
+def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[HeldOutCase]:
     cases = []
     for number in range(n_cases):
         reference, probabilities = nested(), nested() * 0.9
@@ -60,7 +57,7 @@ def add_speck(number: int, probabilities: np.ndarray, reference: np.ndarray) -> 
 
 # Dice of ET from 2 64 / (216 + 64) to 1, a third of the mean
 RIM = ("threshold of ET", (1 - 128 / 280) / 3)
-SPECK = "smallest component of WT, mm3"
+SPECK = ("smallest component of WT, mm3", (1 - 2 * 1728 / (2 * 1728 + 27)) / 3)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +65,7 @@ SPECK = "smallest component of WT, mm3"
     [
         (add_rim, N_CASES, Decoding(thresholds=(0.5, 0.5, 0.65)), *RIM),
         (add_rim, 8, Decoding(), *RIM),
-        (
-            *(add_speck, N_CASES, Decoding(smallest_mm3=(50, 0, 0))),
-            *(SPECK, (1 - 2 * 1728 / (2 * 1728 + 27)) / 3),
-        ),
+        (add_speck, N_CASES, Decoding(smallest_mm3=(50, 0, 0)), *SPECK),
     ],
     ids=["rim", "few cases", "speck"],
 )
@@ -106,9 +100,8 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
         probabilities[:, : 4 + number % 5] = 0
 
     lines = dice_lines([fit_cases(write_cases(tmp_path, change)).notes])
-    assert [(line.region, line.n_cases) for line in lines] == [
-        (region, N_CASES) for region in ("wt", "tc", "et")
-    ]
+    assert [line.region for line in lines] == ["wt", "tc", "et"]
+    assert {line.n_cases for line in lines} == {N_CASES}
     # ET is cut in no case
     assert [line.slope > 0 for line in lines] == [True, True, False]
 
@@ -135,12 +128,7 @@ def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: P
     assert cases[0].path.is_relative_to(folder)
 
 
-def test_what_was_fitted_is_stored_with_the_weights_and_fitted_again_the_same(
-    runs: list[Path],
-    tiny_prepared: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_fitted_settings_are_stored_and_found_again(runs, tiny_prepared, monkeypatch, caplog):
     before = [open_held_out(run, tiny_prepared) for run in runs]
     tune = partial(tune_runs, runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")
     with monkeypatch.context() as patched:

@@ -65,20 +65,6 @@ def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
         assert torch.allclose(ours(image), theirs.eval()(image), atol=1e-5)
 
 
-def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
-    """Value and all derivatives agree, although no features are concatenated."""
-    decoder = make_unet().decoder[0].double()
-    below = torch.randn(2, 6, 4, 5, 3, dtype=torch.float64, requires_grad=True)
-    skip = torch.randn(2, 4, 8, 10, 6, dtype=torch.float64, requires_grad=True)
-    inputs = (below, skip, *decoder.upsampling.parameters(), *decoder.level[0].parameters())
-    ours = decoder.join(below, skip)
-    theirs = decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
-    by_output = torch.randn_like(ours)
-    both = ((out, *torch.autograd.grad(out, inputs, by_output)) for out in (ours, theirs))
-    for one, other in zip(*both, strict=True):
-        assert torch.allclose(one, other, rtol=1e-11, atol=1e-12)
-
-
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4), None], ids=str)
 def test_every_parameter_learns(patch: Triple | None) -> None:
     network = make_notebook() if patch is None else make_unet(patch, (4, 5, 6, 7))
@@ -94,8 +80,6 @@ def make_notebook() -> NotebookUNet:
 
 
 def described(network: NotebookUNet, image: Tensor) -> Tensor:
-    """The network as the notebook describes it, with the weights of `network`."""
-
     def double_convolution(features: Tensor) -> Tensor:
         for _ in range(2):
             convolution, norm = next(convolutions), next(norms)

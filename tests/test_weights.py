@@ -3,7 +3,6 @@
 import os
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -61,12 +60,6 @@ def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
         weights.load_trained(path)
 
 
-def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
-    path = changed(tmp_path, card={**CARD.model_dump(), "config": {"model": {"depth": 7}}})
-    with pytest.raises(ResumeError, match=r"config\.model\.depth: Extra"):
-        weights.load_trained(path)
-
-
 def changed(tmp_path: Path, **entries: object) -> Path:
     path = tmp_path / "best.pt"
     save_run(path, WEIGHTS, CARD)
@@ -92,9 +85,7 @@ def changed(tmp_path: Path, **entries: object) -> Path:
         ((), {"learnt_from": ("B",), "is_complete": True}, "B", "yes"),
     ],
 )
-def test_a_network_knows_the_patients_that_it_was_trained_on(
-    tmp_path: Path, train: tuple[str, ...], started_from: Any, case_id: str, seen: str
-) -> None:
+def test_patients_of_the_training_are_known(tmp_path, train, started_from, case_id, seen):
     write_run(tmp_path, started_from=started_from)
     if train:
         write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
@@ -110,30 +101,31 @@ def nested(n_levels: int, n_values: int) -> list:
 
 
 def in_card(entries: dict[str, object]) -> dict[str, object]:
-    """Return the entries of a checkpoint, of which some are those of its card."""
     own = {name: value for name, value in entries.items() if name in weights.ModelCard.model_fields}
     rest = {name: value for name, value in entries.items() if name not in own}
     return {**rest, "card": {**CARD.model_dump(), **own}} if own else rest
 
 
+NAN = float("nan")
 IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f"}
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        (
-            {"fitted": {"decoding": {"thresholds": (float("nan"), 0.5, 0.5)}}},
-            r"thresholds\.0: .*finite",
-        ),
+        ({"fitted": {"decoding": {"thresholds": (NAN, 0.5, 0.5)}}}, r"thresholds\.0: .*finite"),
         ({"fitted": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}}, r"thresholds\.0: .*greater"),
+        ({"fitted": {"decoding": {"thresholds": (0.5, 0.5)}}}, "thresholds"),
+        *(({"config": {"model": {"widths": n}}}, "widths") for n in ([], [10**9] * 2)),
         ({"fitted": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}}, r"thresholds\.2: .*less than"),
         ({"fitted": {"decoding": {"smallest_et_mm3": float("inf")}}}, "smallest_et_mm3: .*finite"),
         ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),
         ({"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}}, r"spacing_mm\.0: .*equal to"),
-        ({"identity": {**IDENTITY, "spacing_mm": (float("nan"),) * 3}}, r"spacing_mm\.0: .*finite"),
+        ({"identity": {**IDENTITY, "spacing_mm": (NAN,) * 3}}, r"spacing_mm\.0: .*finite"),
         ({"identity": {**IDENTITY, "other": 1}}, "other: Unexpected"),
         ({"identity": 7}, "identity: "),
+        # of another version
+        ({"config": {"model": {"depth": 7}}}, r"config\.model\.depth: Extra"),
         ({"notes": {"part": {1}}}, "notes"),
         ({"model": [1]}, "found list in place of the weights"),
         ({"model": {"weight": "text"}}, "the weight 'weight' is no tensor"),

@@ -1,8 +1,6 @@
 """Test the sliding window over a volume larger than it."""
 
-from collections.abc import Callable
 from itertools import pairwise
-from math import exp
 
 import pytest
 import torch
@@ -18,18 +16,6 @@ Triple = tuple[int, int, int]
 
 def random_image(shape: Triple, seed: int = 0) -> Tensor:
     return torch.randn(4, *shape, generator=torch.Generator().manual_seed(seed))
-
-
-def counting() -> Callable[[Tensor], Tensor]:
-    """A network whose n-th output is n everywhere."""
-    n_calls = 0
-
-    def network(window: Tensor) -> Tensor:
-        nonlocal n_calls
-        n_calls += 1
-        return torch.full_like(window, n_calls)
-
-    return network
 
 
 STARTS = {
@@ -70,25 +56,6 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
     assert (logits.shape, logits.dtype) == (image.shape, torch.float32)
     assert torch.allclose(logits, image, atol=1e-6)
     assert torch.equal(image, before)
-
-
-SIDE = exp(-32 / 9)
-"""Windows of 3 have a sigma of 3/8: one voxel from the centre weighs exp(-32/9)."""
-
-
-@pytest.mark.parametrize(
-    ("shape", "window", "expected"),
-    [
-        ((3, 1, 1), (2, 1, 1), [1, 1.5, 2]),
-        ((4, 1, 1), (3, 1, 1), [1, (1 + 2 * SIDE) / (1 + SIDE), (SIDE + 2) / (SIDE + 1), 2]),
-        # windows 1 and 2 lie along y in the first row, 3 and 4 in the second
-        ((3, 3, 1), (2, 2, 1), [1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4]),
-    ],
-)
-def test_a_mean_worked_out_by_hand(shape: Triple, window: Triple, expected: list[float]) -> None:
-    """A voxel follows the window whose centre is nearer."""
-    logits = predict_logits(counting(), torch.zeros(1, *shape), window=window, overlap=0.5)
-    assert logits.flatten().tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("shape", [(24, 24, 16), (12, 18, 8)], ids=str)

@@ -70,15 +70,12 @@ class Kernels(TorchDispatchMode):
         self.names: Counter[str] = Counter()
         self.n_bytes = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: Any = (), kwargs: Any = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         # what returns no tensor asks for a property, or reads a number
-        if name == "_local_scalar_dense" or (
-            not func.is_view and next(_storages(result), None) is not None
-        ):
+        is_tensor = next(_storages(result), None) is not None
+        if name == "_local_scalar_dense" or (is_tensor and not func.is_view):
             self.names[name] += 1
             self.n_bytes += sum(_new_bytes(result, {p.data_ptr() for p in _storages(args)}))
         return result
@@ -111,10 +108,7 @@ def _new_bytes(result: object, known: set[int]) -> Iterator[int]:
             yield storage.nbytes()
 
 
-def step_of(
-    criterion: Criterion, dtype: torch.dtype | None, n_patches: int = 3
-) -> Callable[[], object]:
-    """Return a training step of a small U-Net, in micro-batches of one patch, that has run once."""
+def step_of(criterion: Criterion, dtype: torch.dtype | None) -> Callable[[], object]:
     torch.manual_seed(0)
     patch = (16, 16, 16)
     network = build_model(ModelConfig(widths=(4, 8, 16)), patch)
@@ -125,7 +119,7 @@ def step_of(
         device=Device(torch_device=torch.device("cpu"), autocast_dtype=dtype),
         clip_norm=12.0,
     )
-    patches = phantom_patches(n_patches, patch)
+    patches = phantom_patches(3, patch)
     parts = zip(patches.image.split(1), patches.target.split(1), strict=True)
     micro_batches = [MicroBatch(*pair) for pair in parts]
     # the first step checks the network, and allocates the state of the optimizer

@@ -48,7 +48,6 @@ def weights(path: Path) -> dict[str, Tensor]:
 
 
 def same(one: object, other: object) -> bool:
-    """Compare values bit for bit, also in dictionaries and lists."""
     if isinstance(one, Tensor):
         return isinstance(other, Tensor) and torch.equal(one, other)
     if isinstance(one, dict) and isinstance(other, dict):

@@ -121,9 +121,7 @@ def plan_memory(
             # where it fits, nobody asks for a smaller one
             n_least = prod(patch) if any(row.fits for row in rows) else 0
             continue
-        if prod(patch) < n_least:
-            continue
-        rows_of_patch = list(counter.fitting_rows(patch))
+        rows_of_patch = list(counter.fitting_rows(patch)) if prod(patch) > n_least else []
         rows += rows_of_patch
         # larger patches need more
         if rows_of_patch and not rows_of_patch[-1].fits:
@@ -190,10 +188,9 @@ class _Counter:
     def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
         # for a GPU that is not used, tensors on the CPU stand for its own
-        computing = self.device
-        if self.gpu is not None:
-            computing = replace(computing, torch_device=torch.device("cpu"))
-        used, for_gpu = computing.torch_device, self.gpu is not None
+        for_gpu = self.gpu is not None
+        used = torch.device("cpu") if for_gpu else self.device.torch_device
+        computing = replace(self.device, torch_device=used)
         network = build_network(self.config, patch).to(used)
         check_in_place(network)
         criterion = task_of(self.config).criterion
@@ -412,9 +409,8 @@ class Footprint:
         # the batch is held on the host, which is the device itself on the CPU
         n_samples = 1 if self._for_gpu else self._effective_batch
         samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
-        if self._for_gpu:
-            # the micro-batch that is copied to the device
-            samples *= mode.micro_batch
+        # there are enough of them for a micro-batch, which is copied to the device
+        samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         image, target = micro_batch.to(device.torch_device)
         if is_cut:

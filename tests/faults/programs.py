@@ -82,8 +82,6 @@ class Ended(NamedTuple):
 
 
 class Running:
-    """A command that has been started."""
-
     def __init__(self, words: str, folder: Path, fault: Fault | None = None) -> None:
         # a pipe: limits on the size of files do not apply to it
         self._shown, shown = _context.Pipe(duplex=False)
@@ -142,7 +140,6 @@ def n_moments(words: str, folder: Path) -> int:
 
 
 def _count(path: Path, folder: Path) -> None:
-    """Write a byte to a file at every moment."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
     at_each_moment(folder, lambda number, event: os.write(descriptor, b"."))
 
@@ -172,7 +169,6 @@ def _command(words: list[str], folder: Path, shown: Connection, fault: Fault | N
 
 
 def at_each_moment(folder: Path, act: Act) -> None:
-    """Call a function at each moment of this process and its workers."""
     count = multiprocessing.get_context("fork").Value(ctypes.c_long, 0)
     inside = f"{folder.resolve()}{os.sep}"
 
@@ -221,17 +217,14 @@ class At(NamedTuple):
 
 
 def kill_all(folder: Path) -> None:
-    """Kill the command and its workers, like a power cut."""
     os.killpg(0, signal.SIGKILL)
 
 
 def limit_files(folder: Path) -> None:
-    """Let no file grow over 100 bytes, like `ulimit -f`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
 def pause(folder: Path) -> None:
-    """Stop the command, the leader of its group, until it is told to go on."""
     os.kill(os.getpgrp(), signal.SIGSTOP)
 
 
@@ -252,8 +245,6 @@ class KilledWriting(NamedTuple):
 
 
 class KilledAfter(NamedTuple):
-    """The command and its workers are killed after a time."""
-
     seconds: float
 
     def __call__(self, folder: Path) -> None:
@@ -278,13 +269,10 @@ class RefusedFrom(NamedTuple):
 
 
 def away_from(path: Path) -> Path:
-    """Return where `unplug` moves a folder."""
     return path.with_name(f"{path.name}-gone")
 
 
 def without_network(folder: Path) -> None:
-    """Refuse every attempt to reach the network, and show it."""
-
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "socket.__new__" and arguments[1] == socket.AF_UNIX:
             return  # processes of one machine
@@ -296,8 +284,6 @@ def without_network(folder: Path) -> None:
 
 
 class LimitedMemory(NamedTuple):
-    """The process may take no more memory than that beside what it holds."""
-
     n_bytes: int
 
     def __call__(self, folder: Path) -> None:

@@ -72,7 +72,6 @@ class Undisturbed(NamedTuple):
     results: Mapping[str, str]
 
     def moment(self, share: float) -> int:
-        """Return the moment at a share of the changes."""
         return 1 + int(share * self.n_changes)
 
 

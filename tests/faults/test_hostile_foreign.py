@@ -60,7 +60,6 @@ _LONGEST_S, _MOST_KILOBYTES = 10, 1 << 20
 
 
 def ways_of(content: Any, above: Way = ()) -> Iterator[Way]:
-    """Yield the way to every entry."""
     if above:
         yield above
     if isinstance(content, list):
@@ -102,9 +101,8 @@ def problem_of(folder: Path, case: LoadedCase, expected: Any) -> str:
         problem = "" if is_same else "accepted, and it predicts otherwise"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
     is_slow = time.process_time() - start_s > _LONGEST_S
-    return (
-        problem or ("it took too long" * is_slow) or "too much memory" * (grown > _MOST_KILOBYTES)
-    )
+    is_large = grown > _MOST_KILOBYTES
+    return problem or ("it took too long" * is_slow) or ("too much memory" * is_large)
 
 
 @pytest.fixture
@@ -153,8 +151,6 @@ def stages(way: str, value: Any) -> Break:
 
 
 def saved(**entries: Any) -> Break:
-    """Return what changes entries of the checkpoint of nnU-Net."""
-
     def change(folder: Path) -> None:
         path = folder / "fold_0/checkpoint_final.pth"
         torch.save(torch.load(path, weights_only=False) | entries, path)
@@ -208,13 +204,9 @@ HOSTILE: Mapping[str, Mapping[str, Break]] = {
     },
     "bundle": {
         "a network that refers to itself": entry(INFERENCE, "network_def", "@network_def"),
-        "transforms that refer to themselves": entry(
-            INFERENCE, "preprocessing.transforms", "@preprocessing"
-        ),
+        "transforms of themselves": entry(INFERENCE, "preprocessing.transforms", "@preprocessing"),
         "references that double": lambda folder: (folder / INFERENCE).write_text(
-            json.dumps(
-                {**json.loads((folder / INFERENCE).read_text()), **DOUBLING, "inferer": "@r0"}
-            )
+            json.dumps(json.loads((folder / INFERENCE).read_text()) | DOUBLING | {"inferer": "@r0"})
         ),
         "aliases that double": as_yaml(BOMB),
         "merges that double": as_yaml("\n".join(["a0: &a0 {x: 1}", *MERGES])),
@@ -232,9 +224,7 @@ HOSTILE: Mapping[str, Mapping[str, Break]] = {
         "windows of 10^6": network("UNETR", img_size=[10**6] * 3),
         "another network": network("BasicUNet", features=[4] * 6),
         "an overlap of .9999": entry(INFERENCE, "inferer.overlap", 0.9999),
-        "a transform that is disabled by a text": entry(
-            INFERENCE, "preprocessing.transforms.1._disabled_", "abc"
-        ),
+        "a text as a switch": entry(INFERENCE, "preprocessing.transforms.1._disabled_", "abc"),
     },
 }
 OF_BOTH = {

@@ -73,9 +73,7 @@ def replace_scan(make: Callable[[Path], object], root: Path) -> None:
 REPLACED = {what: partial(replace_scan, make) for what, make in UNREADABLE.items()}
 ADDED: Mapping[str, Callable[[Path], object]] = {
     "a link to itself": lambda root: make_loop(root / "loop"),
-    "a link to itself named like a scan": lambda root: make_loop(
-        root / "BraTS2021_00009_t1.nii.gz"
-    ),
+    "a link to itself named like a scan": lambda root: make_loop(root / "smith_t1.nii.gz"),
     "a FIFO named like a scan": lambda root: os.mkfifo(root / "BraTS2021_00009_t1.nii.gz"),
     "a FIFO named like a table": lambda root: os.mkfifo(root / "survival_info.csv"),
     "a device named like a table": lambda root: make_endless(root / "name_mapping.csv"),
@@ -97,13 +95,12 @@ SCANNING = {
 
 
 def missing_cases(pattern: str, folder: Path) -> str:
-    missing = []
-    for case_id in GOOD_IDS:
+    def has_result(case_id: str) -> bool:
         path = folder / pattern.format(case_id)
-        if not path.exists() or (
-            path.suffix == ".csv" and case_id not in path.read_text(errors="replace")
-        ):
-            missing.append(case_id)
+        is_table = path.exists() and path.suffix == ".csv"
+        return case_id in path.read_text(errors="replace") if is_table else path.exists()
+
+    missing = [case_id for case_id in GOOD_IDS if not has_result(case_id)]
     return f"no result for {missing}" if missing else ""
 
 

@@ -45,8 +45,6 @@ def _change(content: Any, name: str, value: Any) -> None:
 
 
 def _network(name: str, value: Any) -> Break:
-    """Return what changes an entry of the first network in `model.json`."""
-
     def change(model: Path) -> None:
         content = json.loads((model / "model.json").read_text())
         _change(content["members"][0], name, value)
@@ -98,9 +96,7 @@ def _nan_weights(path: Path) -> None:
 
 
 CHECKPOINTS: Mapping[str, Break] = {
-    "a pickle that runs code": lambda path: torch.save(
-        {"schema_version": 3, "model": Owned()}, path
-    ),
+    "a pickle that runs code": lambda path: torch.save({"model": Owned()}, path),
     "an old pickle that runs code": lambda path: torch.save(
         Owned(), path, _use_new_zipfile_serialization=False
     ),
@@ -126,16 +122,12 @@ CHECKPOINTS: Mapping[str, Break] = {
 }
 OF_TRAINING = {
     "a position that is a text": _saved("progress.epoch", "x"),
-    "a position beyond the end": _saved(
-        "progress", {"epoch": -3, "n_batches": 10**9, "n_steps": 0}
-    ),
+    "a position beyond the end": _saved("progress", {"epoch": -3, "n_batches": HUGE, "n_steps": 0}),
     "an optimizer that is a list": _saved("optimizer", [1]),
     "sums that are a text": _saved("progress.sums", "x"),
     "a history of texts": _saved("progress.history", ("x",)),
 }
 """What only training reads."""
-
-
 PREDICT = "predict scans -o out --model runs/fold0 --set preview=false"
 USES = {
     "predict": ("best.pt", PREDICT, CHECKPOINTS),
@@ -210,9 +202,7 @@ WAYS: Mapping[str, Callable[[Path, Path], object]] = {
     "export, ONNX": lambda run, _: export_model([run], Path("new"), file_format="onnx"),
     "tune": lambda run, prepared: tune_runs([run], prepared_path=prepared),
     "certify": lambda run, _: certify_run(run, n_patches=2),
-    "report": lambda run, prepared: write_run_page(
-        run, Path("page.html"), PageOptions(prepared=prepared, device="cpu")
-    ),
+    "report": lambda run, p: write_run_page(run, Path("a"), PageOptions(prepared=p, device="cpu")),
     "reconstruct": lambda run, _: Reconstructor.load(run, CPU),
     "start from": lambda run, _: read_source(run),
     "held-out pages and crossval": open_held_out,
@@ -238,7 +228,6 @@ def given_run(tiny_prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, Any]) -> None:
-    """Let the files of a run and its exported model ask for code."""
     value = {"name": name, "arguments": dict(arguments)}
     for file in ("best.pt", "last.pt"):
         _saved(f"card.config.{section}", value)(run_path / file)

@@ -8,18 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import ROOT
+from tests.faults import programs
 from tests.faults.campaign import Campaign
-from tests.faults.programs import (
-    At,
-    Ended,
-    Fault,
-    KilledWriting,
-    LimitedMemory,
-    RefusedFrom,
-    kill_all,
-    n_moments,
-    run,
-)
 from tests.faults.stages import COMMANDS, Stages, differences, results
 
 INDEX = COMMANDS["index"].words
@@ -33,24 +23,24 @@ def folder(stages: Stages, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        (At(1, kill_all), -signal.SIGKILL),
-        (KilledWriting(1), -signal.SIGXFSZ),
-        (RefusedFrom(1, errno.ENOSPC), 3),
+        (programs.At(1, programs.kill_all), -signal.SIGKILL),
+        (programs.KilledWriting(1), -signal.SIGXFSZ),
+        (programs.RefusedFrom(1, errno.ENOSPC), 3),
     ],
 )
-def test_a_fault_ends_the_command_without_its_result(fault: Fault, code: int, folder: Path) -> None:
-    assert run(INDEX, folder, fault).code == code
+def test_a_fault_ends_the_command_without_its_result(fault, code: int, folder: Path) -> None:
+    assert programs.run(INDEX, folder, fault).code == code
     assert not (folder / "cases.csv").exists()
 
 
 def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> None:
-    assert n_moments(INDEX, folder) >= 4
-    hung = run(INDEX, folder, timeout_s=0.001)
-    died = Ended(code=1, shown="Traceback (most recent call last):\nKeyError")
+    assert programs.n_moments(INDEX, folder) >= 4
+    hung = programs.run(INDEX, folder, timeout_s=0.001)
+    died = programs.Ended(code=1, shown="Traceback (most recent call last):\nKeyError")
     assert "it hung" in hung.problem
     assert "it ended in a traceback" in died.problem
-    assert "exit code 2, expected (0,)" in Ended(code=2, shown="").expect(0)
-    assert run("phantom other", folder, LimitedMemory(1 << 20)).code != 0
+    assert "exit code 2, expected (0,)" in programs.Ended(code=2, shown="").expect(0)
+    assert programs.run("phantom other", folder, programs.LimitedMemory(1 << 20)).code != 0
 
 
 def test_another_byte_is_another_result(folder: Path) -> None:

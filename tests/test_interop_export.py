@@ -1,4 +1,4 @@
-"""An exported MONAI bundle predicts as this package does, without it."""
+"""An exported MONAI bundle predicts as this package does, without it; ONNX files give its logits."""
 
 import json
 import shutil
@@ -11,32 +11,22 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import pytest
+import torch
 from monai.bundle import ConfigParser
 
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
+from brats_seg.config import Config, ModelConfig, PatchConfig
+from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, plain_environment, shell, start, write_case
-from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
+from tests.foreign_builders import FP32
+from tests.inference_builders import CPU, IDENTITY, NAMES, write_run
 from tests.test_readme import PAGES, blocks
 
-DEEPER = CONFIG.model_copy(
-    update={
-        "model": CONFIG.model.model_copy(update={"widths": (4, 6, 8)}),
-        "patch": CONFIG.patch.model_copy(update={"size": (16, 16, 16)}),
-    }
-)
+DEEPER = Config(model=ModelConfig(widths=(4, 6, 8)), patch=PatchConfig(size=(16, 16, 16)))
 """Three levels, the fewest that `DynUNet` has."""
-MODELS = {
-    "plain": (1, NOT_FITTED),
-    "fitted": (
-        2,
-        FittedPrediction(
-            decoding=Decoding(
-                thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20
-            )
-        ),
-    ),
-}
+DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20)
+MODELS = {"plain": (1, NOT_FITTED), "fitted": (2, FittedPrediction(decoding=DECODING))}
 """Number of networks and fitted settings of each exported model."""
 PROGRAM = """
 import sys
@@ -102,8 +92,7 @@ def assert_same(predicted: Path, case: Path, model: Path, output: Path, **settin
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bundle_predicts_alone(bundles: Path, case: Path, tmp_path: Path, name: str) -> None:
-    fp32 = {"device": "cpu", "precision": "fp32"}
-    assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **fp32)
+    assert_same(bundles / "out" / name, case, bundles / name, tmp_path, **FP32)
 
 
 @pytest.mark.slow
@@ -121,8 +110,7 @@ def test_the_example_of_the_page_runs_alone(bundles: Path, case: Path, tmp_path:
     if torch.returncode:
         pytest.skip("needs a package index")
     shell(f". venv/bin/activate\n{block}", tmp_path, environment)
-    fp32 = {"device": "cpu", "precision": "fp32"}
-    assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **fp32)
+    assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **FP32)
 
 
 def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> None:
@@ -154,3 +142,24 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     card, use = ((model / name).read_text() for name in ("README.md", "docs/README.md"))
     assert use.startswith(f"{card}\n## Use in MONAI\n")
     assert not (model / "scripts").exists()
+
+
+def test_without_onnx_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EnvironmentalError, match=r'pip install "brats_seg\[onnx'):
+        export_model([write_run(tmp_path / "run")], tmp_path / "model", file_format="onnx")
+
+
+def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = tmp_path / "model"
+    export_model([write_run(tmp_path / "run")], model, file_format="onnx")
+    session = onnxruntime.InferenceSession(model / "member0.onnx")
+    (member,) = load_model([model], CPU).members
+    for size in ((8, 8, 8), (24, 16, 40)):
+        image = torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(0))
+        (logits,) = session.run(None, {"image": image.numpy()})
+        with torch.inference_mode():
+            expected = member.network(image).numpy()
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
