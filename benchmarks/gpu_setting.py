@@ -17,7 +17,7 @@ from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.training import optimisation
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.losses import count_voxels, task_of
+from brats_seg.training.losses import build_task, count_voxels
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import Batch, RunPlan
 from brats_seg.training.state import RunState, new_state
@@ -85,7 +85,7 @@ class Setting:
             device=Device(torch_device=self.device, autocast_dtype=DTYPES[precision]),
             patch=self.patch,
             multiple=(1, 1, 1),
-            task=task_of(config),
+            task=build_task(config),
             validate_every=1,
             validation_cost=0,
         )

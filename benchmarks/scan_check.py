@@ -33,7 +33,7 @@ MARGIN = 12
 AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def brain_of(images: Images) -> npt.NDArray[np.bool_]:
+def foreground_mask(images: Images) -> npt.NDArray[np.bool_]:
     """Return the voxels that are not background."""
     return (images != 0).any(axis=0)
 
@@ -42,7 +42,7 @@ def each(change: Change, places: Iterable[int] = range(4)) -> Change:
     """Return a fault that changes some modalities inside the brain."""
 
     def fault(images: Images) -> Images:
-        inside, changed = brain_of(images), images.copy()
+        inside, changed = foreground_mask(images), images.copy()
         for place in places:
             changed[place] = change(images[place]) * inside
         return changed
@@ -65,7 +65,7 @@ def cut(axis: int, mm: int) -> Change:
     """Return a fault that cuts off the end of the brain."""
 
     def fault(images: Images) -> Images:
-        box, changed = bounding_box(brain_of(images)), images.copy()
+        box, changed = bounding_box(foreground_mask(images)), images.copy()
         assert box is not None
         np.moveaxis(changed, axis + 1, 0)[box.stop[axis] - mm :] = 0
         return changed
@@ -94,7 +94,7 @@ def ranked(image: Images) -> Images:
 
 def without_agent(images: Images) -> Images:
     """Return images whose t1c is a second t1n, with noise of its own."""
-    return np.stack([images[0], noisy(images[0], 0.15) * brain_of(images), *images[2:]])
+    return np.stack([images[0], noisy(images[0], 0.15) * foreground_mask(images), *images[2:]])
 
 
 NONE = "none"

@@ -69,8 +69,8 @@ def parse_size(value: object) -> object:
     raise ValueError(msg)
 
 
-def _listed(value: object) -> object:
-    """Parse `16,32` and a single number as a list; any other value is returned as it is."""
+def _parse_list(value: object) -> object:
+    """Parse `16,32` and a single number as a list; any other value is returned unchanged."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return [value] if isinstance(value, int | float) else value
@@ -97,7 +97,7 @@ def import_by_name(name: str, setting: str) -> Any:
     """Import the class or function with a dotted name; an error names the setting."""
     try:
         return resolve_name(name)
-    # a module of one's own may raise anything while it is imported
+    # a module of the user may raise anything while it is imported
     except Exception as error:
         msg = f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}; expected a package that is installed, or on PYTHONPATH"
         raise ConfigError(msg) from error
@@ -140,7 +140,7 @@ class StoreConfig(Section):
     """Settings of the prepared cases on disk."""
 
     spacing_mm: (
-        Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
+        Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_parse_list)] | None
     ) = None
     """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
     the median of the cases, which is 1 mm for BraTS."""
@@ -168,7 +168,7 @@ class ModelConfig(Section):
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
     widths: Annotated[
-        tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_listed)
+        tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_parse_list)
     ] = (32, 64, 128, 256, 320, 320)
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
     latent: Annotated[int, Field(gt=0, le=65536, multiple_of=64)] = 512
@@ -272,7 +272,7 @@ class TrainingConfig(Section):
     modality_dropout: Fraction = 0.0
     """Probability that a patch loses modalities: one of the 14 subsets of one to three remains, all equally
     likely. A model trained with it predicts scans without some of their modalities."""
-    transforms: Annotated[tuple[DottedName, ...], BeforeValidator(_listed)] = ()
+    transforms: Annotated[tuple[DottedName, ...], BeforeValidator(_parse_list)] = ()
     """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
 
     It is applied to `image` and `label` after the transforms of `augment`.
@@ -310,7 +310,7 @@ class ValidationConfig(Section):
 class TrackingConfig(Section):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
-    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_listed)] = ()
+    to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_parse_list)] = ()
     """Trackers: none, or `tensorboard`, which needs the extra of its name."""
 
 
@@ -395,7 +395,7 @@ def load_config(
         msg = f"{origin} holds {type(given).__name__}; expected settings as key: value"
         raise ConfigError(msg)
     of_values = (_nested(key, value) for key, value in (values or {}).items())
-    for source in (*map(_assigned, assignments), *of_values):
+    for source in (*map(_parse_assignment, assignments), *of_values):
         _merge(given, source)
     settings: dict[str, Any] = {}
     for source in (presets.PRESETS[preset] if preset else {}, _network_defaults(given), given):
@@ -428,7 +428,7 @@ def describe_settings(config: Config) -> tuple[Setting, ...]:
     return tuple(
         Setting(
             key=f"{section}.{key}",
-            value=_yaml_of(getattr(getattr(config, section), key)),
+            value=_to_yaml(getattr(getattr(config, section), key)),
             allowed=_allowed(schema[type(getattr(config, section)).__name__]["properties"][key]),
             meaning=(field.description or "").partition("\n\n")[0],
         )
@@ -437,7 +437,7 @@ def describe_settings(config: Config) -> tuple[Setting, ...]:
     )
 
 
-def _yaml_of(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     text = yaml.safe_dump(plain(value), default_flow_style=True, width=10_000)
     return text.removesuffix("...\n").strip()
 
@@ -548,7 +548,7 @@ def _wrong_yaml(text: str) -> str:
     return ""
 
 
-def _assigned(assignment: str) -> dict[str, Any]:
+def _parse_assignment(assignment: str) -> dict[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"

@@ -65,7 +65,7 @@ def choose_threads(environment: MutableMapping[str, str] | None = None) -> dict[
     return chosen
 
 
-def chosen_by_user(name: str) -> str | None:
+def user_value(name: str) -> str | None:
     """Return a variable of the environment, or None if it is missing or this module has set it."""
     return None if name in _chosen else os.environ.get(name)
 
@@ -89,7 +89,7 @@ def cpu_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | 
     quotas = []
     for group in control_groups("cpu", root, membership):
         with suppress(OSError, ValueError, ZeroDivisionError):
-            quotas.append(_quota_of(group))
+            quotas.append(_read_quota(group))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
@@ -124,7 +124,7 @@ def _n_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _quota_of(group: Path) -> float | None:
+def _read_quota(group: Path) -> float | None:
     """Return the quota of a group, in CPUs."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text().split()

@@ -29,7 +29,7 @@ from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import joined_scores, write_scores, write_summary
+from brats_seg.evaluation.scores import join_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
 from brats_seg.inference import batch
 from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
@@ -77,7 +77,7 @@ class CrossValidation:
     @property
     def scores(self) -> pd.DataFrame:
         """A row for each case and region; none if training was stopped."""
-        return self.results.evaluation.scores if self.results else joined_scores(())
+        return self.results.evaluation.scores if self.results else join_scores(())
 
 
 def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
@@ -175,8 +175,8 @@ def out_of_fold_outcomes(
     """
     for run, held_out in cases.items():
         predictor = Predictor.load([run], settings)
-        work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
-        yield from batch.local_outcomes(held_out, work)
+        case_work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
+        yield from batch.local_outcomes(held_out, case_work)
 
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:

@@ -66,7 +66,7 @@ def diagnose(
         findings += _machine_findings(config)
         if data is not None:
             index = f"brats-seg index {shlex.quote(str(data))}" if data.exists() else ""
-            findings += _tried("scans", _scan_findings(data, prepared_path, config), index)
+            findings += _run_check("scans", _scan_findings(data, prepared_path, config), index)
         findings += _run_findings(runs)
     return Diagnosis(
         version=installed_version(_PACKAGE),
@@ -78,9 +78,9 @@ def diagnose(
 def package_finding() -> Finding:
     """Return what is missing or too old of what brats_seg requires."""
     if not installed_version(_PACKAGE):
-        found = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
+        message = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
-        return Finding(check="packages", status="warning", found=found, remedy=remedy)
+        return Finding(check="packages", status="warning", found=message, remedy=remedy)
     required = versions_required()
     installed = {name: installed_version(name) for name in required}
     needed = {
@@ -103,7 +103,7 @@ def versions_required() -> dict[str, str]:
     """Return the oldest accepted version of each package that is always needed."""
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
-    return {_normalised(match[1]): match[2] or "" for match in matches if match}
+    return {_normalise_name(match[1]): match[2] or "" for match in matches if match}
 
 
 def installed_version(name: str) -> str:
@@ -114,7 +114,7 @@ def installed_version(name: str) -> str:
         return ""
 
 
-def _normalised(name: str) -> str:
+def _normalise_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -131,13 +131,13 @@ def _machine_findings(config: "Config") -> list[Finding]:
         from brats_seg.training.run_plan import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
-        found = f"it is installed, and cannot be imported: {printable(str(error))}"
+        message = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
-        return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
+        return [Finding(check="torch", status="problem", found=message, remedy=remedy)]
     return machine_findings(shared_memory_needed(config, on_gpu=bool(gpus())))
 
 
-def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
+def _run_check(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
     """Yield findings, and the error that ends them as a problem."""
     try:
         yield from findings
@@ -156,25 +156,25 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     cases = find_cases(data, label_files=config.cases.label_files).cases
     bad = [case for case in cases if not case.usable]
     n_labelled = sum(case.label is not None for case in cases)
-    found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
+    message = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
     if not bad:
-        yield Finding(check="scans", status="ok", found=found)
+        yield Finding(check="scans", status="ok", found=message)
     else:
         problem = f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}"
         yield Finding(
             check="scans",
             status="problem" if len(bad) == len(cases) else "warning",
-            found=f"{found}; {len(bad)} with problems, such as {printable(problem)}",
+            found=f"{message}; {len(bad)} with problems, such as {printable(problem)}",
             remedy=f"brats-seg index {shlex.quote(str(data))}",
         )
     folder = prepared_path or prepared_path_of(data)
     labelled = [case for case in cases if case.label is not None and case.usable]
     n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
-    what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
-    yield disk_finding("prepared cases", folder, needed, what)
+    prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
+    yield disk_finding("prepared cases", folder, needed, prepared)
     mode = f"chmod u+w {shlex.quote(str(folder))}"
-    yield from _tried("write access", _write_findings("write access", folder), mode)
+    yield from _run_check("write access", _write_findings("write access", folder), mode)
 
 
 def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
@@ -187,6 +187,6 @@ def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
 def _run_findings(runs: Path) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
 
-    mode = f"chmod u+w {shlex.quote(str(runs))}"
-    yield from _tried("runs", _write_findings("runs", runs), mode)
+    remedy = f"chmod u+w {shlex.quote(str(runs))}"
+    yield from _run_check("runs", _write_findings("runs", runs), remedy)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")

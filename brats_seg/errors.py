@@ -21,7 +21,7 @@ from typing import Literal
 _N_NAMED = 5
 """Names that a message lists at most."""
 _UNDECODED = (0xDC80, 0xDCFF)
-"""Characters that stand for the bytes 0x80 to 0xFF of a file name that is not UTF-8 (PEP 383)."""
+"""Characters that represent the bytes 0x80 to 0xFF of a file name that is not UTF-8 (PEP 383)."""
 
 
 class BratsError(Exception):

@@ -45,40 +45,40 @@ _POLL_S = 0.05
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Provide a path beside `path` to write to, and rename it to `path` at the end.
+    """Provide a path next to `path` to write to, and rename it to `path` at the end.
 
     The folder is created if it does not exist. An exception inside leaves an earlier file as it was; a
     full disk and a folder that cannot be written to are an `EnvironmentalError`.
 
     Example:
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with whole_file(folder / "notes.txt") as beside:
-        ...     _ = beside.write_text("complete")
+        >>> with whole_file(folder / "notes.txt") as temporary:
+        ...     _ = temporary.write_text("complete")
         >>> [path.name for path in folder.iterdir()]
         ['notes.txt']
     """
-    beside = _temporary(path)
+    temporary = _temporary(path)
     try:
         if path.exists() and not path.is_file():
             # a device such as /dev/null would be replaced by a file
             raise OSError(errno.EEXIST, "it is no regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
-        yield beside
-        sync(beside)
-        beside.replace(path)
+        yield temporary
+        sync(temporary)
+        temporary.replace(path)
         sync(path.parent)
     except OSError as error:
         raise explained(error, path) from error
     finally:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a value as JSON; a reader never sees an incomplete file."""
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    with whole_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def locked(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(path, when_taken, is_shared=is_shared)
+        lock = _acquire_lock(path, when_taken, is_shared=is_shared)
     except OSError as error:
         raise explained(error, path.parent) from error
     try:
@@ -210,7 +210,7 @@ def check_current_folder() -> None:
         raise EnvironmentalError(msg) from error
 
 
-def state_of(path: Path) -> str:
+def file_state(path: Path) -> str:
     """Return size and time of change of a file, which differ once it is replaced; empty if unreadable."""
     try:
         status = path.stat()
@@ -287,7 +287,7 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
 
 
-def _acquired(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:
+def _acquire_lock(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:
     """Return the open file of a lock, once no other process holds it."""
     started_s, is_waiting = time.monotonic(), False
     while (lock := _try_to_lock(path, is_shared=is_shared)) is None:

@@ -144,9 +144,9 @@ def regions_of(
     # comparisons are ten times as fast as a lookup table. Each value is compared once, because a
     # region contains the next one
     for region in reversed(range(len(REGIONS))):
-        first, *others = (value for value in convention.regions[region] if value not in inside)
+        first, *rest = (value for value in convention.regions[region] if value not in inside)
         np.equal(label_map, first, out=masks[region])
-        for value in others:
+        for value in rest:
             masks[region] |= label_map == value
         if inside:
             masks[region] |= masks[region + 1]

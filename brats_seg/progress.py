@@ -193,7 +193,7 @@ class _Work:
         started_s = time.monotonic() - _PART_SHOWN_S
         for inner in tuple(self.parts):
             if inner.is_running and inner.started_s < started_s:
-                return f"{self.what} ({_joined(': ', inner.what, inner.count)})"
+                return f"{self.what} ({_join(': ', inner.what, inner.count)})"
         return self.what
 
     @property
@@ -212,10 +212,10 @@ class _Work:
         so_far_s = time.monotonic() - self.started_s
         if not time_text and so_far_s > _NO_ESTIMATE_S:
             time_text = f"{duration_text(so_far_s)} so far"
-        return _joined(", ", self.count, time_text)
+        return _join(", ", self.count, time_text)
 
 
-def _joined(separator: str, *texts: str) -> str:
+def _join(separator: str, *texts: str) -> str:
     return separator.join(filter(None, texts))
 
 
@@ -253,7 +253,7 @@ class _Screen:
                     self._open.remove(work)
 
     def refresh(self, work: _Work) -> None:
-        """Note the position of the work, and show it if it is the one that is shown."""
+        """Note the position of the work, and update the display if the work is on it."""
         work.note_position()
         if self.work is not work:
             return
@@ -290,7 +290,7 @@ class _Screen:
         """Write a line to the log if one is due; there are fewer the longer a process works."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            log.info("%s", _joined(": ", work.label, work.status))
+            log.info("%s", _join(": ", work.label, work.status))
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._due_s = now_s + self._pause_s
 

@@ -36,13 +36,13 @@ def write_table(
     cells = [
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
     ]
-    guarded = [[_guarded(cell) for cell in row] for row in cells]
-    # object: pandas would turn whole numbers beside an empty cell into floats
+    guarded = [[_escape_formula(cell) for cell in row] for row in cells]
+    # object: pandas would turn whole numbers into floats if a cell is empty
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
     text = frame.to_csv(index=False, lineterminator="\n")
-    with whole_file(path) as beside:
+    with whole_file(path) as temporary:
         # file names need not be UTF-8
-        beside.write_bytes(text.encode(errors="surrogateescape"))
+        temporary.write_bytes(text.encode(errors="surrogateescape"))
 
 
 def read_table(
@@ -87,19 +87,19 @@ def read_table(
         raise UsageError(msg)
     missing = [column for column in required if column not in frame.columns]
     if missing:
-        found = ", ".join(map(str, frame.columns[:8])) or "nothing"
-        msg = f"{path} has no column {', '.join(missing)}; found the columns {found}"
+        columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
+        msg = f"{path} has no column {', '.join(missing)}; found the columns {columns}"
         raise UsageError(msg)
-    return frame.fillna("").map(_unguarded)
+    return frame.fillna("").map(_unescape_formula)
 
 
-def _guarded(cell: Any) -> Any:
+def _escape_formula(cell: Any) -> Any:
     if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) and not _is_number(cell):
         return _GUARD + cell
     return cell
 
 
-def _unguarded(cell: str) -> str:
+def _unescape_formula(cell: str) -> str:
     return cell[1:] if cell.startswith(tuple(_GUARD + sign for sign in _FORMULA_SIGNS)) else cell
 
 

@@ -24,8 +24,7 @@ COUNTS: Counter[str] = Counter()
 """Values read by the host, copies to the host, and copies to the card."""
 HOME = ["cpu"]
 """Device that holds the values of the card; the last is used, and `meta` has sizes alone."""
-HALVES: dict[int, Tensor] = {}
-"""Weights in half precision, which autocast keeps until it ends."""
+HALVES: dict[int, Tensor] = {}  # weights, which autocast keeps until it ends
 _COPIES = ("aten::copy_", "aten::_to_copy")
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
 """Operations that take indices of the host, and wait for the card where they are given a mask."""

@@ -16,7 +16,7 @@ from brats_seg.data.loader import whole_case
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
-from brats_seg.training.losses import task_of
+from brats_seg.training.losses import build_task
 from tests.training_builders import train
 
 
@@ -97,7 +97,7 @@ def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_r
     parts = history[[f"val_rmse_{m}" for m in ("t1n", "t1c", "t2w", "t2f")]].mean(axis=1)
     assert history["val_rmse"].tolist() == pytest.approx(parts.tolist())
     # the target of a patch is the patch
-    sample = whole_case(data.folder, data.split.train[0], task_of(settings()).target_of)
+    sample = whole_case(data.folder, data.split.train[0], build_task(settings()).target_of)
     assert torch.equal(sample.image, sample.target)
     assert sample.image.shape[0] == 4
 

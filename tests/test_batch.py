@@ -371,7 +371,7 @@ def test_without_dask_and_without_processes_the_remedy_is_named(job, monkeypatch
         patched.setitem(sys.modules, "distributed", None)
         with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
             next(batch.shared_outcomes([], job, "tls://127.0.0.1:1"))
-    monkeypatch.setattr(batch, "chosen_by_user", lambda _: None)
+    monkeypatch.setattr(batch, "user_value", lambda _: None)
     monkeypatch.setattr(batch, "torch", SimpleNamespace(set_num_threads=dies_at_once))
     killed = r"worker process was killed, .*Use fewer --workers"
     with pytest.raises(EnvironmentalError, match=killed):

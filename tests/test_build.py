@@ -137,7 +137,7 @@ def build_undeclared(width: int = 4):
         # a checkpoint from elsewhere can name anything: only what makes a network is called
         ("os.system", {"command": "exit"}, r"is no torch\.nn\.Module, nor"),
         (f"{__name__}.build_undeclared", {}, r"annotated to return one"),
-        ("unet", {"width": 4}, r"model\.arguments .* with model\.name 'unet'"),
+        ("unet", {"width": 4}, r"model\.arguments with model\.name 'unet'"),
         (
             "torch.nn.Conv3d",
             {"in_channels": 4, "out_channels": 2, "kernel_size": 1},

@@ -43,7 +43,7 @@ def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_p
 
 
 def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
-    """Undo the coding that the docstring of `_coded` describes, one difference after the other."""
+    """Undo the coding that the docstring of `_encode_voxels` describes, one difference after the other."""
     header = base64.b64decode(volume.header)
     shape = nib.Nifti1Header(header[:348]).get_data_shape()
     content = gzip.decompress(base64.b64decode(volume.data))
@@ -64,7 +64,7 @@ def decoded(volume: case.EmbeddedVolume) -> nib.Nifti1Image:
 def test_embedded_volumes_have_the_values_and_the_place_of_the_files(view, dtype, factor, step):
     images = (view.images * factor).astype(dtype)
     images[0][images[0] > 0] *= -1
-    box = case._box_of(view)
+    box = case._find_box(view)
     volumes = case.embedded_volumes(replace(view, images=images), box)
     assert [one.name for one in volumes[4:]] == ["labels", "uncertainty"]
     for volume, image in zip(volumes, images, strict=False):
@@ -81,7 +81,7 @@ def test_embedded_volumes_have_the_values_and_the_place_of_the_files(view, dtype
 
 
 def test_large_scans_are_rounded_until_the_page_is_small(view, tmp_path, monkeypatch):
-    box = case._box_of(view)
+    box = case._find_box(view)
     exact = case.embedded_volumes(view, box)
     n_bytes = sum(len(volume.data) for volume in exact)
     monkeypatch.setattr("brats_seg.pages.case.MOST_BYTES", n_bytes * 3 // 4)

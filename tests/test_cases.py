@@ -200,8 +200,8 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
     np.testing.assert_array_equal(view.reference.label_map, make_label_map())
     assert (view.case_id, view.reference.convention) == ("BraTS2021_00000", BRATS2017)
     assert view.prediction.convention == BRATS2023
-    assert [*cases.drawn_of(view)] == ["reference", "prediction"]
-    np.testing.assert_array_equal(cases.drawn_of(view)["prediction"][2], predicted == 3)
+    assert [*cases.masks_to_draw(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(cases.masks_to_draw(view)["prediction"][2], predicted == 3)
 
 
 @pytest.mark.parametrize(

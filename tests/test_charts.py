@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.scores import joined_scores
+from brats_seg.evaluation.scores import join_scores
 from brats_seg.figures.charts import cohort_figure, score_figure, survival_figure
 from brats_seg.labels import REGIONS
 from tests.builders import make_case
@@ -34,7 +34,7 @@ def test_every_case_is_drawn_at_its_score() -> None:
 
 def test_no_scores_and_unknown_ones_are_an_error() -> None:
     with pytest.raises(UsageError, match="no scores to draw"):
-        score_figure(joined_scores(()))
+        score_figure(join_scores(()))
     with pytest.raises(UsageError, match="no column 'dyce'; there are dice, jaccard"):
         score_figure(make_scores(), column="dyce")
 

@@ -10,7 +10,7 @@ import pytest
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.compare import compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import LESION_COLUMNS, joined_scores
+from brats_seg.evaluation.scores import LESION_COLUMNS, join_scores
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
 
@@ -136,4 +136,4 @@ def test_sets_that_cannot_be_paired_are_refused(rng: np.random.Generator) -> Non
     with pytest.raises(UsageError, match=r"a and b do not hold .*: 1 are in one only, such as 002"):
         compare_scores(("a", "b"), (first, short), rng)
     with pytest.raises(UsageError, match="empty holds no scores"):
-        compare_scores(("empty", "a"), (joined_scores(()), first), rng)
+        compare_scores(("empty", "a"), (join_scores(()), first), rng)

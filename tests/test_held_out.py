@@ -53,7 +53,7 @@ def test_other_splits_and_cases_are_refused(tmp_path: Path, tiny_prepared: Path)
     split = open_held_out(run, tiny_prepared).data.split
     assert split.validation == (CASES[1], CASES[3])
     assert split.train == (CASES[0], CASES[2], *CASES[4:])
-    with pytest.raises(UsageError, match=r"found other cases, .* Give --data or --prepared"):
+    with pytest.raises(UsageError, match=r"prepared in .*: give --data or --prepared"):
         open_held_out(run, tmp_path / "nowhere")
     path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
     with pytest.raises(UsageError, match="was not trained on the cases prepared in"):

@@ -10,7 +10,7 @@ import pytest
 from jinja2 import UndefinedError
 
 from brats_seg.errors import UsageError
-from brats_seg.pages.html import _environment, packed_niivue, write_page
+from brats_seg.pages.html import _environment, load_niivue, write_page
 
 NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4af"
 """SHA-256 of `dist/niivue.umd.js` of the npm package."""
@@ -39,6 +39,6 @@ def test_another_ending_and_a_value_that_a_template_lacks_are_errors(tmp_path: P
 
 
 def test_the_vendored_viewer_and_its_licence_are_in_the_package() -> None:
-    script, licence = packed_niivue()
+    script, licence = load_niivue()
     assert hashlib.sha256(gzip.decompress(base64.b64decode(script))).hexdigest() == NIIVUE_0_69_0
     assert "Redistribution and use" in licence

@@ -35,7 +35,7 @@ def shown(
 
 def shown_by(images: npt.NDArray[np.generic], label_map: LabelMap) -> ShownLabels:
     return shown(
-        *quality.shown_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist()
+        *quality.find_tissues(sample_of(images, label_map)), values=np.unique(label_map).tolist()
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brats_seg.dicom.modalities import missing_words, parse_overrides, sort_series
+from brats_seg.dicom.modalities import missing_text, parse_overrides, sort_series
 from brats_seg.dicom.series import Series
 from brats_seg.errors import UsageError
 
@@ -117,8 +117,8 @@ def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:
     found = sort_series(scans, parse_overrides(["t1ce=5", "T2=Special"]))
     assert [one.modality for one in found] == ["t1n", "t1c", "t2w", "t2f"]
     assert found[1].reason == "chosen by --series t1c=5"
-    assert missing_words(found) == ""
-    assert missing_words(found, {"t1n": "7"}) == "nothing that is --series t1n=7"
+    assert missing_text(found) == ""
+    assert missing_text(found, {"t1n": "7"}) == "nothing that is --series t1n=7"
 
 
 @pytest.mark.parametrize("texts", [["t4=1"], ["t1c"], ["t1c="], ["t1c=1", "t1ce=2"]])
@@ -133,8 +133,8 @@ def test_two_t1_without_contrast_agent_are_not_guessed() -> None:
     derived = replace(later, image_type=("DERIVED",))
     found = sort_series([first, later, *others])
     known = sort_series([first, later, series("T1 PRE", 6, **T1), *others])
-    assert missing_words(found) == "no series for t1n"
+    assert missing_text(found) == "no series for t1n"
     assert "no contrast agent is named, and it is not the only T1 series" in found[0].reason
     assert [one.number for one in known if one.modality == "t1n"] == [6]
-    assert missing_words(sort_series([first, later, *others], {"t1n": "1"})) == ""
-    assert missing_words(sort_series([first, derived, *others])) == ""
+    assert missing_text(sort_series([first, later, *others], {"t1n": "1"})) == ""
+    assert missing_text(sort_series([first, derived, *others])) == ""

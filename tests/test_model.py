@@ -73,7 +73,7 @@ def test_models_that_do_not_go_together_are_refused_or_combined(tmp_path: Path) 
     plain, tuned = write_run(tmp_path / "plain"), write_run(tmp_path / "tuned", fitted=fitted)
     coarse = write_run(tmp_path / "coarse", identity=replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0)))
     dropout = write_run(tmp_path / "dropout", identity=replace(IDENTITY, subsets=MODALITY_SUBSETS))
-    with pytest.raises(UsageError, match=r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4"):
+    with pytest.raises(UsageError, match=r"thresholds \(0\.5, 0\.5, 0\.5\) and \(0\.4"):
         load_model([plain, tuned], CPU)
     with pytest.raises(UsageError, match=r"cannot be averaged: spacing_mm"):
         load_model([plain, coarse], CPU)

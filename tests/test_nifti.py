@@ -337,10 +337,10 @@ def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path
     affine = np.diag([80.0, 80.0, 80.0, 1.0])
     path = write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine)
     volume = nifti.read_volume(path, case_id="c")
-    assert nifti.planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
-    assert nifti.planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
+    assert nifti.plan_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
+    assert nifti.plan_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
     with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
-        nifti.planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
+        nifti.plan_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", ">f4"])

@@ -120,7 +120,7 @@ def test_scans_are_resampled_and_back(tmp_path: Path, case: Path, spacing: list[
     edges = zip((y, z, x), spacing, strict=True)
     assert given.image.shape[1:] == tuple(round(n / mm) for n, mm in edges)
     # a constant stays one, there and back
-    back = given.back(torch.full((3, *given.image.shape[1:]), 2.0))
+    back = given.to_volume(torch.full((3, *given.image.shape[1:]), 2.0))
     assert back.shape == (3, *scan.image.shape[1:])
     np.testing.assert_allclose(back, 1 / (1 + np.exp(-2)), rtol=1e-5)
 

@@ -119,7 +119,7 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
 )
 def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
     line = volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
-    finer = normalisation.resampled_labels(line, BRATS2017, FINER)
+    finer = normalisation.resample_labels(line, BRATS2017, FINER)
     assert finer.array[:, 0, 0].tolist() == expected
 
 
@@ -130,6 +130,6 @@ def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int])
 def test_nested_regions(array, spacing_mm):
     resampling = Resampling.needed(array.shape, ONE, spacing_mm)
     assume(resampling is not None)
-    finer = normalisation.resampled_labels(volume(array), BRATS2024, resampling)
+    finer = normalisation.resample_labels(volume(array), BRATS2024, resampling)
     wt, tc, et = regions_of(finer.array, BRATS2024)
     assert not ((tc & ~wt) | (et & ~tc)).any()

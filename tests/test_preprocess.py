@@ -75,12 +75,12 @@ def write_head(folder: Path, case_id: str = "me", names: Sequence[str] = MODALIT
         noise = np.random.default_rng(len(name + name[1])).integers(0, 20, grid.shape)
         signal = (array * (1 - 0.1 * MODALITIES.index(name)) + noise * (array > 0)).astype(np.int16)
         write_volume(folder / case_id / f"{case_id}_{name}.nii.gz", signal, grid)
-    atlas = brain_of(head(apply_affine(ATLAS.affine, voxels(ATLAS))))
+    atlas = foreground_mask(head(apply_affine(ATLAS.affine, voxels(ATLAS))))
     write_volume(folder.parent / "atlas.nii.gz", atlas, ATLAS)
     return folder
 
 
-def brain_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def foreground_mask(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array * ((array > 300) & (array < 1000))
 
 
@@ -104,7 +104,7 @@ class Doubles:
             image = read_volume(folder / "head.nii.gz", case_id="me")
             grid = image.geometry
             known = head(apply_affine(np.linalg.inv(TO_T1C) @ grid.affine, voxels(grid)))
-            mask = (brain_of(known) > 0) if known.any() else image.array > 0
+            mask = (foreground_mask(known) > 0) if known.any() else image.array > 0
             mask &= not self.finds_nothing
             write_volume(folder / "brain_bet.nii.gz", mask.astype(np.uint8), grid)
         else:
@@ -136,7 +136,7 @@ def test_scans_are_placed_in_the_atlas_and_label_maps_return_exactly(tmp_path, d
     (case,) = prepared(tmp_path)
     assert case.usable
     assert sorted(doubles.calls) == ["deepbet", *["greedy"] * 4]
-    truth = brain_of(head(apply_affine(ATLAS.affine, voxels(ATLAS))))
+    truth = foreground_mask(head(apply_affine(ATLAS.affine, voxels(ATLAS))))
     inside = ndimage.binary_erosion(truth > 0, iterations=3)
     for index, scan in enumerate(case.images):
         volume = read_volume(case.path_of(scan), case_id="me")
@@ -281,7 +281,7 @@ def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: 
         shape = (24, 24, n_slices if index == 3 else 16)
         grid = geometry(shape, np.diag([-edge_mm, -edge_mm, edge_mm, 1.0]))
         scans.append(Volume(array=make_volumes(shape)[index], geometry=grid, file="scan.nii.gz"))
-    found = preprocess.unready_words(scans)
+    found = preprocess.unready_reasons(scans)
     assert len(found) == len(reasons)
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 

@@ -39,8 +39,6 @@ QUICK |= dict.fromkeys(("train", "certify"), TINY)
 """What makes a command quick on tiny cases."""
 INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""
-ELSEWHERE_PATHS = {"/kaggle/input/NAME": "scans", "/kaggle/working/": "", "--hours 8": "--epochs 1"}
-"""Words of the pages, and what stands for them in the tests."""
 ELSEWHERE = ("torchrun", "srun", "dask", "openssl", "export")
 """Beginnings of the lines that the tests of several processes run."""
 
@@ -55,10 +53,7 @@ def lines(page: Path) -> list[str]:
 
 
 def arguments_of(line: str) -> list[str] | None:
-    """Return the arguments of the `brats-seg` that a line calls, by make or a notebook too, or None."""
-    line = line.removeprefix("!")
-    for there, here in ELSEWHERE_PATHS.items():
-        line = line.replace(there, here)
+    """Return the arguments of the `brats-seg` that a line calls, perhaps by make, or None."""
     if line.startswith("make train"):
         line = run_make("-n", *shlex.split(line, comments=True)[1:])[-1]
     program, *arguments = shlex.split(line, comments=True)

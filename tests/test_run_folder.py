@@ -284,10 +284,15 @@ def test_other_and_given_networks_keep_their_weights(data, tiny_run, tmp_path, m
         before.load_state_dict(network.state_dict())
         assert start_from(network, start, data) is None
         assert same(network.state_dict(), before.state_dict())
-    given = build_network(start_settings(), (8, 8, 8))
-    settings = start_settings("start.path=auto")
-    trainer = Trainer(data=data, config=settings, run_path=tmp_path / "run", network=given)
-    assert trainer.plan.config.start.path is None
+    settings, run_path = start_settings("start.path=auto"), tmp_path / "run"
+    train(data, run_path, settings, StopAtCheck(0))
+    given, before = build_network(wide, (8, 8, 8)), build_network(wide, (8, 8, 8))
+    trainer = Trainer(data=data, config=settings, run_path=run_path, network=given)
+    with pytest.raises(ResumeError, match="of another network"):
+        trainer.run()
+    trainer.run(fresh=True, stop=StopAtCheck(0))
+    name = "encoder.0.0.convolution.weight"
+    assert torch.equal(weights(run_path / "last.pt")[name], before.state_dict()[name])
 
 
 def test_what_holds_no_weights_that_fit_is_refused(data, tiny_run, tmp_path):

@@ -38,7 +38,7 @@ def table_of(dices, **columns) -> pd.DataFrame:
 
 def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "scores.csv"
-    for table in (PLAIN, scores.joined_scores(()), MATCHED, LESIONWISE):
+    for table in (PLAIN, scores.join_scores(()), MATCHED, LESIONWISE):
         scores.write_scores(table, path)
         options = {"check_dtype": not table.empty, "atol": 1e-6}
         pd.testing.assert_frame_equal(scores.read_scores(path), table, **options)
@@ -114,7 +114,7 @@ def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing(
     assert summaries == again
     spread = scores.summarise_scores(table_of([0.4]), np.random.default_rng(3))[0].spread("dice")
     assert (spread.mean_low, spread.mean, spread.mean_high) == (0.4, 0.4, 0.4)
-    assert scores.summarise_scores(scores.joined_scores(()), np.random.default_rng(3)) == ()
+    assert scores.summarise_scores(scores.join_scores(()), np.random.default_rng(3)) == ()
 
 
 def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) -> None:
@@ -138,7 +138,7 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
         for cases in (slice(0, 2), slice(2, 7))
         for subset in (("t2f",), ("t1n", "t1c"))
     ]
-    pair, single = scores.pooled(parts)
+    pair, single = scores.pool_scores(parts)
     assert (pair.modalities, single.modalities) == (("t1n", "t1c"), ("t2f",))
     assert single.n_cases == 7
     loss = DICE_OF_ALL - DICE

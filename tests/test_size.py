@@ -37,16 +37,16 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2064,
+    "inference": 2063,
     "cases": 2513,
     "top level": 1527,
-    "evaluation": 1268,
+    "evaluation": 1267,
     "dicom": 1099,
-    "survival": 819,
+    "survival": 811,
     "runtime": 864,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_760, 110
+MOST_LINES, MOST_MODULES = 19_741, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (None, r"absent.csv does not exist. .*`brats-seg features"),
         ("id,days\nA,3\n", "has no column case_id, .*Make a table of features"),
         (f"{HEADER},x\n", "has no rows"),
-        (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "more than one row for A;"),
+        (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "several rows for A;"),
         (f"{HEADER},x\nA,A,,,,many\n", "case A: found 'many' in column x"),
         (f"{HEADER},x\nA,A,,true,,1\n", "has 'true' in column labels_seen; expected no, unknown"),
         (f"{HEADER},latent0_seen\nA,A,,,,\n", "has '' in column latent0_seen"),

@@ -371,4 +371,4 @@ def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, mo
     assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"
     with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
-    assert trainer._outlook() == "stopping soon; a second Ctrl-C does not save"
+    assert trainer._progress_text() == "stopping soon; a second Ctrl-C does not save"

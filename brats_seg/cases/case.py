@@ -248,7 +248,7 @@ def load_case(
     read = case if with_label else replace(case, files={k: case.files[k] for k in case.modalities})
     files = files or read_case_files(read)
     opened = open_files(read, files, modalities)
-    return replace(_loaded(case, *opened, labels), hashes=files.hashes)
+    return replace(_check_loaded(case, *opened, labels), hashes=files.hashes)
 
 
 def case_of_arrays(
@@ -260,15 +260,15 @@ def case_of_arrays(
     """Check a case given as arrays (n, X, Y, Z), one for each modality, as `load_case` does."""
     case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
     if len(images) != len(modalities) or case.modalities != tuple(modalities):
-        found = f"{len(images)} images for {', '.join(modalities)}"
+        problem = f"{len(images)} images for {', '.join(modalities)}"
         expected = f"an image for each, in the order {', '.join(MODALITIES)}"
-        raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
+        raise CaseError(case_id, "(array)", problem, expected, "Give the images in that order.")
     geometry = nifti.Geometry.at(affine, images.shape[1:], qform_code=1)
     volumes = {
         modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    return _loaded(case, volumes, *_judged(case, volumes), "")
+    return _check_loaded(case, volumes, *_judge(case, volumes), "")
 
 
 def read_case_files(case: Case) -> CaseFiles:
@@ -308,7 +308,7 @@ def open_files(
                 )
             except CaseError as error:
                 problems.append(error)
-    return volumes, *_judged(case, volumes, problems)
+    return volumes, *_judge(case, volumes, problems)
 
 
 def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
@@ -316,8 +316,8 @@ def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseE
     missing = [name for name in modalities if name not in case.files]
     if not missing:
         return None
-    found, next_step = f"no {', '.join(missing)}", "Add the missing files, or leave the case out."
-    return CaseError(case.case_id, case.location, found, ", ".join(modalities), next_step)
+    problem, next_step = f"no {', '.join(missing)}", "Add the missing files, or leave the case out."
+    return CaseError(case.case_id, case.location, problem, ", ".join(modalities), next_step)
 
 
 def label_values_of(label_map: LabelMap) -> frozenset[int]:
@@ -331,10 +331,10 @@ def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) ->
     if off:
         first_file, first = grids[0]
         files = " and ".join(file for file, _ in off)
-        found = " and ".join(_described(grid, first) for _, grid in off)
-        expected = f"the grid of {first_file}: {_described(first, first)}"
+        problem = " and ".join(_describe_grid(grid, first) for _, grid in off)
+        expected = f"the grid of {first_file}: {_describe_grid(first, first)}"
         next_step = "Register and resample all files to one grid (for BraTS SRI24, without skull)."
-        raise CaseError(case_id, files, found, expected, next_step)
+        raise CaseError(case_id, files, problem, expected, next_step)
 
 
 def have_one_grid(one: nifti.Geometry, other: nifti.Geometry) -> bool:
@@ -361,13 +361,13 @@ def judge_labels(
         yield problems, judgement.warnings
 
 
-def _judged(
+def _judge(
     case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
 ) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
     images = tuple(volume for kind, volume in volumes.items() if kind != LABEL)
     label = volumes.get(LABEL)
-    problems = [*problems, *_wrong_with(case.case_id, images, label)]
+    problems = [*problems, *_find_problems(case.case_id, images, label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
@@ -375,7 +375,7 @@ def _judged(
     return problems, judgement
 
 
-def _wrong_with(
+def _find_problems(
     case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
@@ -389,13 +389,13 @@ def _wrong_with(
         cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
         if cosine > SKEW_TOLERANCE:
             degrees = np.degrees(np.arcsin(min(cosine, 1.0)))
-            found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+            problem = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
             next_step = "Resample the four modalities to a grid of right angles."
-            yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
+            yield CaseError(case_id, volumes[0].file, problem, "axes at right angles", next_step)
     for volume in volumes:
-        if found := _wrong_voxels(volume.array):
+        if problem := _wrong_voxels(volume.array):
             expected = f"finite intensities up to {LARGEST_INTENSITY:g}, not all equal"
-            yield CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
+            yield CaseError(case_id, volume.file, problem, expected, "Convert the scan again.")
 
 
 def _wrong_voxels(array: npt.NDArray[Any]) -> str:
@@ -410,7 +410,7 @@ def _wrong_voxels(array: npt.NDArray[Any]) -> str:
     return f"a constant volume, {low} everywhere" if low == high else ""
 
 
-def _loaded(
+def _check_loaded(
     case: Case,
     volumes: Mapping[str, nifti.Volume],
     problems: Sequence[CaseError],
@@ -450,7 +450,7 @@ def _loaded(
     )
 
 
-def _described(grid: nifti.Geometry, first: nifti.Geometry) -> str:
+def _describe_grid(grid: nifti.Geometry, first: nifti.Geometry) -> str:
     voxels = "x".join(map(str, grid.shape))
     spacing = "x".join(f"{mm:.2f}" for mm in grid.spacing_mm)
     axes = "".join(nib.aff2axcodes(grid.affine))

@@ -47,7 +47,7 @@ class ClinicalRow:
     """Clinical data of one patient: a row of a table, or those of all tables together."""
 
     ids: tuple[str, ...]
-    """Case ids of the patient, as the tables spell them; the first stands for the patient."""
+    """Case ids of the patient, as the tables spell them; the first identifies the patient."""
     grade: str = ""
     """Grade `HGG` or `LGG`; empty if unknown."""
     age_years: float | None = None
@@ -85,15 +85,15 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
     rows = list(_rows_of_files(named))
     for path in _table_paths(root):
         try:
-            rows += _rows_of(path, path.relative_to(root).as_posix())
+            rows += _read_rows(path, path.relative_to(root).as_posix())
         except UsageError as error:
             log.warning("ignored: %s", error)
-    return _joined(rows)
+    return _merge_rows(rows)
 
 
 def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
     """Read tables with any names; if two contradict each other, the first takes precedence."""
-    return _joined(list(_rows_of_files(paths)))
+    return _merge_rows(list(_rows_of_files(paths)))
 
 
 def mapping_files(folder: Path) -> tuple[Path, ...]:
@@ -129,9 +129,9 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
 def check_columns(path: Path, *, with_survival: bool) -> None:
     """Raise `UsageError` unless a table has a column of ids and, if required, one of survival."""
     columns = tuple(map(str, read_table(path).columns))
-    found = {_kind_of(name) for name in columns}
+    kinds = {_classify_column(name) for name in columns}
     needed = ["ids", *(["survival"] if with_survival else [])]
-    if missing := [kind for kind in needed if kind not in found]:
+    if missing := [kind for kind in needed if kind not in kinds]:
         msg = (
             f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(columns)}. "
             "Expected BraTS20ID,Age,Survival_days,Extent_of_Resection."
@@ -142,29 +142,29 @@ def check_columns(path: Path, *, with_survival: bool) -> None:
 def _rows_of_files(paths: Iterable[Path]) -> Iterator[ClinicalRow]:
     for path in paths:
         check_columns(path, with_survival=False)
-        yield from _rows_of(path, path.name)
+        yield from _read_rows(path, path.name)
 
 
-def _rows_of(path: Path, file: str) -> Iterator[ClinicalRow]:
+def _read_rows(path: Path, file: str) -> Iterator[ClinicalRow]:
     """Yield the rows of a table that have an id; none if the table has no column of ids."""
     for row in read_table(path).to_dict("records"):
         cells: defaultdict[str, list[str]] = defaultdict(list)
         for name, text in row.items():
             if text.strip().lower() not in _MISSING:
-                cells[_kind_of(str(name))].append(text.strip())
+                cells[_classify_column(str(name))].append(text.strip())
         if cells["ids"]:
-            yield _parsed(
+            yield _parse_row(
                 {kind: texts[0] for kind, texts in cells.items() if texts}, cells["ids"], file
             )
 
 
-def _kind_of(column: str) -> str:
+def _classify_column(column: str) -> str:
     """Return what a column holds by its name; empty if it is not used."""
     plain = re.sub(r"[^a-z0-9]", "", column.lower())
     return next((kind for kind, pattern in _COLUMNS.items() if pattern.fullmatch(plain)), "")
 
 
-def _parsed(cells: Mapping[str, str], ids: Sequence[str], file: str) -> ClinicalRow:
+def _parse_row(cells: Mapping[str, str], ids: Sequence[str], file: str) -> ClinicalRow:
     age, survival = cells.get("age", ""), cells.get("survival", "")
     alive = _ALIVE.fullmatch(survival)
     days = alive[1] if alive else survival
@@ -185,7 +185,7 @@ def _parsed(cells: Mapping[str, str], ids: Sequence[str], file: str) -> Clinical
     )
 
 
-def _joined(rows: Sequence[ClinicalRow]) -> ClinicalTable:
+def _merge_rows(rows: Sequence[ClinicalRow]) -> ClinicalTable:
     """Combine the rows of each person; where two contradict each other, the first counts."""
     people: defaultdict[int, list[ClinicalRow]] = defaultdict(list)
     keys = [[case_id.lower() for case_id in row.ids] for row in rows]

@@ -27,7 +27,7 @@ from brats_seg.tables import read_table
 
 DESCRIPTION = "dataset.json"
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
-"""Folders that a `dataset.json` describes, beside it."""
+"""Folders next to a `dataset.json`, which it describes."""
 
 _VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -54,7 +54,7 @@ def cases_of_dataset(
     """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS."""
     description = _read_description(root / path / DESCRIPTION)
     for images, labels in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
-        yield from _cases_described(description, files[images], files[labels])
+        yield from _make_cases(description, files[images], files[labels])
 
 
 def is_path_table(data: Path) -> bool:
@@ -93,13 +93,12 @@ def _read_description(path: Path) -> _Description:
         raise LayoutError(msg) from error
     except ValidationError as error:
         wrong = [(".".join(map(str, part["loc"])), part["msg"]) for part in error.errors()]
-        found = ", ".join(f"{name or 'file'}: {what}" for name, what in wrong)
-        expected = "Expected the modalities by index under 'channel_names', and 'labels'."
-        msg = f"{path} is not valid ({found}). {expected}"
+        problems = ", ".join(f"{name or 'file'}: {message}" for name, message in wrong)
+        msg = f"{path} is not valid ({problems}). Expected the modalities by index under 'channel_names', and 'labels'."
         raise LayoutError(msg) from error
 
 
-def _cases_described(
+def _make_cases(
     description: _Description, images: Sequence[NamedFile], labels: Sequence[NamedFile]
 ) -> Iterator[Case]:
     label_of = {file.stem: ScanFile(path=file.path) for file in labels}
@@ -111,7 +110,7 @@ def _cases_described(
                 scans[channel["case"]][modality] = ScanFile(path=file.path)
             elif not channel:
                 scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
-    convention = _convention_of(description.labels)
+    convention = _find_convention(description.labels)
     for case_id, files in scans.items():
         is_msd = any(scan.volume is not None for scan in files.values())
         if case_id in label_of:
@@ -123,7 +122,7 @@ def _cases_described(
         )
 
 
-def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
+def _find_convention(labels: Mapping[str, str | int | list[int]]) -> str:
     """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
     named = [_name_and_values(*label) for label in labels.items()]
     enhancing = [values for name, values in named if tissue_named(name) == "et"]
@@ -161,8 +160,8 @@ def _case(row: Mapping[Any, str], folder: Path) -> Case:
     case = replace(Case.named(cells["case_id"], files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
-        found, file = "no path of a file", str(scans[kind])
-        case = case.with_problem(found, "a path", "Correct the table.", file)
+        problem, file = "no path of a file", str(scans[kind])
+        case = case.with_problem(problem, "a path", "Correct the table.", file)
     return replace(case, patient_id=cells.get("patient_id", case.patient_id))
 
 

@@ -2,7 +2,7 @@
 
 Files belong together if the same text precedes the modality in their names: it is the id of the case.
 If it is the id of no release, a folder with one file of each modality is one case with the name of the
-folder; folders of one name are named after those above. A label map lies beside its scans, in a folder
+folder; folders of one name are named after those above. A label map is in the folder of its scans, in one
 called `labels`, `masks` or alike, or in the derivatives of a BIDS data set, and its name begins with the
 id of the case.
 """
@@ -23,7 +23,7 @@ from brats_seg.cases import described, layouts
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.cases.layouts import LABEL, UNKNOWN, Folder, NamedFile, parse_case_id
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
-from brats_seg.files import state_of
+from brats_seg.files import file_state
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def find_cases(
     folder = described.data_folder(root)
     complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
     checked = [_with_id_checked(case, is_file_name=is_table) for case in complete]
-    return CaseIndex(root=folder, cases=_sorted(checked), notices=tuple(notices))
+    return CaseIndex(root=folder, cases=_sort_cases(checked), notices=tuple(notices))
 
 
 def find_inputs(
@@ -127,7 +127,7 @@ def find_inputs(
         n, cases[i] = n_of_id[case.case_id], _with_id_checked(case, is_file_name=True)
         if n > 1:
             cases[i] = cases[i].with_problem(f"{n} cases of this id", "one", next_step)
-    return _sorted(cases)
+    return _sort_cases(cases)
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
@@ -146,24 +146,24 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     return _with_id_checked(case, is_file_name=True)
 
 
-def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
+def _sort_cases(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
 def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
-    """Return a case with what is wrong with its id; files may be called after the id as it is."""
+    """Return a case with what is wrong with its id; files may be called after it."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
     if case.release == layouts.MEN_RT:
-        found = "a case of the radiotherapy task, which has one modality and another target"
+        problem = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
-        case = case.with_problem(found, ", ".join(MODALITIES), next_step)
+        case = case.with_problem(problem, ", ".join(MODALITIES), next_step)
     if n_bytes > layouts.LONGEST_ID:
-        found, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
-        case = case.with_problem(found, expected, "Rename the folder and the files of the case.")
+        problem, expected = f"an id of {n_bytes} bytes", f"at most {layouts.LONGEST_ID}"
+        case = case.with_problem(problem, expected, "Rename the folder and the files of the case.")
     is_plain = name == name.strip().removeprefix(".") != "" and not _FORBIDDEN & set(name)
     if is_file_name and not is_plain:
-        found, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
-        case = case.with_problem(found, expected, "Give the case another id.")
+        problem, expected = f"the id {name!r}, which cannot be the name of a file", "a plain name"
+        case = case.with_problem(problem, expected, "Give the case another id.")
     return case
 
 
@@ -181,7 +181,7 @@ def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
     key = hashlib.sha256()
     for kind, scan in sorted(files.items()):
         # reading the file reports a dangling link
-        state = state_of(root / scan.path) or "unreadable"
+        state = file_state(root / scan.path) or "unreadable"
         key.update(f"{kind} {scan}\n{state}\n".encode(errors="surrogateescape"))
     return key.hexdigest()[:32]
 
@@ -228,7 +228,7 @@ class _Group:
         kinds = defaultdict(list)
         for scan in self.scans:
             kinds[scan.variant].append(scan.kind)
-        complete = [name for name, found in kinds.items() if sorted(found) == sorted(MODALITIES)]
+        complete = [name for name, scans in kinds.items() if sorted(scans) == sorted(MODALITIES)]
         variant = complete[0] if len(complete) == 1 else ""
         images = {}
         for modality in MODALITIES:
@@ -238,7 +238,7 @@ class _Group:
 
     @cached_property
     def names(self) -> set[str]:
-        """Names that a label map beside the scans may begin with."""
+        """Names that a label map in the folder of the scans may begin with."""
         prefixes = {files[0].case for files in self.images.values()}
         return {self.case_id, *(prefixes if len(prefixes) == 1 else ())}
 
@@ -255,14 +255,14 @@ def _find_below(
     folders = [_with_label_pattern(folder, label_files) for folder in layouts.walk_folders(root)]
     unique = [_without_packed_copies(folder) for folder in folders]
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
-    superseded = _superseded(groups)
-    groups = _named_apart([group for group in groups if group not in superseded])
+    superseded = _find_superseded(groups)
+    groups = _separate_names([group for group in groups if group not in superseded])
     candidates: Mapping[_Group, Sequence[_Candidate]] = {}
     if with_labels:
-        # label maps may be beside scans that others supersede
+        # label maps may be in folders of scans that are superseded
         above = {group.folder for group in superseded}
         candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
-    cases += [_assembled(group, candidates.get(group, ())) for group in groups]
+    cases += [_assemble(group, candidates.get(group, ())) for group in groups]
     used = {scan.path for case in cases for scan in case.files.values()}
     unused = [
         scan.path
@@ -288,7 +288,7 @@ def _find_below(
     return cases, notices
 
 
-def _superseded(groups: Sequence[_Group]) -> list[_Group]:
+def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
     of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == layouts.BIDS]
     most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
@@ -343,7 +343,7 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
         # the folder of one case: files with other names are derived from it
         yield _Group(case_id=name, folder=folder.path, scans=by_id[name])
         return
-    # in the data folder itself the only case is called as it will be beside others
+    # in the data folder itself the only case is called as it would be among others
     is_flat = (
         folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
     )
@@ -354,7 +354,7 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
         yield _Group(case_id=case_id, folder=folder.path, scans=group)
 
 
-def _named_apart(groups: Sequence[_Group]) -> list[_Group]:
+def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     """Return the groups, those of folders of one name named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
@@ -373,7 +373,7 @@ def _named_apart(groups: Sequence[_Group]) -> list[_Group]:
     for group in groups:
         folder = group.folder.parent
         if group.is_named_by_folder and folder in above:
-            # folders above of one name are told apart by their whole path
+            # folders above of one name are distinguished by their whole path
             name = folder.name if n_above[folder.name] == 1 else "_".join(folder.parts)
             is_alone = n_below[folder] == 1
             is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
@@ -398,7 +398,7 @@ def _label_candidates(
 ) -> Mapping[_Group, Sequence[_Candidate]]:
     """Return the files that may be the label map of each case.
 
-    They are beside the scans, in folders called after label maps, in derivatives and in the folders
+    They are in the folders of the scans, in folders called after label maps, in derivatives and in the folders
     to be searched in addition, or in any folder if a pattern names them.
     """
     in_folder, of_name = (defaultdict[object, list[_Group]](list) for _ in range(2))
@@ -407,19 +407,19 @@ def _label_candidates(
         of_name[group.case_id].append(group)
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
-        path, beside = folder.path, in_folder.get(folder.path, [])
+        path, same_folder = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
-        if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
+        if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
-                names = () if beside else _owner_names(scan, folder, is_given=is_given)
+                names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
                 apart = next((of_name[name] for name in names if name in of_name), [])
-                for group in _beside(scan, beside) if beside else apart:
-                    candidates[group].append((scan, not beside))
+                for group in _cases_of(scan, same_folder) if same_folder else apart:
+                    candidates[group].append((scan, not same_folder))
     return candidates
 
 
-def _beside(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
-    """Return the case of a folder that a file beside the scans may be the label map of."""
+def _cases_of(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
+    """Return the cases of a folder that a file in it may be the label map of."""
     if scan.kind != LABEL:
         return ()
     # a file that a pattern names begins with the id of its case, which others may begin with
@@ -440,7 +440,7 @@ def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence
     return list(filter(None, names))
 
 
-def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
+def _assemble(group: _Group, candidates: Sequence[_Candidate]) -> Case:
     """Return a case with the first file of each modality, and the likeliest label map."""
     case = Case.named(group.case_id, {})
     case = replace(case, patient_id=group.patient_id or case.patient_id)
@@ -449,7 +449,7 @@ def _assembled(group: _Group, candidates: Sequence[_Candidate]) -> Case:
         case = _with_file(case, kind, files, next_step)
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
-        # beside the scans of a release lie files that are named after something else
+        # folders of a release have files that are named after something else
         if is_apart or scan.case in ("", *group.names) or case.release == UNKNOWN:
             ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
     if ranked:
@@ -483,5 +483,5 @@ def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str
         return case
     is_apart = len({path.parent for path in paths}) > 1
     names = " and ".join(str(path) if is_apart else path.name for path in paths)
-    found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
-    return case.with_problem(found, "one", next_step, names)
+    problem = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
+    return case.with_problem(problem, "one", next_step, names)

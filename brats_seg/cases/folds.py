@@ -2,8 +2,8 @@
 
 All cases of a patient, and scans that occur under two ids, perhaps with small changes, are in one
 fold. The table is made once and written to a file; every later command reads it, and rejects it if it
-leaks. The name of the file tells the settings, as in `folds-5-seed55.csv`, so that tables of several
-settings stand side by side.
+leaks. The name of the file holds the settings, as in `folds-5-seed55.csv`, so that tables of several
+settings do not overwrite each other.
 """
 
 import warnings
@@ -61,7 +61,7 @@ class FoldTable:
     def __post_init__(self) -> None:
         repeated = [name for name, n in Counter(row.case_id for row in self.rows).items() if n > 1]
         if repeated:
-            msg = f"the fold table has more than one row for {_named(repeated)}; expected one each"
+            msg = f"the fold table has more than one row for {_list_cases(repeated)}; expected one each"
             raise FoldError(msg)
         folds_of: defaultdict[str, set[int]] = defaultdict(set)
         for row in self.rows:
@@ -69,7 +69,7 @@ class FoldTable:
                 folds_of[row.patient_id].add(row.fold)
         for patient_id, folds in folds_of.items():
             if len(folds) > 1:
-                msg = f"patient {patient_id} lies in folds {_joined(sorted(folds))}; expected one"
+                msg = f"patient {patient_id} lies in folds {_join(sorted(folds))}; expected one"
                 raise FoldError(msg)
 
     @property
@@ -80,7 +80,7 @@ class FoldTable:
     def split(self, fold: int) -> Split:
         """Return the split that holds one fold out."""
         if fold not in self.folds:
-            msg = f"fold {fold} is not in the fold table, which has folds {_joined(self.folds)}"
+            msg = f"fold {fold} is not in the fold table, which has folds {_join(self.folds)}"
             raise FoldError(msg)
         if len(self.folds) == 1:
             msg = f"the fold table has only fold {fold}; expected another one to train on"
@@ -116,8 +116,8 @@ def check_fold(fold: int, folder: Path, config: FoldConfig) -> None:
     if (path := fold_table_path(folder, config)).exists():
         read_folds(path).split(fold)
     elif fold not in range(n_folds := _n_folds(config)):
-        found = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
-        msg = f"{found}. Choose one of them, or set folds.n_folds"
+        problem = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
+        msg = f"{problem}. Choose one of them, or set folds.n_folds"
         raise FoldError(msg)
 
 
@@ -134,7 +134,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         (2, 2)
     """
     ordered = sorted(cases, key=lambda case: case.case_id)
-    groups = _groups_of(ordered)
+    groups = _group_cases(ordered)
     if config.scheme == "notebook":
         folds = _notebook_folds(groups)
     else:
@@ -152,15 +152,15 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
     if missing:
         next_step = "Give each a row, with an empty fold to leave it out, or remove the table"
-        msg = f"the fold table has no row for {_named(missing)}. {next_step}"
+        msg = f"the fold table has no row for {_list_cases(missing)}. {next_step}"
         raise FoldError(msg)
-    for group in _groups_of(cases):
+    for group in _group_cases(cases):
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
-            found = f"{_named(used)} are scans of one patient, or near copies of one"
-            where = f"but lie in folds {_joined(sorted(folds))} of the fold table"
-            msg = f"{found}, {where}. Give them one fold, or remove the table"
+            problem = f"{_list_cases(used)} are scans of one patient, or near copies of one"
+            where = f"but lie in folds {_join(sorted(folds))} of the fold table"
+            msg = f"{problem}, {where}. Give them one fold, or remove the table"
             raise FoldError(msg)
 
 
@@ -169,7 +169,7 @@ def read_folds(path: Path) -> FoldTable:
     next_step = "Correct it, or remove it to have new folds made"
     rows = _read(path, _COLUMNS, "fold table", next_step).itertuples(index=False)
     try:
-        return FoldTable(rows=tuple(_parsed(*row) for row in rows))
+        return FoldTable(rows=tuple(_parse_row(*row) for row in rows))
     except FoldError as error:
         msg = f"fold table {path}: {error}. {next_step}"
         raise FoldError(msg) from None
@@ -198,15 +198,15 @@ def write_split(split: Split, path: Path) -> None:
     write_table(path, _SPLIT_COLUMNS, rows)
 
 
-def _read(path: Path, columns: Sequence[str], what: str, next_step: str) -> pd.DataFrame:
+def _read(path: Path, columns: Sequence[str], noun: str, next_step: str) -> pd.DataFrame:
     """Return these columns of a table that has at least one row."""
     try:
         table = read_table(path, required=columns, short_rows=False)[list(columns)]
-        found = f"{path} has no rows" if table.empty else ""
+        problem = f"{path} has no rows" if table.empty else ""
     except UsageError as error:
-        found = str(error)
-    if found:
-        msg = f"no {what}: {found}; expected the columns {', '.join(columns)}. {next_step}"
+        problem = str(error)
+    if problem:
+        msg = f"no {noun}: {problem}; expected the columns {', '.join(columns)}. {next_step}"
         raise FoldError(msg)
     return table
 
@@ -215,7 +215,7 @@ def _n_folds(config: FoldConfig) -> int:
     return _NOTEBOOK_FOLDS if config.scheme == "notebook" else config.n_folds
 
 
-def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
+def _group_cases(ordered: Sequence[Case]) -> list[list[Case]]:
     """Group the cases of each patient, and of patients who share a scan or near copies of one."""
     keys: list[list[Hashable]] = []
     for case in ordered:
@@ -236,9 +236,9 @@ def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> 
     patients.
     """
     if len(groups) < n_folds:
-        found = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
+        problem = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
         next_step = "Add patients, or ask for fewer folds: --set folds.n_folds=N"
-        msg = f"{found} (those who share a scan count as one). {next_step}"
+        msg = f"{problem} (those who share a scan count as one). {next_step}"
         raise FoldError(msg)
     rng = np.random.default_rng(seed)
     totals = [0] * n_folds
@@ -314,16 +314,16 @@ def _volume_ml(group: list[Case]) -> float:
     return max(-1.0 if volume is None else volume for volume in volumes)
 
 
-def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:
+def _parse_row(case_id: str, patient_id: str, fold: str) -> FoldRow:
     if fold and not fold.isdecimal():
         msg = f"case {case_id} has fold {fold!r}; expected a number from 0, or nothing"
         raise FoldError(msg)
     return FoldRow(case_id, patient_id, int(fold) if fold else None)
 
 
-def _named(case_ids: Sequence[str]) -> str:
+def _list_cases(case_ids: Sequence[str]) -> str:
     return f"{'case' if len(case_ids) == 1 else 'cases'} {some_of(case_ids)}"
 
 
-def _joined(folds: Sequence[int]) -> str:
+def _join(folds: Sequence[int]) -> str:
     return ", ".join(map(str, folds))

@@ -2,7 +2,7 @@
 
 All files of each case are read once and checked as `load_case` does; what is unusual becomes a
 remark, what cannot be used a problem. The label maps of a release have one numbering, so that what
-the clear ones show is held against all of them. The index is stored as `cases.csv`, a row per case.
+the clear ones show is compared with all of them. The index is stored as `cases.csv`, a row per case.
 """
 
 import hashlib
@@ -69,22 +69,22 @@ def index_cases(
     """
     if labels:
         convention_named(labels)
-    found = find_cases(root, label_files=label_files)
-    for notice in found.notices:
+    index = find_cases(root, label_files=label_files)
+    for notice in index.notices:
         log.warning("%s: %s", root, notice)
     known = {case.facts.files_key: case for case in previous.usable} if previous else {}
-    new = [case for case in found.cases if case.facts.files_key not in known]
+    new = [case for case in index.cases if case.facts.files_key not in known]
     with ThreadPoolExecutor(n_workers or 1) as pool:
         results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
         inspected = iter(list(track(results, what="index", total=len(new))))
     cases = [
-        _recalled(case, known[key]) if (key := case.facts.files_key) in known else next(inspected)
-        for case in found.cases
+        _reuse(case, known[key]) if (key := case.facts.files_key) in known else next(inspected)
+        for case in index.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
     if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
-    return CaseIndex(root=found.root, cases=kept)
+    return CaseIndex(root=index.root, cases=kept)
 
 
 def inspect_case(case: Case) -> Case:
@@ -115,8 +115,8 @@ def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
 
     Cases of one release are resolved together.
     """
-    groups = _grouped(cases, _source)
-    return tuple(case for _, group in groups for case in _resolved(group, labels))
+    groups = _group(cases, _source)
+    return tuple(case for _, group in groups for case in _resolve_group(group, labels))
 
 
 def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
@@ -132,7 +132,7 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
         duplicates = list(same_id)
         usable = [case for case in duplicates if case.usable]
         kept += [case for case in duplicates if not case.usable]
-        kept += _one_of(usable) if len(usable) > 1 else usable
+        kept += _merge_duplicates(usable) if len(usable) > 1 else usable
     return tuple(sorted(kept, key=lambda case: (case.case_id, case.folder.as_posix())))
 
 
@@ -181,12 +181,12 @@ def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
     if remarks:
         yield "remarks:"
-    for remark, group in _grouped(remarks, lambda pair: pair[0]):
+    for remark, group in _group(remarks, lambda pair: pair[0]):
         whose = group[0][1] if len(group) == 1 else counted(len(group), "case")
         yield f"  {whose}: {remark}"
 
 
-def _recalled(case: Case, previous: Case) -> Case:
+def _reuse(case: Case, previous: Case) -> Case:
     """Take what the files hold from an earlier index."""
     facts = replace(previous.facts, grade=case.facts.grade, age_years=None, near_copies=())
     return replace(case, release=previous.release, facts=facts)
@@ -224,11 +224,11 @@ def _source(case: Case) -> tuple[str, str]:
     if case.release not in {UNKNOWN, NNUNET}:
         return case.release, ""
     above = case.folder.parent
-    # one data set has its cases beside each other, or its patients
+    # the cases of a data set are in one folder, or its patients are
     return case.release, (above.parent if above.name == case.patient_id else above).as_posix()
 
 
-def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
+def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     """Yield the cases of one release with their label convention."""
     labelled = [case for case in group if case.label_values]
     values = sorted({value for case in labelled for value in case.label_values})
@@ -242,7 +242,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    judged = judge_labels(map(_shown, labelled), convention, is_named=bool(labels))
+    judged = judge_labels(map(_to_shown_labels, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:
@@ -250,10 +250,10 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             continue
         problems, warnings = next(judged)
         if are_masks:
-            found = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
+            problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
-            case = case.with_problem(found, expected, next_step, _shown(case).file)
+            case = case.with_problem(problem, expected, next_step, _to_shown_labels(case).file)
         wt = convention.regions[0]
         n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
@@ -266,7 +266,7 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
         )
 
 
-def _shown(case: Case) -> ShownLabels:
+def _to_shown_labels(case: Case) -> ShownLabels:
     return ShownLabels(
         case_id=case.case_id,
         file=case.label.path.name if case.label else "",
@@ -276,27 +276,27 @@ def _shown(case: Case) -> ShownLabels:
     )
 
 
-def _one_of(duplicates: Sequence[Case]) -> list[Case]:
+def _merge_duplicates(duplicates: Sequence[Case]) -> list[Case]:
     labelled = [case for case in duplicates if case.label]
-    what = ""
+    problem = ""
     if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
-        what = "the scan with another label map"
+        problem = "the scan with another label map"
     if len({case.facts.voxel_hash for case in duplicates}) > 1:
-        what = "another scan"
-    if not what:
+        problem = "another scan"
+    if not problem:
         chosen = (labelled or duplicates)[0]
-        remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
+        remark = f"the same scan is in {_other_folders(chosen, duplicates)}, which was ignored"
         return [replace(chosen, remarks=(*chosen.remarks, remark))]
     next_step = "Remove or rename the one that is not wanted."
     refused = []
     for case in duplicates:
-        found = f"{what} of the same id in {_others(case, duplicates)}"
+        message = f"{problem} of the same id in {_other_folders(case, duplicates)}"
         folder = f"{case.folder.as_posix()}/"
-        refused.append(case.with_problem(found, "one folder per id", next_step, folder))
+        refused.append(case.with_problem(message, "one folder per id", next_step, folder))
     return refused
 
 
-def _others(case: Case, duplicates: Sequence[Case]) -> str:
+def _other_folders(case: Case, duplicates: Sequence[Case]) -> str:
     return " and ".join(f"{other.folder.as_posix()}/" for other in duplicates if other is not case)
 
 
@@ -326,9 +326,9 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
-    for release, of_release in _grouped(cases, lambda case: case.release):
+    for release, of_release in _group(cases, lambda case: case.release):
         yield f"{release}: {counted(len(of_release), 'case')}"
-        for reading, group in _grouped(of_release, _reading):
+        for reading, group in _group(of_release, _reading):
             values = sorted({value for case in group for value in case.label_values})
             of_values = f"label values {' '.join(map(str, values))}, " if values else ""
             yield f"  {counted(len(group), 'case')}: {of_values}{reading}"
@@ -339,7 +339,7 @@ def _reading(case: Case) -> str:
     return f"read as {case.convention}" if case.convention else without
 
 
-def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> Iterable[tuple[Key, list[Item]]]:
+def _group(items: Iterable[Item], key: Callable[[Item], Key]) -> Iterable[tuple[Key, list[Item]]]:
     """Group items by key, in the order in which the keys first occur."""
     groups: defaultdict[Key, list[Item]] = defaultdict(list)
     for item in items:

@@ -40,7 +40,7 @@ LONGEST_ID = 200
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
 STEPS_NAME = "steps.png"
-"""Name of the picture of how a case was prepared, beside its scans."""
+"""Name of the picture of how a case was prepared, in the folder of its scans."""
 
 _MAC_FOLDER = "__MACOSX"
 _DICOM = (".dcm", ".ima", "dicomdir")
@@ -60,7 +60,7 @@ _OF_ANATOMY = frozenset(
 )
 """Words that precede the word for a mask or a segmentation of something else than a tumour."""
 
-# a space stands for one of - _ . and space, or for nothing
+# a space matches one of - _ . and space, or nothing
 _SPELLINGS = {
     "t1n": ("t1", "t1n", "t1w", "t1 pre"),
     "t1c": ("t1c", "ct1", *(f"{t1} {agent}" for t1 in ("t1", "t1w") for agent in _AGENTS)),
@@ -76,16 +76,16 @@ _KINDS = {
 }
 
 
-def _any_of(spellings: Iterable[str]) -> str:
+def _join_patterns(spellings: Iterable[str]) -> str:
     return "|".join(spelling.replace(" ", "[-_. ]?") for spelling in spellings)
 
 
 _NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE | re.DOTALL)
 _SCAN_STEM = re.compile(
     rf"((?P<case>.*?)[-_. ])?"
-    rf"((?P<modality>{_any_of(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
+    rf"((?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
     rf"([-_](?P<processed>bet|brain|bias))?"
-    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_any_of(_SPELLINGS[LABEL])}))",
+    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
 )
 _LABEL_FOLDER = re.compile(
@@ -252,7 +252,7 @@ def walk_folders(root: Path) -> Iterator[Folder]:
         is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
         if identity not in seen and not is_output:
             seen.add(identity)
-            folder, below = _divided(path, entries)
+            folder, below = _split_entries(path, entries)
             yield folder
             pending += reversed(below)
 
@@ -348,11 +348,11 @@ def check_values(
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
 
 
-def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
+def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
     """Separate scans, other files and the folders to visit."""
-    scans, others, below = [], [], []
+    scans, other_names, below = [], [], []
     for entry in entries:
-        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        # archives made on a Mac contain a `._x.nii.gz` for every `x.nii.gz`
         if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
             continue
         file = parse_file_name(entry.name, path / entry.name)
@@ -360,13 +360,13 @@ def _divided(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[
             if file:
                 scans.append(file)
             else:
-                others.append(entry.name)
+                other_names.append(entry.name)
         elif file and (inner := _only_file(Path(entry.path))):
             # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
             scans.append(replace(file, path=file.path / inner))
         else:
             below.append(path / entry.name)
-    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
+    return Folder(path=path, scans=tuple(scans), others=tuple(other_names)), below
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -76,8 +76,7 @@ def map_cases(
     with ExitStack() as stack:
         if n_workers:
             run = stack.enter_context(worker_pool(n_workers, when_killed=when_killed)).map
-        attempts = run(partial(attempt, function), items)
-        outcomes = list(track(attempts, what=what, total=len(items)))
+        outcomes = list(track(run(partial(attempt, function), items), what=what, total=len(items)))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     return MappedCases(results=tuple(results), failures=tuple(failures))

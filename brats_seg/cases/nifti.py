@@ -28,7 +28,7 @@ from nibabel.volumeutils import apply_read_scaling
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, turn_of, turned
+from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, find_turn, turned
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
@@ -137,13 +137,12 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type."""
-    packed = read_packed(path, case_id=case_id)
-    return unpack_volume(packed, path, case_id, is_label_map=True)
+    return unpack_volume(read_packed(path, case_id=case_id), path, case_id, is_label_map=True)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
     """Read a file as it is on the disk, without decompressing it."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         check_regular(path)
         with path.open("rb") as stream:
             header = _read_header(stream.read(_HEAD_BYTES))
@@ -154,7 +153,7 @@ def read_packed(path: Path, *, case_id: str) -> bytes:
 
 def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
     """Return the grid of a volume from the header alone; the arguments are those of `read_volume`."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         check_regular(path)
         with path.open("rb") as stream:
             return _geometry(_read_header(stream.read(_HEAD_BYTES)), volume)
@@ -169,10 +168,10 @@ def unpack_volume(
     is_label_map: bool = False,
 ) -> Volume:
     """Return the volume in the bytes of a file, as `read_volume` or `read_label_map` does."""
-    with _explained(path, case_id):
+    with _explain_errors(path, case_id):
         header = _read_header(packed[:_HEAD_BYTES])
         geometry = _geometry(header, volume)
-        array = _voxels(header, _unpacked(packed, _data_end(header)), geometry.shape, volume)
+        array = _voxels(header, _unpack(packed, _data_end(header)), geometry.shape, volume)
         array = _to_labels(array) if is_label_map else array
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
@@ -192,36 +191,36 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
     content = nib.Nifti1Image(array, None, header).to_bytes()
     if path.suffix.lower() == ".gz":
         content = deflate.gzip_compress(content, _COMPRESSION_LEVEL)
-    with whole_file(path) as beside:
-        beside.write_bytes(content)
+    with whole_file(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def oriented(volume: Volume) -> Volume:
     """Return the volume in the axes of BraTS; the array is a view."""
     geometry = volume.geometry
-    turn = turn_of(geometry.affine)
+    turn = find_turn(geometry.affine)
     affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
     array = turned(volume.array, turn)
     grid = Geometry.at(affine, array.shape, qform_code=geometry.qform_code)
     return Volume(array=array, geometry=grid, file=volume.file)
 
 
-def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
+def plan_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
     """Return the resampling of a volume to a spacing, or None if its own is close enough."""
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        after = f"{_by(resampling.after)} voxels of {_edges(spacing_mm)} mm"
-        found = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
+        after = f"{_shape_text(resampling.after)} voxels of {_edges(spacing_mm)} mm"
+        problem = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
-        raise CaseError(case_id, volume.file, found, expected, "Correct the spacing in the header.")
+        next_step = "Correct the spacing in the header."
+        raise CaseError(case_id, volume.file, problem, expected, next_step)
     return resampling
 
 
 def resampled(volume: Volume, resampling: Resampling) -> Volume:
     """Return the volume at another spacing, interpolated in float32."""
-    affine = resampling.forward_affine(volume.geometry.affine)
-    geometry = Geometry.at(affine, resampling.after)
+    geometry = Geometry.at(resampling.forward_affine(volume.geometry.affine), resampling.after)
     return Volume(array=resampling.forward(volume.array), geometry=geometry, file=volume.file)
 
 
@@ -229,32 +228,32 @@ class _UnusableFileError(Exception):
     """A file cannot be used; the arguments are what was found, what was expected, the next step."""
 
 
-def _refuse(found: str, expected: str, next_step: str) -> NoReturn:
-    raise _UnusableFileError(found, expected, next_step)
+def _refuse(problem: str, expected: str, next_step: str) -> NoReturn:
+    raise _UnusableFileError(problem, expected, next_step)
 
 
 @contextmanager
-def _explained(path: Path, case_id: str) -> Iterator[None]:
+def _explain_errors(path: Path, case_id: str) -> Iterator[None]:
     """Turn whatever is wrong with a file into an error that names the case and the file."""
     try:
         yield
     except _UnusableFileError as error:
         raise CaseError(case_id, path.name, *error.args) from error.__cause__
     except _GZIP_ERRORS as error:
-        found = "a gzip file that is cut off or damaged"
-        raise CaseError(case_id, path.name, found, "a whole one", _FETCH_AGAIN) from error
+        problem = "a gzip file that is cut off or damaged"
+        raise CaseError(case_id, path.name, problem, "a whole one", _FETCH_AGAIN) from error
     except MemoryError as error:
-        found, expected = "more voxels than there is memory for", "a volume that fits in memory"
+        problem, expected = "more voxels than there is memory for", "a volume that fits in memory"
         next_step = "Close other programs, or use a machine with more memory."
-        raise CaseError(case_id, path.name, found, expected, next_step) from error
+        raise CaseError(case_id, path.name, problem, expected, next_step) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
-        found = f"a file that cannot be read ({reason})"
+        problem = f"a file that cannot be read ({reason})"
         next_step = "Check its name, its permissions and the disk."
-        raise CaseError(case_id, path.name, found, "a NIfTI file", next_step) from error
+        raise CaseError(case_id, path.name, problem, "a NIfTI file", next_step) from error
 
 
-def _unpacked(packed: bytes, n_bytes: int) -> bytes:
+def _unpack(packed: bytes, n_bytes: int) -> bytes:
     """Decompress a content, if it is compressed, and check its length against that of the header."""
     content = packed
     if packed.startswith(_GZIP_MAGIC):
@@ -263,8 +262,7 @@ def _unpacked(packed: bytes, n_bytes: int) -> bytes:
         # libdeflate fails on several members, and on damaged ones
         content = _unpack_at_once(packed, n_bytes) or _gunzip(packed, n_bytes + SPARE_BYTES + 1)
     if len(content) < n_bytes:
-        expected = f"the {n_bytes} that its header states"
-        _refuse(f"{len(content)} bytes", expected, _FETCH_AGAIN)
+        _refuse(f"{len(content)} bytes", f"the {n_bytes} that its header states", _FETCH_AGAIN)
     _check_size(len(content), n_bytes)
     return content
 
@@ -345,10 +343,10 @@ def _stored_shape(header: _Header) -> tuple[int, ...]:
 
 def _axes(header: _Header) -> str:
     n_axes, shape = int(header["dim"][0]), _stored_shape(header)
-    return f"{n_axes}-D data" + (f" of shape {_by(shape)}" if shape else "")
+    return f"{n_axes}-D data" + (f" of shape {_shape_text(shape)}" if shape else "")
 
 
-def _by(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
@@ -378,8 +376,8 @@ def _geometry(header: _Header, volume: int | None) -> Geometry:
         header.get_slope_inter()
     except (HeaderDataError, ValueError) as error:
         _refuse(f"an invalid header ({error})", "a NIfTI header", _CONVERT_AGAIN)
-    if found := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
-        _refuse(found, "a position in millimetres", _CONVERT_AGAIN)
+    if problem := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
+        _refuse(problem, "a position in millimetres", _CONVERT_AGAIN)
     x, y, z = shape[:3]
     return Geometry(
         shape=(x, y, z),

@@ -22,13 +22,13 @@ def index(data: Path, output: Path = Path("cases.csv")) -> int:
         from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
-    found = open_index(
+    case_index = open_index(
         data, output, options.given_settings(), n_workers=available_cpus(), track=tracked
     )
-    print(*summarise(found), sep="\n")
-    options.emit(table=output, cases=found.cases)
+    print(*summarise(case_index), sep="\n")
+    options.emit(table=output, cases=case_index.cases)
     print(f"wrote {output}")
-    return int(not all(case.usable for case in found.cases))
+    return int(not all(case.usable for case in case_index.cases))
 
 
 def prepare(

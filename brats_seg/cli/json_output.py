@@ -30,22 +30,22 @@ _TYPES: dict[str, Any] = {
 
 def json_text(command: str, value: object, extra: Mapping[str, object] = {}) -> str:
     """Return the result of a command as JSON, with further fields; a number that is not finite is null."""
-    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command], extra), inf_nan_mode="null")
+    plain = to_jsonable_python(_select_fields(value, OUTPUTS[command], extra), inf_nan_mode="null")
     # ASCII alone, because file names need not be UTF-8
     return json.dumps(plain, indent=None if command in LINES else 2)
 
 
-def _fields_of(value: Any, output: Any, extra: Mapping[str, object] = {}) -> Any:
+def _select_fields(value: Any, output: Any, extra: Mapping[str, object] = {}) -> Any:
     """Return the fields of a value that its output names; one that it has not is null."""
     if isinstance(output, dict):
         return {
-            path.rpartition(".")[2]: _fields_of(
+            path.rpartition(".")[2]: _select_fields(
                 extra[path] if path in extra else reduce(_field, path.split("."), value), below
             )
             for path, below in output.items()
         }
     if isinstance(output, list):
-        return [_fields_of(below, output[0]) for below in value or ()]
+        return [_select_fields(below, output[0]) for below in value or ()]
     return value
 
 
@@ -55,20 +55,20 @@ def _field(value: object, name: str) -> Any:
 
 def output_schema() -> dict[str, Any]:
     """Return the JSON schema of the output of every command, under `properties`."""
-    schema = TypeAdapter(_type_of(OUTPUTS)).json_schema(
+    schema = TypeAdapter(_output_type(OUTPUTS)).json_schema(
         mode="serialization", schema_generator=_NullableNumbers
     )
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "required": []}
 
 
-def _type_of(output: Any, name: str = "") -> Any:
+def _output_type(output: Any, name: str = "") -> Any:
     match output:
         case [below]:
-            return list[_type_of(below, name)]  # type: ignore[misc]
+            return list[_output_type(below, name)]  # type: ignore[misc]
         case dict():
             names = {path: path.rpartition(".")[2] for path in output}
             fields: dict[str, Any] = {
-                names[path]: (_type_of(below, f"{name}_{names[path]}".strip("_")), ...)
+                names[path]: (_output_type(below, f"{name}_{names[path]}".strip("_")), ...)
                 for path, below in output.items()
             }
             return create_model(name or "outputs", __config__=ConfigDict(extra="forbid"), **fields)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from brats_seg.cli.options import emit, importing, prepared_path, print_failures, print_table
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted, some_of
-from brats_seg.progress import tracked
+from brats_seg.progress import Track, tracked
 
 if TYPE_CHECKING:
     from brats_seg.evaluation.compare import ComparedFolders
@@ -22,6 +22,12 @@ _LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
 _MATCHED = ("lesionwise_dice", "lesionwise_nsd", "f1")
 _BY_SIZE = ("large_f1", "small_f1")
+
+
+class _ScoringOptions(TypedDict):
+    only_predicted: bool
+    n_workers: int
+    track: Track
 
 
 def evaluate(
@@ -54,13 +60,14 @@ def evaluate(
 
     rules = protocol_named(protocol, task)
     table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
-    n_workers = available_cpus()
-    how: Any = {"only_predicted": only_predicted, "n_workers": n_workers, "track": tracked}
+    options = _ScoringOptions(
+        only_predicted=only_predicted, n_workers=available_cpus(), track=tracked
+    )
     if prediction is not None:
-        scored = score_folders(reference, prediction, table, rules, **how)
+        scored = score_folders(reference, prediction, table, rules, **options)
         code = _print_scores(scored, prediction, table)
     elif compare is not None:
-        compared = compare_folders(reference, compare, rules, output=table, **how)
+        compared = compare_folders(reference, compare, rules, output=table, **options)
         _print_comparisons(compared, compare, table)
     return code
 
@@ -77,7 +84,7 @@ def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
 def _print_comparisons(
     compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
 ) -> None:
-    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.scores import score_title
 
     evaluations = compared.first, compared.second
     emit(compared, table=table, evaluations=evaluations)
@@ -91,7 +98,7 @@ def _print_comparisons(
     for test in comparison.tests:
         means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
         counts = (test.n_first_better, test.n_second_better)
-        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
+        rows.append((test.region, score_title(test.column), *means, *counts, f"{test.p_value:.3g}"))
     print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
     for standing in comparison.ranking:
         p_value = standing.p_value
@@ -137,13 +144,13 @@ def print_summaries(scored: "Evaluation") -> None:
         trained = f"{counted(n_trained, 'case')} that the model was trained on"
         every = f"{every}, with {trained}"
         if n_trained < n_cases:
-            others = counted(n_cases - n_trained, "case")
-            _print_means(scored.held_out_summaries, f"{others}, without {trained}")
+            held_out = counted(n_cases - n_trained, "case")
+            _print_means(scored.held_out_summaries, f"{held_out}, without {trained}")
     _print_means(summaries, every)
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
-    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.scores import score_title
     from brats_seg.evaluation.significance import CONFIDENCE
 
     n_cases = summaries[0].n_cases
@@ -157,7 +164,7 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
             (one.region, *(one.spread(column).mean_text(n_cases) for column in columns))
             for one in summaries
         ]
-        print_table(("region", *map(title_of, columns)), rows)
+        print_table(("region", *map(score_title, columns)), rows)
         print()
     empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
     print(f"references without the region: {empty} (of {n_cases})")
@@ -244,8 +251,8 @@ def report(
     emit(pages=written.results, failures=written.failures)
     code = print_failures([failure.message for failure in written.failures])
     for folder, pages in groupby(written.results, attrgetter("parent")):
-        first, *others = pages
-        print(f"wrote {len(others) + 1} pages to {folder}" if others else f"wrote {first}")
+        first, *rest = pages
+        print(f"wrote {len(rest) + 1} pages to {folder}" if rest else f"wrote {first}")
     print("Research use only.")
     return code
 

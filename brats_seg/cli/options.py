@@ -143,7 +143,7 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
     A command returns its exit code; None is 0.
     """
     options = (*(_SETTINGS_OPTIONS if with_settings else ()), _JSON_OPTION)
-    own = signature(command).parameters
+    parameters = signature(command).parameters
 
     @wraps(command)
     def run(context: typer.Context, **given: Any) -> None:
@@ -157,7 +157,7 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
                 _check(context)
                 if with_settings:
                     given_settings()
-                code = command(**{name: given[name] for name in own})
+                code = command(**{name: given[name] for name in parameters})
         # typer would end it without a word
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -166,7 +166,7 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
 
     context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     arguments = _TABLE["arguments"].get(command.__name__, ())
-    shown = [_annotated(parameter, arguments) for parameter in own.values()]
+    shown = [_annotated(parameter, arguments) for parameter in parameters.values()]
     run.__signature__ = Signature([context, *shown, *options])  # type: ignore[attr-defined]
     return run
 

@@ -77,30 +77,30 @@ def plan() -> None:
         brats-seg plan --device 15GiB --preset full
     """
     with options.importing():
-        from brats_seg.models.build import size_words
+        from brats_seg.models.build import shape_text
         from brats_seg.runtime.device import gpu_named
         from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
 
     device = options.short_forms().get("training.device")
     gpu = None if device is None else gpu_named(device)
     config = options.run_settings(gpu=gpu)
-    found = plan_memory(config, track=tracked, gpu=gpu)
-    options.emit(found.rows)
-    left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
-    device = f"{found.gpu.name} (predicted)" if found.gpu else found.device.torch_device
-    print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
+    result = plan_memory(config, track=tracked, gpu=gpu)
+    options.emit(result.rows)
+    reserved = f", beside {RESERVED_MIB} MiB for torch itself" if result.gpu else ""
+    device = f"{result.gpu.name} (predicted)" if result.gpu else result.device.torch_device
+    print(f"{config.model.name} on {device}: {result.memory_mib} MiB{reserved}")
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     options.print_table(
         ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
-        [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in found.rows],
+        [(shape_text(row.patch), *mode(row), "yes" if row.fits else "no") for row in result.rows],
     )
-    if best := found.suggested:
+    if best := result.suggested:
         print(
             f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
             f"--precision {best.precision}, with checkpointing {best.checkpointing}"
         )
-    if found.suggested is None:
-        raise EnvironmentalError(found.what_to_lower())
+    if result.suggested is None:
+        raise EnvironmentalError(result.what_to_lower())
 
 
 def settings(section: str = "") -> None:
@@ -153,10 +153,8 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
     rows = []
     for row in certificate.rows:
         loss = f"{row.loss} (yours)" if row.own else row.loss
-        error = f"{row.relative_error:.1e}"
-        rows.append((loss, row.precision, row.n_patches, row.method, error))
-    columns = ("loss", "precision", "patches", "method", "relative error")
-    options.print_table(columns, rows)
+        rows.append((loss, row.precision, row.n_patches, row.method, f"{row.relative_error:.1e}"))
+    options.print_table(("loss", "precision", "patches", "method", "relative error"), rows)
     same = "exact: the accumulated gradient is that of the whole batch, to rounding"
     other = "NOT exact: the accumulated gradient differs from that of the whole batch"
     print(same if certificate.exact else other)

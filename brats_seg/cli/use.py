@@ -81,7 +81,7 @@ def predict(
             "uncertainty": uncertainty,
             "report": report,
             "layout": layout,
-            **dict(map(_assigned, changes or [])),
+            **dict(map(_parse_assignment, changes or [])),
         }
     )
     with importing():
@@ -147,7 +147,7 @@ def _find(
     return watched_scans(given[0], output, options, quiet_s=watch)
 
 
-def _assigned(assignment: str) -> tuple[str, Any]:
+def _parse_assignment(assignment: str) -> tuple[str, Any]:
     key, equals, value = assignment.partition("=")
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example overlap=0.25"

@@ -25,7 +25,7 @@ from brats_seg.config import Config, Section
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
-from brats_seg.data.store import MANIFEST_NAME, manifest_of
+from brats_seg.data.store import MANIFEST_NAME, read_case_manifest
 from brats_seg.errors import (
     CaseError,
     CaseProblemsError,
@@ -201,14 +201,14 @@ def prepared_path_of(root: Path) -> Path:
     """
     path = root.resolve()
     digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
-    beside = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
+    next_to_scans = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
     # without a home folder, "~" would be the name of one; two folders called `Training` do not share one
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
     cached = Path(above, "brats_seg", "prepared", f"{path.name}-{digest}")
-    for known in (beside, cached):
+    for known in (next_to_scans, cached):
         if (known / _CASES_NAME).exists():
             return known
-    return beside if _may_write(path.parent) else cached
+    return next_to_scans if _may_write(path.parent) else cached
 
 
 def open_index(
@@ -273,13 +273,13 @@ def open_split(folder: Path, split: Split) -> FoldData:
         CaseError: One of them is not prepared, or at another spacing than the first.
     """
     case_ids = *split.train, *split.validation
-    cases = [manifest_of(folder, case_id) for case_id in case_ids]
+    cases = [read_case_manifest(folder, case_id) for case_id in case_ids]
     for case_id, case in zip(case_ids, cases, strict=True):
         if case.spacing_mm != cases[0].spacing_mm:
-            found = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
+            problem = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
             expected = f"{spacing_text(cases[0].spacing_mm)} mm as {case_ids[0]}"
             next_step = "Prepare the cases of this data folder again."
-            raise CaseError(case_id, MANIFEST_NAME, found, expected, next_step)
+            raise CaseError(case_id, MANIFEST_NAME, problem, expected, next_step)
     x, y, z = zip(*(case.box.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
     return FoldData(
@@ -305,7 +305,7 @@ def _current_index(
 ) -> tuple[CaseIndex, bool]:
     """Return the index of the scans below `root`, and whether it differs from the table at `path`."""
     previous = read_index(path, root) if path.exists() else None
-    found = index_cases(
+    index = index_cases(
         root,
         previous=previous,
         labels=config.cases.labels,
@@ -313,7 +313,7 @@ def _current_index(
         n_workers=n_workers,
         track=track,
     )
-    index = replace(found, cases=with_clinical(found.cases, read_clinical_tables(root)))
+    index = replace(index, cases=with_clinical(index.cases, read_clinical_tables(root)))
     return index, previous != index
 
 
@@ -337,8 +337,8 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
         log.warning("left out: %s", "; ".join(case.problems))
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
-        what = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map"
-        way = "Name others with --label-files '*_NAME.nii.gz', or give the folder above."
-        msg = f"{what}, which training needs. Looked below it for {EXPECTED_LABELS}. {way}"
+        problem = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map"
+        advice = "Name others with --label-files '*_NAME.nii.gz', or give the folder above."
+        msg = f"{problem}, which training needs. Looked below it for {EXPECTED_LABELS}. {advice}"
         raise LayoutError(msg)
     return usable

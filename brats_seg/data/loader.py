@@ -145,8 +145,9 @@ class PatchDataset(Dataset[Sample]):
         Raises:
             CaseError: The case was not prepared, or has no label map.
         """
-        place, augment = (patch_seed(self._seed, key, purpose) for purpose in ("place", "augment"))
-        seed_patch(self.transform, place=place, augment=augment)
+        position = patch_seed(self._seed, key, "place")
+        augment = patch_seed(self._seed, key, "augment")
+        seed_patch(self.transform, position=position, augment=augment)
         with _one_thread():
             data = apply_transforms(self.transform, {"case_id": key.case_id})
         return Sample(image=data["image"], target=self._target_of(data), case_id=key.case_id)

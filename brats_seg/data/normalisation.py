@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import LoadedCase
-from brats_seg.cases.nifti import Geometry, Volume, planned_resampling, resampled
+from brats_seg.cases.nifti import Geometry, Volume, plan_resampling, resampled
 from brats_seg.errors import CaseError, some_of
 from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
 from brats_seg.voxels.box import Box, Triple, bounding_box, brain_mask, normalised
-from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, turn_of
+from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, find_turn
 
 USUAL_MM = (1.0, 1.0, 1.0)
 """Voxel spacing of every BraTS release."""
@@ -55,8 +55,8 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     mask = brain_mask([volume.array for volume in volumes])
     box = bounding_box(mask)
     if box is None:
-        found = "no voxel that differs from the background"
-        raise CaseError(case_id, volumes[0].file, found, "a brain", _CHECK_SCAN)
+        problem = "no voxel that differs from the background"
+        raise CaseError(case_id, volumes[0].file, problem, "a brain", _CHECK_SCAN)
     labelled = None if label is None else bounding_box(label.array > 0)
     box = box if labelled is None else box.joined(labelled)
     # x varies fastest in files; with reversed axes the arrays are read in the order of the memory
@@ -68,8 +68,8 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     for volume, modality in zip(volumes, image, strict=True):
         values, mean, std = normalised(volume.array[box.slices].T[inside])
         if std == 0:
-            found = f"the value {mean:g} in the whole brain"
-            raise CaseError(case_id, volume.file, found, "a scan with contrast", _CHECK_SCAN)
+            problem = f"the value {mean:g} in the whole brain"
+            raise CaseError(case_id, volume.file, problem, "a scan with contrast", _CHECK_SCAN)
         scaled[inside] = values
         modality[...] = scaled.T
         spread.append((mean, std))
@@ -96,13 +96,13 @@ def choose_spacing(spacings: Collection[Spacing]) -> Spacing:
     """
     if not spacings:
         return USUAL_MM
-    x, y, z = (_rounded(median_low(edges)) for edges in zip(*spacings, strict=True))
+    x, y, z = (_round_edge(median_low(edges)) for edges in zip(*spacings, strict=True))
     return x, y, z
 
 
 def grid_of(geometry: Geometry) -> tuple[Triple, Spacing]:
     """Return shape and spacing of a grid, turned to the axes of BraTS."""
-    x, y, z = np.argsort(turn_of(geometry.affine)[:, 0])
+    x, y, z = np.argsort(find_turn(geometry.affine)[:, 0])
     shape, spacing_mm = geometry.shape, geometry.spacing_mm
     return (shape[x], shape[y], shape[z]), (spacing_mm[x], spacing_mm[y], spacing_mm[z])
 
@@ -115,17 +115,17 @@ def at_spacing(loaded: LoadedCase, spacing_mm: Spacing) -> tuple[LoadedCase, Res
     Raises:
         CaseError: The grid would have too many voxels.
     """
-    resampling = planned_resampling(loaded.volumes[0], spacing_mm, case_id=loaded.case.case_id)
+    resampling = plan_resampling(loaded.volumes[0], spacing_mm, case_id=loaded.case.case_id)
     if resampling is None:
         return loaded, None
     volumes = tuple(resampled(volume, resampling) for volume in loaded.volumes)
     label = loaded.label
     if label is not None and loaded.convention is not None:
-        label = resampled_labels(label, loaded.convention, resampling)
+        label = resample_labels(label, loaded.convention, resampling)
     return replace(loaded, volumes=volumes, label=label), resampling
 
 
-def resampled_labels(label: Volume, convention: LabelConvention, resampling: Resampling) -> Volume:
+def resample_labels(label: Volume, convention: LabelConvention, resampling: Resampling) -> Volume:
     """Return a label map at another spacing.
 
     Each region is interpolated and cut at one half, as probabilities are in prediction: regions stay
@@ -173,5 +173,5 @@ def spacing_text(spacing_mm: Spacing) -> str:
     return "x".join(f"{round(edge, _DECIMALS):g}" for edge in spacing_mm)
 
 
-def _rounded(edge_mm: float) -> float:
+def _round_edge(edge_mm: float) -> float:
     return 1.0 if abs(edge_mm - 1) <= SPACING_TOLERANCE else round(edge_mm, _DECIMALS)

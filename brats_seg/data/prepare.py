@@ -76,7 +76,7 @@ class _Job:
     def is_current(self) -> bool:
         """Whether the case is prepared from its files as they are now."""
         manifest = self.manifest()
-        return manifest is not None and _is_of(manifest, self.case)
+        return manifest is not None and _is_current(manifest, self.case)
 
     def manifest(self) -> store.Manifest | None:
         """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
@@ -154,8 +154,8 @@ def prepare_cases(
         outdated = [job for job in outdated if not job.is_current]
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
-            what = f"a run is being trained on the cases in {folder}, which would be replaced"
-            in_use = UsageError(f"{what}. Wait for it to end, or choose another --prepared folder.")
+            msg = f"a run is being trained on the cases in {folder}, which would be replaced"
+            in_use = UsageError(f"{msg}. Wait for it to end, or choose another --prepared folder.")
             stack.enter_context(locked(folder / READING_NAME, when_taken=in_use))
         check_space([job.case for job in outdated], folder, spacing_mm)
         return run(_prepare, outdated, "preparing cases").failures
@@ -186,8 +186,8 @@ def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> Non
         EnvironmentalError: The disk has too little free space.
     """
     needed, free = required_bytes(cases, folder, spacing_mm), free_bytes(folder)
-    what = f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}"
-    claim = f"{what}, where {size_text(free)} are free"
+    need = f"preparing {counted(len(cases), 'case')} needs about {size_text(needed)} in {folder}"
+    claim = f"{need}, where {size_text(free)} are free"
     if needed > free:
         msg = f"{claim}. {_WHEN_FULL}"
         raise EnvironmentalError(msg)
@@ -240,10 +240,10 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     return [job for job in jobs if not job.is_current]
 
 
-def _is_of(manifest: store.Manifest, case: Case) -> bool:
+def _is_current(manifest: store.Manifest, case: Case) -> bool:
     """Return whether the files of a case are as they were when it was prepared."""
     try:
-        return manifest.sources == store.sources_of(case)
+        return manifest.sources == store.source_files(case)
     except OSError:
         return False
 
@@ -261,7 +261,7 @@ def _manifest_of_same(job: _Job, files: CaseFiles) -> store.Manifest | None:
 def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
     """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
     manifest = store.read_manifest(folder / case.case_id)
-    if manifest is not None and _is_of(manifest, case):
+    if manifest is not None and _is_current(manifest, case):
         return normalisation.grid_of(manifest.scan)
     scan = case.images[0]
     try:
@@ -274,12 +274,11 @@ def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
 def _prepare(job: _Job) -> None:
     try:
         # before reading: if a file changes in between, the next call prepares the case again
-        sources = store.sources_of(job.case)
+        sources = store.source_files(job.case)
     except OSError as error:
-        found = f"a file that cannot be read ({error.strerror})"
+        problem = f"a file that cannot be read ({error.strerror})"
         next_step = "Check that the file is there, and index the data folder again."
-        file = str(error.filename)
-        raise CaseError(job.case_id, file, found, "a scan", next_step) from error
+        raise CaseError(job.case_id, str(error.filename), problem, "a scan", next_step) from error
     files = read_case_files(job.case)
     manifest = _manifest_of_same(job, files)
     if manifest is not None:

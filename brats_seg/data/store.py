@@ -136,8 +136,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write `case.json` into the folder of the case."""
-        with whole_file(folder / MANIFEST_NAME) as beside:
-            beside.write_text(self.to_json())
+        with whole_file(folder / MANIFEST_NAME) as temporary:
+            temporary.write_text(self.to_json())
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -154,7 +154,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def manifest_of(folder: Path, case_id: str) -> Manifest:
+def read_case_manifest(folder: Path, case_id: str) -> Manifest:
     """Return the manifest of a case in a folder of prepared cases.
 
     Raises:
@@ -163,13 +163,13 @@ def manifest_of(folder: Path, case_id: str) -> Manifest:
     manifest = read_manifest(folder / case_id)
     if manifest is None:
         path = str(folder / case_id / MANIFEST_NAME)
-        found = "no prepared case of this version, or a damaged one"
+        problem = "no prepared case of this version, or a damaged one"
         next_step = "Prepare the cases of this data folder with `brats-seg prepare`."
-        raise CaseError(case_id, path, found, "a prepared case", next_step)
+        raise CaseError(case_id, path, problem, "a prepared case", next_step)
     return manifest
 
 
-def sources_of(case: Case) -> tuple[SourceFile, ...]:
+def source_files(case: Case) -> tuple[SourceFile, ...]:
     """Return the state of the files of a case, without reading them: modalities, then label map.
 
     Raises:
@@ -202,7 +202,7 @@ def verify_case(folder: Path, case_id: str) -> None:
     Raises:
         CaseError: A file is missing or damaged.
     """
-    if error := _damage(folder, case_id):
+    if error := _find_damage(folder, case_id):
         raise error
 
 
@@ -217,7 +217,7 @@ def verify_cases(
         track: Shows the progress.
     """
     with ThreadPoolExecutor(min(_N_THREADS, available_cpus())) as pool:
-        errors = pool.map(partial(_damage, folder), case_ids)
+        errors = pool.map(partial(_find_damage, folder), case_ids)
         verified = track(errors, what="verifying prepared cases", total=len(case_ids))
         return tuple(error for error in verified if error is not None)
 
@@ -245,10 +245,10 @@ def raise_damage(errors: Collection[CaseError]) -> None:
     """Raise the first of the errors of `verify_cases`, if any; its message names the other cases."""
     if not errors:
         return
-    first, *others = errors
-    also = some_of([error.case_id for error in others])
-    found = f"{first.found} (damaged too: {also})" if others else first.found
-    raise CaseError(first.case_id, first.file, found, first.expected, first.next_step)
+    first, *rest = errors
+    also = some_of([error.case_id for error in rest])
+    problem = f"{first.found} (damaged too: {also})" if rest else first.found
+    raise CaseError(first.case_id, first.file, problem, first.expected, first.next_step)
 
 
 def _own_check_sum(values: dict[str, Any]) -> int:
@@ -278,10 +278,10 @@ def _has_files(path: Path) -> bool:
     return any((path / name).exists() for name in _WRITTEN)
 
 
-def _damage(folder: Path, case_id: str) -> CaseError | None:
+def _find_damage(folder: Path, case_id: str) -> CaseError | None:
     """Return the error of the first file of a case that is not as it was written."""
     try:
-        files = manifest_of(folder, case_id).files
+        files = read_case_manifest(folder, case_id).files
     except CaseError as error:
         return error
     for written in files:
@@ -290,12 +290,12 @@ def _damage(folder: Path, case_id: str) -> CaseError | None:
         try:
             now = StoredFile.of(path)
         except OSError as error:
-            found = f"a file that cannot be read ({error.strerror})"
+            problem = f"a file that cannot be read ({error.strerror})"
         else:
-            found = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
+            problem = f"the check sum {now.crc32:08x} of {now.n_bytes} bytes: the file is damaged"
             if now == written:
                 continue
-        return CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)
+        return CaseError(case_id, str(path), problem, expected, PREPARE_AGAIN)
     return None
 
 
@@ -336,7 +336,7 @@ class PreparedCase:
             out: Array to write to; it may be any view, such as one with a reversed axis. Reusing an
                 array saves most of the time, because a new one takes longer to allocate than to fill.
         """
-        return _copied(self.image, box, out)
+        return _copy_box(self.image, box, out)
 
     def read_labels(self, box: Box, out: LabelMap | None = None) -> LabelMap:
         """Return the labels in a box of the crop; the arguments are those of `read_image`.
@@ -346,7 +346,7 @@ class PreparedCase:
         """
         if self.labels is None:
             raise self.unlabelled()
-        return _copied(self.labels, box, out)
+        return _copy_box(self.labels, box, out)
 
     def regions_of(self, labels: LabelMap) -> RegionMasks:
         """Convert labels of this case `(x, y, z)` to region masks `(3, x, y, z)`.
@@ -371,7 +371,7 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
     Raises:
         CaseError: The case is not in the folder, has another version, or is damaged.
     """
-    path, manifest = folder / case_id, manifest_of(folder, case_id)
+    path, manifest = folder / case_id, read_case_manifest(folder, case_id)
     convention = convention_named(manifest.convention) if manifest.convention else None
     shape = manifest.box.shape
     rows = _read(case_id, path / FOREGROUND_NAME, np.load)
@@ -439,8 +439,8 @@ def open_array(path: Path) -> npt.NDArray[Any]:
 def _open(case_id: str, path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     array = _read(case_id, path, open_array)
     if array.shape != shape:
-        found = f"an array of shape {array.shape}"
-        raise CaseError(case_id, str(path), found, f"shape {shape}", PREPARE_AGAIN)
+        problem = f"an array of shape {array.shape}"
+        raise CaseError(case_id, str(path), problem, f"shape {shape}", PREPARE_AGAIN)
     return array
 
 
@@ -450,11 +450,11 @@ def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == ENOMEM:
             raise MemoryError(str(error)) from error  # the file itself is not damaged
-        found = f"a file that cannot be read ({error})"
-        raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
+        problem = f"a file that cannot be read ({error})"
+        raise CaseError(case_id, str(path), problem, "a prepared case", PREPARE_AGAIN) from error
 
 
-def _copied(
+def _copy_box(
     source: npt.NDArray[Scalar], box: Box, out: npt.NDArray[Scalar] | None
 ) -> npt.NDArray[Scalar]:
     x, y, z = source.shape[-3:]

@@ -113,15 +113,15 @@ def apply_transforms(pipeline: Compose, data: Item) -> Item:
     try:
         return pipeline(data)
     except RuntimeError as error:
-        own = error.__cause__
-        if not isinstance(own, BratsError | MemoryError):
+        cause = error.__cause__
+        if not isinstance(cause, BratsError | MemoryError):
             raise
     # raised here and not above: there the two errors would refer to each other, and dask, which
     # pickles an error with those that it refers to, would not come to an end
-    raise own
+    raise cause
 
 
-def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
+def seed_patch(pipeline: Compose, *, position: int, augment: int) -> None:
     """Seed every random transform of a pipeline of patches.
 
     The place has a seed of its own, so that patches are at the same places with any augmentation.
@@ -129,7 +129,7 @@ def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
     pipeline.set_random_state(seed=augment % 2**32)
     for transform in pipeline.transforms:
         if isinstance(transform, ReadPatchd):
-            transform.set_random_state(seed=place)
+            transform.set_random_state(seed=position)
 
 
 def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
@@ -377,17 +377,16 @@ def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
 
 def _transform_named(name: str) -> Transform:
     make = import_by_name(name, "training.transforms")
-    what = f"training.transforms {name!r}"
+    setting = f"training.transforms {name!r}"
     expected = "a function or class that returns a MONAI dictionary transform without arguments"
     try:
         transform = make()
     # code of a user may raise anything
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        msg = f"{what} cannot be called: {reason}. Expected {expected}"
+        msg = f"{setting} cannot be called: {type(error).__name__}: {error}. Expected {expected}"
         raise ConfigError(msg) from error
     if not callable(transform):
-        msg = f"{what} returned {transform!r}. Expected {expected}"
+        msg = f"{setting} returned {transform!r}. Expected {expected}"
         raise ConfigError(msg)
     return transform
 

@@ -22,7 +22,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.find import single_input
 from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
-from brats_seg.dicom.modalities import OVERRIDE, missing_words, sort_series
+from brats_seg.dicom.modalities import OVERRIDE, missing_text, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, ScanSource
 from brats_seg.dicom.series import DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, counted, some_of
@@ -77,12 +77,12 @@ def convert_studies(
         for series in study.series:
             line = f"{series.modality or 'not used'}: {series}, {series.reason}"
             log.info("%s: %s", study.case_id, line)
-    convert = partial(_converted, scans=scans, options=options)
+    convert = partial(_convert_study, scans=scans, options=options)
     cases = preprocess.make_cases(convert, studies, "converting DICOM", track)
     return tuple(map(Conversion, studies, cases))
 
 
-def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
+def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
     """Convert an examination unless the same files have been converted already."""
     _check_usable(study, options)
     folder = scans / study.case_id
@@ -95,21 +95,21 @@ def _converted(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
         volumes = [_volume(series[name], study.case_id) for name in MODALITIES]
         for path, volume in zip(files.values(), volumes, strict=True):
             nifti.write_volume(path, volume.array, volume.geometry)
-        unready, identifiers = preprocess.unready_words(volumes), options.with_identifiers
+        unready, identifiers = preprocess.unready_reasons(volumes), options.with_identifiers
         source = ScanSource(key=key, series=series, unready=unready, with_identifiers=identifiers)
         # after the scans: where it is, they are there
         write_json(folder / preprocess.SOURCE_NAME, source.model_dump(mode="json"))
     if source.unready and not options.atlas:
-        found = f"{'; '.join(source.unready)} (converted files: {folder})"
+        problem = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
         next_step = "Prepare the converted files with other programs, or add --preprocess."
-        raise CaseError(study.case_id, str(study.folder), found, expected, next_step)
+        raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
     return single_input(study.case_id, files)
 
 
 def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
     """Raise `CaseError` if an examination cannot be converted."""
-    problem = study.problem or missing_words(study.series, options.series)
+    problem = study.problem or missing_text(study.series, options.series)
     if not problem:
         return
     unused = [f"{one}, {one.reason}" for one in study.series if not one.modality]
@@ -135,8 +135,7 @@ def _volume(series: Series, case_id: str) -> Volume:
             (slices / f"{index:05d}.dcm").symlink_to(path)
         # without the settings of the user; what it prints may name the patient
         options = "-g i -b n -z n -x i -w 1 -f scan -o"
-        command = [dcm2niix.bin, *options.split(), str(output), str(slices)]
-        done = preprocess.run(command, output)
+        done = preprocess.run([dcm2niix.bin, *options.split(), str(output), str(slices)], output)
         volumes = sorted(output.glob("*.nii"))
         if done.returncode < 0 or len(volumes) != 1:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"

@@ -92,7 +92,7 @@ def sort_series(
     series by modality that a user chose: its number, or a part of its description.
     """
     overrides = overrides or {}
-    judged = _told_apart([_judged(one, overrides) for one in series])
+    judged = _assign_plain_t1([_classify(one, overrides) for one in series])
     rank = partial(_rank, overrides=overrides)
     best = {
         one.modality: max((other for other in judged if other.modality == one.modality), key=rank)
@@ -108,18 +108,18 @@ def sort_series(
     return tuple(found)
 
 
-def _told_apart(series: Sequence[Series]) -> list[Series]:
+def _assign_plain_t1(series: Sequence[Series]) -> list[Series]:
     """Take a T1 series that says nothing of contrast agent for t1n, unless there are several."""
     silent = [one for one in series if one.modality == _T1]
     whole = [one for one in silent if not one.problem and "DERIVED" not in one.image_type]
     is_known = any(one.modality == "t1n" and not one.problem for one in series)
     modality = "" if is_known or len(whole) > 1 else "t1n"
     why = "" if modality else ", and it is not the only T1 series"
-    taken = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
-    return [taken.get(one, one) for one in series]
+    assigned = {one: replace(one, modality=modality, reason=one.reason + why) for one in silent}
+    return [assigned.get(one, one) for one in series]
 
 
-def missing_words(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
+def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
     """Return what is missing of the four modalities, and why; empty if nothing is."""
     of_modality = {one.modality: one for one in series if one.modality}
     missing = [modality for modality in MODALITIES if modality not in of_modality]
@@ -150,7 +150,7 @@ def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool, bool, boo
     return is_chosen, not series.problem, is_original, -max(series.spacing_mm), series.number
 
 
-def _judged(series: Series, overrides: Mapping[str, str]) -> Series:
+def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
     for modality, wanted in overrides.items():
         if _fits(series, wanted):
             reason = f"chosen by --series {modality}={wanted}"
@@ -158,12 +158,12 @@ def _judged(series: Series, overrides: Mapping[str, str]) -> Series:
     # without accents
     plain = unicodedata.normalize("NFKD", series.description).encode("ascii", "ignore").decode()
     text = re.sub(r"[_^,;:]", " ", plain.lower()).strip()
-    reason = _why_excluded(series, text)
+    reason = _exclusion_reason(series, text)
     modality, reason = ("", reason) if reason else _modality(series, text)
     return replace(series, modality=modality, reason=reason)
 
 
-def _why_excluded(series: Series, text: str) -> str:
+def _exclusion_reason(series: Series, text: str) -> str:
     """Return why a series is none of the four modalities; empty if it may be one."""
     if series.kind != "MR":
         return f"{series.kind or 'without a modality'}, not MR"
@@ -182,7 +182,7 @@ def _why_excluded(series: Series, text: str) -> str:
 
 def _modality(series: Series, text: str) -> tuple[str, str]:
     """Return the modality of a series, empty if it is not clear, and the reason."""
-    described, timed, times = _described(text), _timed(series), _times(series)
+    described, timed, times = _parse_weighting(text), _timed(series), _times(series)
     weighting = described or timed
     # the headers of some fluid-attenuated series do not state their inversion time
     if {described, timed} == {"t2f", "t2w"}:
@@ -204,7 +204,7 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
     return _T1, f"T1 by {why}; no contrast agent is named"
 
 
-def _described(text: str) -> str:
+def _parse_weighting(text: str) -> str:
     """Return the weighting that a description names, or nothing."""
     named = [name for name, pattern in _WEIGHTINGS if re.search(pattern, text)]
     # a FLAIR sequence may have weak T1 contrast: T1 FLAIR

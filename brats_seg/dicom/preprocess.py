@@ -37,7 +37,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import state_of, write_json
+from brats_seg.files import file_state, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -178,12 +178,12 @@ def read_source(folder: Path) -> ScanSource | None:
 
 def hash_of_files(files: Iterable[Path], *choices: object) -> str:
     """Return a hash of choices, and of name, size and time of files."""
-    states = [(path, state_of(path)) for path in files]
+    states = [(path, file_state(path)) for path in files]
     return hashlib.sha256(repr((choices, states)).encode()).hexdigest()[:32]
 
 
 def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
-    """Prepare a case unless it is usable as it is, or the same files have been prepared already."""
+    """Prepare a case unless it is usable already, or the same files have been prepared already."""
     source = read_source(case.root / case.folder) or ScanSource(key="")
     if case.problems or source.natives:
         return case
@@ -199,7 +199,7 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
             name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
             for name, scan in scans.items()
         }
-        if not unready_words([*volumes.values()]):
+        if not unready_reasons([*volumes.values()]):
             return case
         images, stripped, to_native, steps = register(case_id, volumes, atlas)
         for name, volume in stripped.items():
@@ -226,19 +226,20 @@ def register(
     """
     reference = next((name for name in _REFERENCES if name in volumes), "")
     if not reference:
-        found, expected = f"no {' and no '.join(_REFERENCES)}", "a T1 image, which shows the brain"
-        raise CaseError(case_id, "(all)", found, expected, "Add one of them.")
+        problem = f"no {' and no '.join(_REFERENCES)}"
+        raise CaseError(case_id, "(all)", problem, "a T1 image of the brain", "Add one of them.")
     image, grid = atlas
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
-        work = Path(temporary)
+        folder = Path(temporary)
         fixed = _at_one_mm(volumes[reference], case_id)
-        mask, finding = _find_brain(case_id, fixed, work)
+        mask, finding = _find_brain(case_id, fixed, folder)
         brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
         start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
-        to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, work))
+        to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, folder))
         for name, volume in volumes.items():
             if name != reference:
-                to_native[name] = _rigid(case_id, fixed, volume, np.eye(4), work) @ to_native[name]
+                to_fixed = _rigid(case_id, fixed, volume, np.eye(4), folder)
+                to_native[name] = to_fixed @ to_native[name]
     steps = f"registered to {reference}; {finding}; placed in {image.file}"
     images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
     inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
@@ -246,22 +247,22 @@ def register(
     return images, stripped, to_native, steps
 
 
-def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
+def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
     """Return why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
 
     `volumes` are the modalities, each on its own grid.
     """
-    words = []
+    reasons = []
     if not _have_one_grid(volumes):
-        words.append("the modalities are not on one grid, so that they are not registered")
+        reasons.append("the modalities are not on one grid, so that they are not registered")
     if _has_skull(volumes):
-        words.append("the skull does not seem to be stripped")
+        reasons.append("the skull does not seem to be stripped")
     grids = [volume.geometry for volume in volumes]
     other = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
     if other:
         edges = "x".join(f"{mm:.2f}" for mm in other[0])
-        words.append(f"the voxels measure {edges} mm, not 1 mm")
-    return tuple(words)
+        reasons.append(f"the voxels measure {edges} mm, not 1 mm")
+    return tuple(reasons)
 
 
 def _have_one_grid(volumes: Sequence[Volume]) -> bool:
@@ -278,7 +279,7 @@ def _has_skull(volumes: Sequence[Volume]) -> bool:
 
 
 def _at_one_mm(volume: Volume, case_id: str) -> Volume:
-    resampling = nifti.planned_resampling(volume, ONE_MM, case_id=case_id)
+    resampling = nifti.plan_resampling(volume, ONE_MM, case_id=case_id)
     return volume if resampling is None else nifti.resampled(volume, resampling)
 
 

@@ -96,10 +96,10 @@ def write_segmentation(
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             slices = list(_slices(images))
-            on_images = _label_map_on(images[0], slices, label_map, geometry)
+            on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
             # an equal label map gets the same UIDs, so that an archive stores it once
             digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
-            about = [_about(images[0], digest, index, remark) for index in range(len(paths))]
+            about = [_common(images[0], digest, index, remark) for index in range(len(paths))]
             volume = Volume(array=label_map, geometry=geometry, file=paths[0].name)
             segmentation = _segmentation(images, on_images, convention, remark, about[0])
             written = (
@@ -131,9 +131,9 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
 def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64]]]:
     """Yield the reference to each slice, and the matrix from its pixels (column, row, 1) to mm."""
     for image in images:
-        frames = series.frames_of(image)
+        frames = series.read_frames(image)
         for number, frame in enumerate(frames, start=1):
-            directions, position = series.plane_of(frame)
+            directions, position = series.read_plane(frame)
             row_mm, column_mm = map(float, frame["PixelSpacing"])
             to_mm = [directions[0] * column_mm, directions[1] * row_mm, position]
             reference = _item(ReferencedSOPClassUID=image.SOPClassUID)
@@ -143,7 +143,7 @@ def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64
             yield reference, np.stack(to_mm, axis=1)
 
 
-def _label_map_on(
+def _labels_at_pixels(
     image: Any, slices: Sequence[tuple[Any, Any]], label_map: LabelMap, geometry: Geometry
 ) -> npt.NDArray[np.uint8]:
     """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
@@ -229,8 +229,8 @@ def _structured_report(
         for one in listed.lesions[:1]:
             values += [one.axial.longest_mm, one.axial.perpendicular_mm, one.longest_mm]
         measurements = [
-            sr.Measurement(Code(*what), round(value, 3), Code(unit, "UCUM", unit))
-            for value, (what, unit) in zip(values, _MEASURES, strict=False)
+            sr.Measurement(Code(*meaning), round(value, 3), Code(unit, "UCUM", unit))
+            for value, (meaning, unit) in zip(values, _MEASURES, strict=False)
         ]
         uid = generate_uid(entropy_srcs=[about["sop_instance_uid"], name])
         group = sr.MeasurementsAndQualitativeEvaluations(
@@ -322,7 +322,7 @@ def _outlines(masks: Iterable[Any], slices: Iterable[tuple[Any, Any]]) -> list[A
     return outlines
 
 
-def _about(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
+def _common(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
     """Return what the objects of a series have in common: segmentation (index 0), report, structure set."""
     series_uid = image.SeriesInstanceUID
     return {

@@ -178,7 +178,7 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     return tuple(sorted(studies, key=lambda study: study.case_id))
 
 
-def frames_of(header: Any) -> list[dict[str, Any]]:
+def read_frames(header: Any) -> list[dict[str, Any]]:
     """Return position, orientation, spacing and times of each frame of an image; of most images one.
 
     `header` is a `pydicom.Dataset`; what it does not state is None.
@@ -197,7 +197,9 @@ def frames_of(header: Any) -> list[dict[str, Any]]:
     ]
 
 
-def plane_of(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def read_plane(
+    values: Mapping[str, Any],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the directions (3, 3) of columns, rows and slices of an image, and its position (3,).
 
     Both are in the axes of DICOM: towards the patient's left, back and head.
@@ -255,7 +257,7 @@ def _read(path: Path) -> list[_Image]:
     patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
     values = {name: header.get(name) for name in _KEPT}
     images = []
-    for index, frame in enumerate(frames_of(header)):
+    for index, frame in enumerate(read_frames(header)):
         merged = {**values, **frame, "InstanceNumber": values["InstanceNumber"] or index}
         image = _Image(
             path=path,
@@ -298,7 +300,7 @@ def _study_folders(
     highest: dict[_StudyKey, Path | None] = {}
     for key, group in images.items():
         common = _common_folder(group)
-        # not the root itself, whose name others share as soon as they are beside it
+        # not the root itself, whose name cases would share once there are several
         inside = [one for one in (common, *common.parents) if one == common or root in one.parents]
         highest[key] = next((one for one in reversed(inside) if n_studies[one] == 1), None)
     return highest
@@ -327,7 +329,7 @@ def _all_series(images: Sequence[_Image]) -> tuple[Series, ...]:
 def _series(images: Sequence[_Image]) -> Series:
     first = min(images, key=lambda image: (image.number("InstanceNumber") or 0, str(image.path)))
     try:
-        files, spacing_mm, problem = _ordered(images)
+        files, spacing_mm, problem = _order_slices(images)
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
         problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
@@ -375,18 +377,16 @@ def _techniques(image: _Image) -> tuple[str, ...]:
     return (*image.texts["ScanningSequence"], *more)
 
 
-def _ordered(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
+def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     """Return the files along the normal of the slices, the spacing in mm, and what is wrong."""
     files = [image.path for image in images]
-    planes = [plane_of(image.texts) for image in images]
+    planes = [read_plane(image.texts) for image in images]
     row_mm, column_mm = map(float, images[0].texts["PixelSpacing"])
     if not min(row_mm, column_mm) > 0:
         raise ValueError
-    directions = planes[0][0]
-    if not all(np.allclose(plane[0], directions, atol=1e-3) for plane in planes):
+    if not all(np.allclose(plane[0], planes[0][0], atol=1e-3) for plane in planes):
         return files, (column_mm, row_mm, 0.0), "its slices have several directions"
-    sizes = {tuple(image.texts[name] for name in _SIZES) for image in images}
-    if len(sizes) > 1:
+    if len({tuple(image.texts[name] for name in _SIZES) for image in images}) > 1:
         return files, (column_mm, row_mm, 0.0), "its slices have several sizes"
     along = np.array([position @ normal for (*_, normal), position in planes])
     order = np.argsort(along)

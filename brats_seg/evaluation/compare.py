@@ -184,11 +184,11 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
     if sets[0].empty:
         msg = f"{names[0]} holds no scores"
         raise UsageError(msg)
-    first, *others = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
-    for name, other in zip(names[1:], others, strict=True):
+    first, *rest = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
+    for name, other in zip(names[1:], rest, strict=True):
         if len(differing := first.index.symmetric_difference(other.index)):
-            found = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
-            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {found}"
+            difference = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
+            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {difference}"
             raise UsageError(msg)
     cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
     cells = pd.MultiIndex.from_product([cases, regions])

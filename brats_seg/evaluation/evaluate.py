@@ -54,7 +54,7 @@ class Pair:
     prediction: Path | None
     """None if there is no prediction."""
     case: Case | None = None
-    """The scans beside the reference; None if there are none."""
+    """The scans next to the reference, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class Evaluation:
     left_out: tuple[str, ...]
     """Cases that are not scored, because only predicted ones are asked for."""
     in_training: tuple[str, ...]
-    """Cases of patients that the model was trained on, as far as its predictions say so."""
+    """Cases of patients that the model was trained on, as far as its predictions record it."""
 
     @property
     def case_ids(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ def score_folders(
     Args:
         reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
         prediction: The same. The two may be in different label conventions.
-        output: The table, a `.csv`; the summary is written beside it as `.json`.
+        output: The table, a `.csv`; the summary is written next to it as `.json`.
         protocol: Regions and rules of the scores.
         only_predicted: Whether references without a prediction are left out; otherwise each of them
             gets the worst scores.
@@ -181,7 +181,7 @@ def evaluate_pairs(
     pairs = _with_conventions(read.results, protocol)
     scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
-    table = scores.joined_scores(scored.results)
+    table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
     answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):
@@ -205,7 +205,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     """Pair two label maps, or the label maps in two folders.
 
     A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
-    maps, as may a table of paths. The references are held against these scans.
+    maps, as may a table of paths. The references are compared with these scans.
 
     Raises:
         UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
@@ -299,7 +299,7 @@ class LabelPair:
 
 
 def read_pair(pair: Pair) -> LabelPair:
-    """Read the label maps of one case, and hold the reference against its scans.
+    """Read the label maps of one case, and compare the reference with its scans.
 
     Raises:
         CaseError: One of them cannot be read, or they are not on one grid.
@@ -407,10 +407,10 @@ def better_numbering(
         return ""
 
     def mean_dice(convention: LabelConvention) -> float:
-        of_reference, others = painted[tissues], np.take(convention.painted, tissues)
-        both = shared[of_reference, others]
+        of_reference, other = painted[tissues], np.take(convention.painted, tissues)
+        both = shared[of_reference, other]
         return float(
-            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[others]).mean()
+            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[other]).mean()
         )
 
     values = set(np.flatnonzero(n_prediction).tolist())
@@ -425,8 +425,7 @@ def better_numbering(
 def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.int64]:
     """Return how many voxels have each value of the reference and of the prediction, (256, 256)."""
     joint = reference.astype(np.uint16) * np.uint16(_N_VALUES) + prediction
-    counts = np.bincount(joint.ravel(), minlength=_N_VALUES**2)
-    return counts.reshape(_N_VALUES, _N_VALUES)
+    return np.bincount(joint.ravel(), minlength=_N_VALUES**2).reshape(_N_VALUES, _N_VALUES)
 
 
 def _judge_reference(
@@ -480,8 +479,8 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:
         check_one_grid(case_id, grids)
-    found = f"{without_affine[0]} has no affine, so that voxels were paired by index"
-    return (f"case {case_id}: {found}",)
+    remark = f"{without_affine[0]} has no affine, so that voxels were paired by index"
+    return (f"case {case_id}: {remark}",)
 
 
 def _with_conventions(

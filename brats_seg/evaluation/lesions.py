@@ -173,7 +173,7 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     """
     grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
     touched = {
-        (tissue, name): _touched(lesions[tissue], lesions[name], grown[name])
+        (tissue, name): _find_touching(lesions[tissue], lesions[name], grown[name])
         for tissue, neighbours in _TOUCHING
         for name in neighbours
     }
@@ -248,13 +248,13 @@ def _match_region(
     n_false = n_predicted - n_matched
     is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
     is_found = scores[:, 0] >= rules.found_dice
-    found = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
+    counts = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
     return (
         *_score_whole(reference, prediction, scale.penalty_mm),
         *_mean_scores(scores, is_large, n_false, rules, scale.penalty_mm),
         *(n_lesions, n_false, n_lesions - n_matched),
         2 * n_matched / (n_lesions + n_predicted) if n_lesions or n_predicted else np.nan,
-        *(found if rules.large_mm3 else ()),
+        *(counts if rules.large_mm3 else ()),
     )
 
 
@@ -359,9 +359,9 @@ def _match_lesions(
     for number, box in enumerate(ndimage.find_objects(lesions), 1):
         if box is None:
             continue
-        near = _grown(box, region.dilation)
-        lesion = lesions[near] == number
-        touched = np.unique(predicted[near][dilated(lesion, region.dilation)])
+        neighbourhood = _grow_box(box, region.dilation)
+        lesion = lesions[neighbourhood] == number
+        touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
         numbers = touched[touched > 0].tolist()
         # a predicted lesion that matches a small one is no false positive
         unmatched -= set(numbers)
@@ -384,7 +384,7 @@ def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float,
     )
 
 
-def _grown(box: Slices, margin: int) -> Slices:
+def _grow_box(box: Slices, margin: int) -> Slices:
     return tuple(slice(max(side.start - margin, 0), side.stop + margin) for side in box)
 
 
@@ -395,7 +395,7 @@ def _union(boxes: Sequence[Slices]) -> Slices:
     )
 
 
-def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
     """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
     near = np.argwhere(grown & (lesions > 0))
     offsets = np.argwhere(_DILATION)

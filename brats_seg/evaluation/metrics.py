@@ -120,8 +120,8 @@ def hausdorff95(reference: Mask, prediction: Mask, spacing_mm: Spacing) -> float
     surfaces = [(code > 0) & (code < 255) for code in codes]
     areas = cell_areas(spacing_mm)
     return max(
-        _area_percentile(_distances(here, there, spacing_mm), areas[code[here]])
-        for here, there, code in zip(surfaces, surfaces[::-1], codes, strict=True)
+        _area_percentile(_distances(surface, other, spacing_mm), areas[code[surface]])
+        for surface, other, code in zip(surfaces, surfaces[::-1], codes, strict=True)
     )
 
 
@@ -163,10 +163,10 @@ def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Values:
 
 def _distances(surface: Mask, other: Mask, spacing_mm: Spacing) -> Values:
     """Return the distance of each point of a surface to the nearest point of another."""
-    points, others = np.argwhere(surface), np.argwhere(other)
+    points, targets = np.argwhere(surface), np.argwhere(other)
     # quicker than a distance transform, and the same to the last bit
-    tree = KDTree(others * spacing_mm, compact_nodes=False, balanced_tree=False)
-    nearest = others[tree.query(points * spacing_mm)[1]]
+    tree = KDTree(targets * spacing_mm, compact_nodes=False, balanced_tree=False)
+    nearest = targets[tree.query(points * spacing_mm)[1]]
     return np.sqrt((((points - nearest) * spacing_mm) ** 2).sum(axis=1))
 
 

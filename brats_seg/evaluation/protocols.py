@@ -1,7 +1,7 @@
 """Define the scoring protocols of the challenges: regions, rules for lesions and penalties.
 
 `legacy` scores whole regions, as BraTS 2017 to 2022 did; its HD95 is the one that the programs of
-2023 print under that name beside their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
+2023 print under that name with their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
 score lesion by lesion, with separate parameters for every task; `brats2025` and `brats2026` match
 lesions one to one. The numbers are those of the published programs, mistakes included: SNFH of the adult
 glioma task of 2024 was meant to be dilated five times, but is dilated three times because its name is
@@ -132,7 +132,7 @@ def _regions(sizes: Mapping[str, tuple[int, float]]) -> tuple[ScoredRegion, ...]
     return tuple(ScoredRegion(name, *size) for name, size in sizes.items())
 
 
-def _matched(name: str, metastases: MatchingRules) -> Iterator[ScoringProtocol]:
+def _matching_protocols(name: str, metastases: MatchingRules) -> Iterator[ScoringProtocol]:
     """Yield the tasks of a year in which lesions are matched."""
     for task, names in _MATCHED_REGIONS.items():
         regions = tuple(map(ScoredRegion, names))
@@ -188,6 +188,6 @@ PROTOCOLS = (
     ScoringProtocol("lesionwise2024", "MET", _MET_2024, None, _MERGED),
     ScoringProtocol("lesionwise2024", "MEN-RT", _GTV, None, _NO_FALSE_POSITIVES, BRATS2024_MEN_RT),
     # the defaults of the program, and the numbers that the leaderboard of 2026 gives it
-    *_matched("brats2025", MatchingRules(large_mm3=20.0, found_dice=0.1)),
-    *_matched("brats2026", MatchingRules(large_mm3=27.0, found_dice=0.2)),
+    *_matching_protocols("brats2025", MatchingRules(large_mm3=20.0, found_dice=0.1)),
+    *_matching_protocols("brats2026", MatchingRules(large_mm3=27.0, found_dice=0.2)),
 )

@@ -1,7 +1,7 @@
 """Write, read and summarise the table of scores, which has a row per case and region.
 
 `SubsetScores` sums how much Dice is lost where cases are predicted from a subset of their modalities,
-so that the held-out cases of several runs are pooled exactly; its values are in the order of `REGIONS`.
+so that the held-out cases of several runs are pool_scores exactly; its values are in the order of `REGIONS`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -112,11 +112,11 @@ class RegionSummary:
         return next(spread for spread in self.spreads if spread.column == column)
 
 
-def title_of(column: str) -> str:
+def score_title(column: str) -> str:
     """Return the name of a score as people write it, with its unit.
 
     Example:
-        >>> title_of("lesionwise_hd95")
+        >>> score_title("lesionwise_hd95")
         'lesion-wise HD95 (mm)'
     """
     title = column.replace("_", " ")
@@ -130,7 +130,7 @@ def score_columns(scores: pd.DataFrame) -> list[str]:
     return [column for column in scores.columns if column not in (*_KEYS, PROTOCOL, IN_TRAINING)]
 
 
-def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def join_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the scores of several cases as one table; without any, its columns alone."""
     if not tables:
         return pd.DataFrame(columns=[*_KEYS, *REGION_COLUMNS])
@@ -153,7 +153,7 @@ def scores_of_counts(
 
 
 def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
-    """Return scores as bad as they can be, beside the volumes and counts that they have.
+    """Return the worst possible scores, with the volumes and counts unchanged.
 
     Where lesions are matched, the program of the challenges counts no lesion of such a case.
     """
@@ -310,7 +310,7 @@ class SubsetScores(Section):
 AllSubsetScores = Annotated[tuple[SubsetScores, ...], Field(max_length=len(MODALITY_SUBSETS))]
 
 
-def pooled(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
+def pool_scores(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
     """Add the scores of several runs, whose held-out cases differ, in the order of `MODALITY_SUBSETS`."""
     every = tuple(scores)
     totals = []

@@ -178,7 +178,7 @@ def gain_of(before: Values, after: Values) -> Gain:
 
 
 def least_p_value(n_cases: int) -> float:
-    """Return the smallest p value that a gain on so many cases can have: that of a gain in each.
+    """Return the smallest p value that a gain on that many cases can have: that of a gain in each.
 
     Each case is raised or lowered, so that chance alone raises all of them once in `2 ** n_cases` trials.
 

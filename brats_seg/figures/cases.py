@@ -113,10 +113,10 @@ class CaseView:
 
     def shown(self, preferred: Sequence[str] = SHOWN) -> dict[str, Image]:
         """Return those of the preferred modalities that the case has, or its first one, by name."""
-        return {name: self.image(name) for name in shown_of(self.modalities, preferred)}
+        return {name: self.image(name) for name in select_shown(self.modalities, preferred)}
 
 
-def shown_of(modalities: Sequence[str], preferred: Sequence[str] = SHOWN) -> list[str]:
+def select_shown(modalities: Sequence[str], preferred: Sequence[str] = SHOWN) -> list[str]:
     """Return those of the preferred modalities that are there, or the first one that is."""
     return [name for name in preferred if name in modalities] or [modalities[0]]
 
@@ -139,10 +139,10 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
     if chosen is None:
         msg = f"{root} holds no case {case_id}; it has {some_of(cases)}"
         raise UsageError(msg)
-    return view_of(load_case(chosen, labels=labels or ""))
+    return make_view(load_case(chosen, labels=labels or ""))
 
 
-def view_of(loaded: LoadedCase) -> CaseView:
+def make_view(loaded: LoadedCase) -> CaseView:
     """Return a case that has been loaded, with its reference if it has a label map."""
     reference = None
     if loaded.label is not None and loaded.convention is not None:
@@ -151,7 +151,7 @@ def view_of(loaded: LoadedCase) -> CaseView:
     return CaseView(
         case_id=loaded.case.case_id,
         release=loaded.case.release,
-        images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
+        images=np.stack([_subtract_background(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
         affine=loaded.volumes[0].geometry.affine,
         modalities=loaded.case.modalities,
@@ -186,17 +186,17 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     low, high = volume.array.min(), volume.array.max()
     # NaN fails the comparison, as intended
     if not (low >= 0 and high <= _MOST_BITS):
-        found, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
+        problem, expected = f"values from {low:g} to {high:g}", "entropies from 0 to 1 bit"
         next_step = "Give the map that predict --uncertainty wrote."
-        raise CaseError(view.case_id, volume.file, found, expected, next_step)
+        raise CaseError(view.case_id, volume.file, problem, expected, next_step)
     return replace(view, uncertainty=oriented(volume).array)
 
 
-def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
+def masks_to_draw(view: CaseView) -> dict[str, RegionMasks]:
     """Return the region masks of the label maps of a case by name, `reference` and `prediction`."""
     if not view.sides:
-        found, next_step = "neither reference nor prediction", "Give it, or choose another case."
-        raise CaseError(view.case_id, "label map", found, "one of them, to draw", next_step)
+        problem, next_step = "neither reference nor prediction", "Give it, or choose another case."
+        raise CaseError(view.case_id, "label map", problem, "one of them, to draw", next_step)
     # the prediction stands on the right
     return {name: side.regions for name, side in reversed(view.sides.items())}
 
@@ -222,8 +222,7 @@ def sample_figure(view: CaseView) -> Figure:
     title = f"label map over {name}" if labelled else f"{name}, no label map"
     _draw_panel(axes, image, AXIAL, index, view.grid, title)
     sections.draw_scale_bar(axes, view.grid.spacing_mm[0])
-    entries = _draw_tissues(axes, labelled, index) if labelled else []
-    sections.add_dark_legend(figure, entries)
+    sections.add_dark_legend(figure, _draw_tissues(axes, labelled, index) if labelled else [])
     sections.add_title(figure, f"{view.case_id}, axial {index}")
     return figure
 
@@ -238,7 +237,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         CaseError: The case has no label map, neither reference nor prediction.
         UsageError: No modality has that name.
     """
-    image, sides = view.image(modality), drawn_of(view)
+    image, sides = view.image(modality), masks_to_draw(view)
     tumour = np.logical_or.reduce([regions[0] for regions in sides.values()])
     shown = np.flatnonzero((tumour if tumour.any() else image != 0).any(axis=(0, 1)))
     indices = shown[np.linspace(0, len(shown) - 1, min(N_SECTIONS, len(shown))).round().astype(int)]
@@ -257,8 +256,8 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         # one scale for all
         sections.draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
         reference = sides.get("reference") if name == "prediction" else None
-        words = _region_words(regions, view.grid, reference)
-        sections.add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
+        texts = _region_texts(regions, view.grid, reference)
+        sections.add_title(block, f"{name}\n{', '.join(texts)}", size=8.5)
     sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
     key = sections.region_key(list(sides.values()), [region.upper() for region in REGIONS])
     sections.add_dark_legend(figure, key)
@@ -273,7 +272,7 @@ def view_figure(view: CaseView) -> Figure:
     Raises:
         CaseError: The case has neither.
     """
-    sides = drawn_of(view)
+    sides = masks_to_draw(view)
     name, regions = sides.popitem()
     title, reference = f"{view.case_id}, {name}", sides.get("reference")
     return planes_figure(view.shown(), regions, view.grid, title=title, reference=reference)
@@ -309,7 +308,7 @@ def planes_figure(
             sections.draw_outlines(axes, regions, axis, centre[axis])
     if title:
         sections.add_title(figure, title if regions[0].any() else f"{title}: no tumour")
-    key = sections.region_key([regions], _region_words(regions, grid, reference))
+    key = sections.region_key([regions], _region_texts(regions, grid, reference))
     sections.add_dark_legend(figure, key)
     return figure
 
@@ -322,7 +321,7 @@ def uncertainty_figure(view: CaseView) -> Figure:
 
     The view must have both, the prediction and its uncertainty.
     """
-    bits, sides, grid = np.asarray(view.uncertainty), drawn_of(view), view.grid
+    bits, sides, grid = np.asarray(view.uncertainty), masks_to_draw(view), view.grid
     regions, high = sides["prediction"], bits > _HIGH_BITS
     ((background, image),) = view.shown([_BACKGROUND]).items()
     centre = sections.centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
@@ -332,18 +331,17 @@ def uncertainty_figure(view: CaseView) -> Figure:
     _draw_planes(lower, image, centre, grid, "uncertainty")
     for above, below, axis in zip(upper, lower, PLANES.values(), strict=True):
         sections.draw_outlines(above, regions, axis, centre[axis])
-        section = np.asarray(sections.section_of(bits, axis, centre[axis]), float)
+        section = np.asarray(sections.take_section(bits, axis, centre[axis]), float)
         sections.draw_overlay(below, section, cmap=_HEAT, vmin=0, vmax=1, interpolation="bilinear")
         for name, masks in sides.items():
             sections.draw_outline(
-                below, sections.section_of(masks[0], axis, centre[axis]), *_WT_LINES[name]
+                below, sections.take_section(masks[0], axis, centre[axis]), *_WT_LINES[name]
             )
     _add_colour_bar(figure, [*upper, *lower])
     ml = np.count_nonzero(high) * grid.voxel_ml
     title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
     sections.add_title(figure, f"{view.case_id}, {title}")
-    words = _region_words(regions, grid, sides.get("reference"))
-    entries = sections.region_key([regions], words)
+    entries = sections.region_key([regions], _region_texts(regions, grid, sides.get("reference")))
     entries += [
         sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()
@@ -383,13 +381,13 @@ def reconstruction_figure(
         error = difference[..., index][before[..., index] != 0]
         rmse = float(np.sqrt(np.mean(error**2))) if error.size else 0.0
         low, high = limits = sections.grey_limits(before)
-        for axes, shown, ends, words in (
+        for axes, shown, ends, title in (
             (row[0], before, limits, MODALITY_NAMES[modality]),
             (row[1], after, limits, "reconstruction"),
             (row[2], difference, (0.0, high - low), f"difference, RMSE here {rmse:.3g}"),
         ):
             sections.draw_section(axes, shown, AXIAL, index, grid, limits=ends, brain=brain)
-            axes.set_title(words, color="white", fontsize="small")
+            axes.set_title(title, color="white", fontsize="small")
             if spacing_mm:
                 sections.draw_scale_bar(axes, spacing_mm[0])
     sections.add_title(figure, f"{case_id}, axial {index}")
@@ -404,16 +402,16 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     is the visible part where regions are painted over each other.
     """
     colours: dict[int, str] = {}
-    left = iter(sections.OTHER_TISSUE_COLOURS)
+    free = iter(sections.OTHER_TISSUE_COLOURS)
     for value, _ in convention.meanings:
         inside = [k for k, values in enumerate(convention.regions) if value in values]
         colour = sections.REGION_COLOURS[inside[-1]] if inside else None
         is_free = colour is not None and colour not in colours.values()
-        colours[value] = colour if colour is not None and is_free else next(left)
+        colours[value] = colour if colour is not None and is_free else next(free)
     return colours
 
 
-def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _subtract_background(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a volume whose background is 0, whatever constant its file has there."""
     background = background_of(array)
     return np.where(array == background, 0, array) if background else array
@@ -434,36 +432,36 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     return Labelled(label_map=label_map, convention=convention)
 
 
-def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
+def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, text: str) -> None:
     """Draw a section with a title."""
     sections.draw_section(axes, image, axis, index, grid)
     # a fixed height: to look for the labels of axes that are off takes an eighth of the time
-    axes.set_title(words, color="white", fontsize="small", y=1.0)
+    axes.set_title(text, color="white", fontsize="small", y=1.0)
 
 
-def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, words: str) -> None:
+def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, text: str) -> None:
     """Draw the three sections of an image through a voxel, to one scale."""
     panels = [*zip(row, PLANES.values(), strict=True)]
     for (axes, axis), plane in zip(panels, PLANES, strict=True):
-        _draw_panel(axes, image, axis, centre[axis], grid, f"{words}, {plane} {centre[axis]}")
+        _draw_panel(axes, image, axis, centre[axis], grid, f"{text}, {plane} {centre[axis]}")
     sections.draw_to_one_scale(panels, grid)
     for axes, axis in panels:
         sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
 
 
-def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
+def _region_texts(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
     """Return the volume of each region and, with a reference, its Dice."""
     ml = [np.count_nonzero(mask) * grid.voxel_ml for mask in regions]
     # a volume that is not 0 does not become 0
-    texts = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
-    words = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, texts, strict=True)]
+    numbers = [f"{one:.1f}" if one == 0 or one >= 0.05 else f"{one:.1g}" for one in ml]
+    texts = [f"{name.upper()} {text} ml" for name, text in zip(REGIONS, numbers, strict=True)]
     if reference is None:
-        return words
+        return texts
     counts = count_regions(regions, reference, "")
     is_scored = counts.in_prediction + counts.in_reference > 0
     return [
-        f"{word} (Dice {score:.3f})" if scored else f"{word} (none in the reference)"
-        for word, score, scored in zip(words, dice(counts), is_scored, strict=True)
+        f"{text} (Dice {score:.3f})" if scored else f"{text} (none in the reference)"
+        for text, score, scored in zip(texts, dice(counts), is_scored, strict=True)
     ]
 
 
@@ -476,7 +474,7 @@ def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
 
 def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:
     """Paint the tissues of an axial section over it, and return their legend entries."""
-    section = sections.section_of(labelled.label_map, AXIAL, index)
+    section = sections.take_section(labelled.label_map, AXIAL, index)
     convention, colours = labelled.convention, tissue_colours(labelled.convention)
     picture, entries = np.zeros((*section.shape, 4)), []
     for value, tissue in convention.meanings:
@@ -484,7 +482,7 @@ def _draw_tissues(axes: Any, labelled: Labelled, index: int) -> list[Artist]:
             picture[section == value] = to_rgba(colours[value], _OPACITY)
             inside = zip(REGIONS, convention.regions, strict=True)
             regions = ", ".join(region.upper() for region, values in inside if value in values)
-            words = f"{tissue}: label {value}, in {regions or 'no region'}"
-            entries.append(sections.line_key(words, colours[value], 8, "-"))
+            text = f"{tissue}: label {value}, in {regions or 'no region'}"
+            entries.append(sections.line_key(text, colours[value], 8, "-"))
     sections.draw_overlay(axes, picture)
     return entries

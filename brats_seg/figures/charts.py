@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.scores import score_columns, title_of
+from brats_seg.evaluation.scores import score_columns, score_title
 from brats_seg.figures import sections
 from brats_seg.figures.sections import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR
 from brats_seg.labels import MODALITIES, REGIONS
@@ -74,7 +74,7 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
         apart = x + np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
         axes.plot(apart, values, "o", color="black", mec="white", mew=size / 8, ms=size)
     n_cases = max(map(len, by_region.values()))
-    _finish(axes, column, f"{title_of(column)}, {counted(n_cases, 'case')}")
+    _finish(axes, column, f"{score_title(column)}, {counted(n_cases, 'case')}")
     return figure
 
 
@@ -178,22 +178,22 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
     }
 
 
-def _set_title(axes: Any, words: str) -> None:
+def _set_title(axes: Any, text: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
-    axes.set_title(words, fontsize=sections.fitting_size(words, width_inches, _TITLE_SIZE))
+    axes.set_title(text, fontsize=sections.fitting_size(text, width_inches, _TITLE_SIZE))
 
 
 def _finish(axes: Any, column: str, title: str) -> None:
     _set_title(axes, title)
-    axes.set_ylabel(title_of(column))
+    axes.set_ylabel(score_title(column))
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     is_share = any(word in column for word in _SHARES)
     axes.set_ylim(*((-0.02, 1.05) if is_share else (0, None)))
 
 
-def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
+def _draw_histogram(axes: Any, title: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
     """Draw the known values of parts (n,), stacked; what is unknown, or in another part, is NaN.
 
     Two parts are those who died and those who were alive.
@@ -202,7 +202,7 @@ def _draw_histogram(axes: Any, words: str, parts: Sequence[Values], colours: Seq
     values = np.concatenate(known)
     median = f", median {np.median(values):.3g}" if values.size else ""
     axes.set_title(f"known for {values.size} of {parts[0].size} cases{median}", fontsize="medium")
-    axes.set_xlabel(words)
+    axes.set_xlabel(title)
     if not values.size:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
@@ -249,7 +249,7 @@ CURVES = (
 """All curves; a history has those of its task."""
 
 
-def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
+def select_curves(columns: Collection[str]) -> tuple[Curve, ...]:
     """Return the curves that a history with those columns has."""
     return tuple(curve for curve in CURVES if f"train_{curve.name}" in columns)
 
@@ -274,12 +274,11 @@ def history_figure(
     table: pd.DataFrame, *, best_epoch: int | None = None, with_rate: bool = False
 ) -> Figure:
     """Draw every curve of a history over its epochs, in both phases; the best epoch and the rate by choice."""
-    curves = curves_of(table.columns)
+    curves = select_curves(table.columns)
     n_panels = len(curves) + with_rate
     # margins are fixed: computing them takes as long as the rest of the drawing
     figure = Figure(figsize=(8, 3 * n_panels))
-    bottom = 0.24 / n_panels
-    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=bottom, hspace=0.08)
+    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=0.24 / n_panels, hspace=0.08)
     (column,) = figure.subplots(n_panels, 1, sharex=True, squeeze=False).T
     for axes, curve in zip(column, curves, strict=False):
         _draw_curve(axes, table, curve)
@@ -291,8 +290,8 @@ def history_figure(
         for axes in column:
             axes.axvline(best_epoch, color="tab:red", linestyle=":")
         side = "left" if best_epoch < table["epoch"].mean() else "right"
-        words = {"s": f" best: epoch {best_epoch} ", "ha": side, "color": "tab:red"}
-        column[0].text(best_epoch, 0.5, **words, transform=column[0].get_xaxis_transform())
+        style = {"s": f" best: epoch {best_epoch} ", "ha": side, "color": "tab:red"}
+        column[0].text(best_epoch, 0.5, **style, transform=column[0].get_xaxis_transform())
     column[-1].set_xlabel("epoch")
     column[-1].xaxis.get_major_locator().set_params(integer=True)
     if len(table) == 1:

@@ -36,7 +36,7 @@ AXIAL = PLANES["axial"]
 REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
 """Colours of WT, TC and ET: sky blue, yellow, vermilion."""
 _OUTLINES: tuple[tuple[float, LineStyle], ...] = ((2.4, "-"), (1.3, (0, (4, 2))), (0.7, "-"))
-"""Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen beside an
+"""Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen next to an
 inner one on it, and between the dashes of the core."""
 _FILL = 0.35
 """Opacity of the enhancing tumour."""
@@ -114,7 +114,7 @@ def grey_limits(image: Image) -> tuple[float, float]:
     return float(low), max(float(high), float(low) + 1e-6)
 
 
-def section_of(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[Any]:
+def take_section(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[Any]:
     """Return a section of an array `(X, Y, Z)` as rows and columns of a picture."""
     return np.moveaxis(array, axis, 0)[index].T
 
@@ -135,7 +135,7 @@ def draw_section(
     sections have one scale.
     """
     right, up = (i for i in range(3) if i != axis)
-    section = section_of(image, axis, index)
+    section = take_section(image, axis, index)
     low, high = limits or grey_limits(image)
     axes.imshow(
         np.where(section == 0, low, section),
@@ -196,9 +196,9 @@ def draw_overlay(axes: Any, colours: npt.NDArray[np.float64], **options: Any) ->
 def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
     """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
     for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
-        draw_outline(axes, section_of(region, axis, index), colour, width, style)
+        draw_outline(axes, take_section(region, axis, index), colour, width, style)
     # it is seen also where it fills the core
-    if (enhancing := section_of(regions[-1], axis, index)).any():
+    if (enhancing := take_section(regions[-1], axis, index)).any():
         axes.contourf(enhancing, [0.5, 1.5], colors=[REGION_COLOURS[-1]], alpha=_FILL)
 
 
@@ -220,9 +220,9 @@ def light_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def region_key(sides: Sequence[RegionMasks], words: Sequence[str]) -> list[Artist]:
+def region_key(sides: Sequence[RegionMasks], labels: Sequence[str]) -> list[Artist]:
     """Return legend entries for the outlines of the regions that any side has."""
-    entries = zip(words, REGION_COLOURS, _OUTLINES, strict=True)
+    entries = zip(labels, REGION_COLOURS, _OUTLINES, strict=True)
     return [
         line_key(text, colour, *outline)
         for k, (text, colour, outline) in enumerate(entries)
@@ -230,25 +230,27 @@ def region_key(sides: Sequence[RegionMasks], words: Sequence[str]) -> list[Artis
     ]
 
 
-def line_key(words: str, colour: str, width: float, style: LineStyle) -> Artist:
+def line_key(label: str, colour: str, width: float, style: LineStyle) -> Artist:
     """Return the legend entry for one kind of line."""
-    return Line2D([], [], color=colour, linewidth=width, linestyle=style, label=words)
+    return Line2D([], [], color=colour, linewidth=width, linestyle=style, label=label)
 
 
-def add_title(figure: Figure | SubFigure, words: str, *, size: float = 10.0) -> None:
+def add_title(figure: Figure | SubFigure, text: str, *, size: float = 10.0) -> None:
     """Write a white title above a figure or a part of it, smaller if it is wider than that."""
-    size = fitting_size(words, figure.bbox.width / figure.dpi, size)
+    size = fitting_size(text, figure.bbox.width / figure.dpi, size)
     # the id of a case may contain dollars, which would begin a formula
-    figure.suptitle(words, color="white", fontsize=size, parse_math=False)
+    figure.suptitle(text, color="white", fontsize=size, parse_math=False)
 
 
-def fitting_size(words: str, width_inches: float, size: float) -> float:
+def fitting_size(text: str, width_inches: float, size: float) -> float:
     """Return the size in points at which the longest line is no wider than a figure."""
-    widest_inches = max((_inches(line, size) for line in words.splitlines()), default=0.0)
+    widest_inches = max((_inches(line, size) for line in text.splitlines()), default=0.0)
     return size * min(1.0, _TITLE_SHARE * width_inches / max(widest_inches, 0.01))
 
 
-def add_dark_legend(figure: Figure, entries: Sequence[Artist], words: str = SMALL_PRINT) -> None:
+def add_dark_legend(
+    figure: Figure, entries: Sequence[Artist], small_print: str = SMALL_PRINT
+) -> None:
     """Add a legend below a dark figure, in as many rows as it needs, below a line in small print."""
     widths = [_inches(str(entry.get_label()), _KEY_SIZE) + _KEY_INCHES for entry in entries]
     n_columns = next(
@@ -264,7 +266,7 @@ def add_dark_legend(figure: Figure, entries: Sequence[Artist], words: str = SMAL
         labelcolor="white",
         frameon=False,
         fontsize=_KEY_SIZE,
-        title=words,
+        title=small_print,
         title_fontsize="x-small",
     )
     legend.get_title().set_color("grey")
@@ -285,8 +287,8 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
         EnvironmentalError: The file cannot be written.
     """
     check_suffix(path)
-    with whole_file(path) as beside:
-        figure.savefig(beside, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format=path.suffix.lower().removeprefix("."))
 
 
 def _zoom(axes: Any, brain: Mask) -> None:
@@ -300,10 +302,10 @@ def _zoom(axes: Any, brain: Mask) -> None:
             axes.set(**{f"{name}lim": ends[::-1] if is_inverted else ends})
 
 
-def _draw_mark(axes: Any, words: str, **position: Any) -> None:
+def _draw_mark(axes: Any, text: str, **position: Any) -> None:
     """Write white words on a dark box, which makes them legible on bright tissue."""
     axes.text(
-        s=words,
+        s=text,
         transform=axes.transAxes,
         color="white",
         fontsize="x-small",

@@ -30,9 +30,9 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
 from brats_seg.cases.nifti import write_volume
-from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
+from brats_seg.cpu_threads import NUMBERS, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
-from brats_seg.files import state_of
+from brats_seg.files import file_state
 from brats_seg.inference import results
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction, Predictor
@@ -135,11 +135,11 @@ def predict_folder(
     predictor = Predictor.load(models, settings)
     with folder.opened():
         for cases in batches:
-            taken = {case.case_id: case for case in cases}
-            results.check_names(settings.layout, taken)
+            by_id = {case.case_id: case for case in cases}
+            results.check_names(settings.layout, by_id)
             if workers is None:
-                work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-                outcomes = local_outcomes(cases, work)
+                case_work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+                outcomes = local_outcomes(cases, case_work)
             else:
                 job = Job(
                     model_paths=tuple(path.absolute() for path in models),
@@ -149,9 +149,9 @@ def predict_folder(
                     trusted=TRUSTED.get(),
                 )
                 outcomes = shared_outcomes(cases, job, workers)
-            known = [one for one in done.failures if one.case_id not in taken]
+            failures = [one for one in done.failures if one.case_id not in by_id]
             done = finish_batch(
-                outcomes, folder, len(cases), failures=known, on_case=on_case, track=track
+                outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )
             done = write_pages(done, cases, folder, track) if settings.report else done
     return done
@@ -171,14 +171,14 @@ def watched_scans(
         options: Choices about scans, a `dicom.preprocess.ScanOptions`.
         quiet_s: Seconds between two looks.
     """
-    root, taken = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
+    root, seen = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
     looks: list[dict[Path, str]] = [{}, {}, {}]
 
     def is_ready(paths: Iterable[Path]) -> bool:
         watched = {path: looks[-1][path] for path in paths if path in looks[-1]}
-        is_new = watched.items() <= looks[-2].items() and taken.get(frozenset(watched)) != watched
+        is_new = watched.items() <= looks[-2].items() and seen.get(frozenset(watched)) != watched
         if is_new:
-            taken[frozenset(watched)] = watched
+            seen[frozenset(watched)] = watched
         # converted files are not in the folder: their examination was ready
         return is_new or not watched
 
@@ -189,7 +189,7 @@ def watched_scans(
             for folder in walk_folders(root)
             for name in (*(scan.path.name for scan in folder.scans), *folder.others)
         )
-        looks[:] = *looks[1:], {path: state_of(path) for path in paths}
+        looks[:] = *looks[1:], {path: file_state(path) for path in paths}
         cases: tuple[Case, ...] = ()
         if not looks[0] == looks[1] == looks[2]:
             try:
@@ -224,8 +224,7 @@ def find_scans(
             wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
         )
     cases = tuple(one for one in inputs if isinstance(one, Case))
-    paths = [one for one in inputs if isinstance(one, Path)]
-    cases = cases or find_inputs(paths, of_dicom=convert)
+    cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
     cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
     if wing is None or not options.atlas:
@@ -344,7 +343,7 @@ class CaseWork:
         source = None if wing is None else wing.read_source(case.root / case.folder)
         model = self.predictor.model
         hashes = files.hashes if source is None else (*files.hashes, source.key)
-        key = results.key_of(hashes, model.fingerprint, model.settings, case.modalities)
+        key = results.result_key(hashes, model.fingerprint, model.settings, case.modalities)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
@@ -412,8 +411,8 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
         for pool in (reader, writer):
             # finishes its task at the end, and drops the waiting ones
             opened.callback(pool.shutdown, cancel_futures=True)
-        read = _ahead(reader, partial(_attempt, work.read), cases)
-        yield from _ahead(writer, write, map(partial(_attempt, work.predict), read))
+        read = _map_ahead(reader, partial(_attempt, work.read), cases)
+        yield from _map_ahead(writer, write, map(partial(_attempt, work.predict), read))
 
 
 def _attempt(
@@ -426,7 +425,7 @@ def _attempt(
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
 
 
-def _ahead(
+def _map_ahead(
     pool: futures.ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[Result]:
     """Yield the results of a function, each after the next item has been handed to the pool."""
@@ -459,8 +458,7 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
         for future in futures.as_completed(list(case_of)):
             # cancelled by dask when the scheduler has ended
             error = futures.CancelledError() if future.cancelled() else future.exception()
-            case_id = case_of[future].case_id
-            outcome = _lost(case_id, error) if error else future.result()
+            outcome = _lost_outcome(case_of[future].case_id, error) if error else future.result()
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
@@ -483,7 +481,7 @@ def _work(job: Job) -> CaseWork:
     return CaseWork(predictor=predictor, output=output, earlier=output.records())
 
 
-def _lost(case_id: str, error: BaseException) -> CaseOutcome:
+def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
@@ -501,7 +499,7 @@ def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
     They are reached through pipes, no port is opened. Each has one case at a time, so that no other
     is blamed for its death; the case is tried again in a new process.
     """
-    is_chosen = any(map(chosen_by_user, NUMBERS))
+    is_chosen = any(map(user_value, NUMBERS))
     n_threads = max(1, available_cpus() // n_workers)
     pool = partial(
         worker_pool,
@@ -566,16 +564,13 @@ def _cluster(address: str, work: Work) -> Iterator[Submit]:
 
     # the client waits without end for an address that accepts connections and is silent
     try:
-        # in a thread of its own, because a notebook has an event loop already
+        # in another thread, because a notebook has an event loop already
         with futures.ThreadPoolExecutor(1) as pool:
             answer = pool.submit(asyncio.run, identify()).result()
     except (OSError, ValueError, TypeError, RuntimeError) as error:
         answer = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
     if answer != "a dask Scheduler":
-        msg = (
-            f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786 and the "
-            "certificates of docs/several-devices.md"
-        )
+        msg = f"no dask scheduler answers at {address} ({answer}); expected tls://HOST:8786, see docs/several-devices.md"
         raise EnvironmentalError(msg)
     with distributed.Client(address, security=security) as client:
         if not client.scheduler_info()["workers"]:

@@ -4,7 +4,7 @@ model.json             identity and settings of each network, tables of labels, 
 member0.safetensors    weights of the first network, and so on
 README.md              the model card: what the model is, was trained on and can do
 
-A MONAI bundle or ONNX files stand beside them if they are asked for.
+A MONAI bundle or ONNX files are added on request.
 """
 
 import logging
@@ -26,7 +26,7 @@ from brats_seg.config import Section
 from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import RegionSummary, pooled, summarise_counts, title_of
+from brats_seg.evaluation.scores import RegionSummary, pool_scores, score_title, summarise_counts
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
@@ -105,7 +105,7 @@ def export_model(
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
         file_format: `bundle` writes a MONAI bundle too, and `onnx` a file of ONNX for each network;
-            this package reads the same folder in any case.
+            this package reads the folder in all three.
 
     Returns:
         The networks and their fingerprint.
@@ -132,7 +132,8 @@ def export_model(
     exported = weights.ExportedModel(
         networks=networks, fingerprint=weights.fingerprint_of(networks)
     )
-    card = _card(exported, [one for path in runs for one in _facts_of(path)], license_name, scores)
+    facts = [one for path in runs for one in _read_facts(path)]
+    card = _card(exported, facts, license_name, scores)
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
@@ -156,7 +157,7 @@ def check_replaceable(folder: Path) -> None:
 def _write(exported: weights.ExportedModel, card: str, folder: Path, *, case_ids: bool) -> None:
     networks = exported.networks
     ids = {case_id for network in networks for case_id in network.cases.ids}
-    # those of public releases identify nobody
+    # those of public releases identify no patient
     if not case_ids and any(release_of(case_id) == UNKNOWN for case_id in ids):
         networks = tuple(replace(network, cases=NO_RECORD) for network in networks)
     labels = {
@@ -182,7 +183,7 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     """Write the weights of a network, and return its entry of `model.json`."""
     path = folder / f"member{index}.safetensors"
     with whole_file(path) as new_file:
-        # in memory first: `save_file` reports a full disk in an error of its own
+        # in memory first: `save_file` reports a full disk as another error
         new_file.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
@@ -208,7 +209,7 @@ def _card(
         )
         for one in facts
     ]
-    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    names = {"score_title": score_title, "counted": counted, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
     return TEMPLATES.get_template("model_card.md", globals=names).render(
         networks=networks,
@@ -225,7 +226,7 @@ def _card(
         windows=[str(default_of(network)) for network in networks],
         validations=[*_validations(facts)],
         is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
-        subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
+        subset_scores=pool_scores(one for item in networks for one in item.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
     )
@@ -255,10 +256,10 @@ def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     return summarise_counts(counts, np.random.default_rng(0))
 
 
-def _facts_of(path: Path) -> list[NetworkFacts]:
+def _read_facts(path: Path) -> list[NetworkFacts]:
     """Return the facts about each network of a path, in the order of `read_trained`."""
     if (path / weights.MODEL_NAME).exists():
-        return [NetworkFacts() for _ in weights.read_trained(path)]
+        return [NetworkFacts() for _ in weights.read_description(path / weights.MODEL_NAME).members]
     checkpoint = path / weights.BEST_NAME if path.is_dir() else path
     content = weights.read_checkpoint(checkpoint)
     try:
@@ -269,7 +270,7 @@ def _facts_of(path: Path) -> list[NetworkFacts]:
 
 
 def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Return the facts in a checkpoint and in the split beside it."""
+    """Return the facts in a checkpoint and in the split of its folder."""
     facts: dict[str, Any] = {"environment": content.get("environment", {})}
     if (run / SPLIT_NAME).exists():
         split = read_split(run / SPLIT_NAME)

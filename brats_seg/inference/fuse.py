@@ -1,26 +1,42 @@
 """Fuse several label maps of each case to one: by majority, STAPLE or the mean of probabilities.
 
-Each region is fused by itself: a voxel is inside where more than half of the votes, or of the
-probability, say so. A tie is outside. Where TC is, is WT, and where ET is, is TC.
+Each region is fused separately: a voxel is inside if more than half of the votes, or of the
+probability, are for it. A tie is outside. Regions stay nested: ET in TC in WT.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.layouts import OUTPUT_MARKER, resolve_all
-from brats_seg.cases.nifti import read_geometry, read_label_map, read_volume, write_volume
+from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of
 from brats_seg.evaluation.evaluate import case_of, label_maps_in
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import result_files
-from brats_seg.labels import LabelConvention, label_map_of, regions_of
+from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.shapes import nested_regions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StoredLabelMap:
+    """A label map in memory, so that each file is read once."""
+
+    path: Path
+    geometry: Geometry
+    values: frozenset[int]
+    packed: bytes
+    """Voxels, compressed by zlib."""
+
+    def voxels(self) -> LabelMap:
+        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.geometry.shape)
 
 
 def fuse_label_maps(
@@ -46,26 +62,30 @@ def fuse_label_maps(
             regions do not distinguish.
         EnvironmentalError: SimpleITK is not installed, or a file cannot be written.
     """
-    sets = _label_maps_in(inputs, output)
+    sets = [
+        {case_id: _read(case_id, path) for case_id, path in paths.items()}
+        for paths in _label_maps_in(inputs, output)
+    ]
     conventions = [_conventions(label_maps) for label_maps in sets]
-    paths_of = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
-    for case_id, paths in paths_of.items():
-        grids = [(str(path), read_geometry(path, case_id=case_id)) for path in paths]
-        check_one_grid(case_id, grids)
+    cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
+    for case_id, label_maps in cases.items():
+        check_one_grid(case_id, [(str(one.path), one.geometry) for one in label_maps])
     written = []
-    for case_id, paths in track(paths_of.items(), what="fusing", total=len(paths_of)):
-        volumes = [read_label_map(path, case_id=case_id) for path in paths]
-        known = [one[case_id] for one in conventions]
-        masks = [regions_of(one.array, its) for one, its in zip(volumes, known, strict=True)]
+    for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
+        convention = conventions[0][case_id]
         if method == "mean":
-            inside = _mean_probabilities(case_id, paths, known[0])
-        elif method == "staple":
-            inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
+            inside = _mean_probabilities(case_id, [one.path for one in label_maps], convention)
         else:
+            masks = [
+                regions_of(label_map.voxels(), known[case_id])
+                for label_map, known in zip(label_maps, conventions, strict=True)
+            ]
             inside = np.mean(masks, axis=0, dtype=np.float32)
+            if method == "staple":
+                inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
         written.append(output / f"{case_id}.nii.gz")
-        write_volume(written[-1], label_map_of(regions, known[0]), volumes[0].geometry)
+        write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
     write_json(output / OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 
@@ -100,26 +120,33 @@ def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
     if len(inputs) < 2 or len(is_folder) > 1 or output.resolve() in folders:
         msg = (
-            f"expected two label maps or more, or folders of them, and another folder than {output}"
+            f"expected two label maps or more, or folders of them, and another output than {output}"
         )
         raise UsageError(msg)
     sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
-    every = set().union(*sets)
     for path, label_maps in zip(inputs, sets, strict=True):
-        if missing := sorted(every - label_maps.keys()):
+        if missing := sorted(set().union(*sets) - label_maps.keys()):
             msg = f"{path} has no label map of {some_of(missing)}; expected the same cases in all"
             raise UsageError(msg)
     return sets
 
 
-def _conventions(label_maps: Mapping[str, Path]) -> dict[str, LabelConvention]:
+def _read(case_id: str, path: Path) -> _StoredLabelMap:
+    volume = read_label_map(path, case_id=case_id)
+    voxels = zlib.compress(volume.array.tobytes(), level=1)
+    values = label_values_of(volume.array)
+    return _StoredLabelMap(path=path, geometry=volume.geometry, values=values, packed=voxels)
+
+
+def _conventions(label_maps: Mapping[str, _StoredLabelMap]) -> dict[str, LabelConvention]:
     """Return the label convention of each case of one input."""
-    volumes = ((name, read_label_map(path, case_id=name)) for name, path in label_maps.items())
-    seen = {name: (one.geometry.shape, label_values_of(one.array)) for name, one in volumes}
-    conventions = resolve_all(seen)
-    for case_id, (_, values) in seen.items():
-        if lost := sorted(values - {0, *conventions[case_id].painted}):
-            found, expected = f"label values {lost}", f"only those of {conventions[case_id]}"
-            file, next_step = str(label_maps[case_id]), "Renumber or remove them."
-            raise LabelError(case_id, file, found, expected, next_step)
+    conventions = resolve_all(
+        {case_id: (one.geometry.shape, one.values) for case_id, one in label_maps.items()}
+    )
+    for case_id, label_map in label_maps.items():
+        convention = conventions[case_id]
+        if unknown := sorted(label_map.values - {0, *convention.painted}):
+            values, file = f"label values {unknown}", str(label_map.path)
+            next_step = "Renumber or remove them."
+            raise LabelError(case_id, file, values, f"only those of {convention}", next_step)
     return conventions

@@ -78,11 +78,7 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     with suppress(CaseError):
         data = open_split(prepared, split)
     if data is None or data.fingerprint != trained.identity.fingerprint:
-        found = f"cases of the fingerprint {data.fingerprint}" if data else "other cases"
-        msg = (
-            f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
-            f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
-        )
+        msg = f"{run} was not trained on the cases prepared in {prepared}: give --data or --prepared as in its training"
         raise UsageError(msg)
     return HeldOut(run=run, trained=trained, data=data)
 
@@ -91,8 +87,8 @@ def check_is_run(run: Path) -> None:
     """Raise `UsageError` if a folder is not that of a run which has been validated."""
     is_exported = (run / weights.MODEL_NAME).exists()
     if is_exported or not (run / weights.BEST_NAME).is_file():
-        found = "an exported model" if is_exported else f"no {weights.BEST_NAME}"
-        msg = f"{run}: found {found}; expected the folder of a run that has been validated at least once"
+        actual = "an exported model" if is_exported else f"no {weights.BEST_NAME}"
+        msg = f"{run}: found {actual}; expected the folder of a run that has been validated at least once"
         raise UsageError(msg)
 
 
@@ -161,8 +157,8 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     indices = np.linspace(0, len(ids) - 1, min(len(ids), MOST_CASES)).round().astype(int)
     # evenly spread over the ids
     cases = [ids[index] for index in indices]
-    work = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
-    rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in work])
+    tracked = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
+    rows = np.stack([_measure_dice(subsets, held_out, model, case_id) for case_id in tracked])
     scores = tuple(
         SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
         for i, subset in enumerate(trained.identity.subsets, start=1)
@@ -196,8 +192,8 @@ def _read_sample(
 def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> None:
     image, reference, spacing_mm = _read_sample(held_out, case.case_id)
     probabilities = _predict(model, case.case_id, image)
-    near = np.any((probabilities > LOWEST_PROBABILITY) | reference, axis=0)
-    box = bounding_box(near) or Box.at((0, 0, 0), (1, 1, 1))
+    foreground = np.any((probabilities > LOWEST_PROBABILITY) | reference, axis=0)
+    box = bounding_box(foreground) or Box.at((0, 0, 0), (1, 1, 1))
     cut = (slice(None), *box.slices)
     with whole_file(case.path) as new_file:
         np.savez_compressed(
@@ -208,7 +204,7 @@ def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> No
         )
 
 
-def _dice_from(
+def _measure_dice(
     subsets: Sequence[Sequence[str]], held_out: HeldOut, model: Model, case_id: str
 ) -> npt.NDArray[np.float64]:
     """Return the Dice (subsets, 3) of a case."""

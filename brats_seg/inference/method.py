@@ -21,7 +21,7 @@ from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
+from brats_seg.voxels.grids import Resampling, Spacing, find_turn, undo_turn
 
 Field: TypeAlias = npt.NDArray[np.float32]
 
@@ -71,7 +71,7 @@ class Scan:
         """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
         if self.resampling is None:
             array = self.box.placed(array, grid_of(self.geometry)[0])
-        return np.ascontiguousarray(turned_back(array, turn_of(self.geometry.affine)))
+        return np.ascontiguousarray(undo_turn(array, find_turn(self.geometry.affine)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,7 +80,7 @@ class NetworkInput:
 
     image: Field
     """(C, ...): the channels, axes and voxel size of the network."""
-    back: Callable[[Tensor], Field]
+    to_volume: Callable[[Tensor], Field]
     """Turns logits on that grid, which it may overwrite, into probabilities (3, x, y, z) on the crop."""
 
 
@@ -131,14 +131,14 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
 def input_of_crop(image: Field) -> NetworkInput:
     """Return a brain crop (4, x, y, z) as the input of a network of this package."""
 
-    def back(logits: Tensor) -> Field:
+    def to_volume(logits: Tensor) -> Field:
         # in place, which saves a whole float32 volume
         probabilities: Field = logits.sigmoid_().cpu().numpy()
         # no tumour outside the brain, whatever a network returns there
         probabilities *= (image != 0).any(axis=0)
         return probabilities
 
-    return NetworkInput(image=image, back=back)
+    return NetworkInput(image=image, to_volume=to_volume)
 
 
 def _all_channels(image: Field, modalities: Sequence[str]) -> Field:

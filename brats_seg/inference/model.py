@@ -14,11 +14,11 @@ from torch import nn
 from brats_seg.config import OVERLAP, Config
 from brats_seg.data.fold import Seen, TrainingCases
 from brats_seg.errors import CaseError, ConfigError, UsageError
-from brats_seg.evaluation.scores import SubsetScores, absent_from, pooled
+from brats_seg.evaluation.scores import SubsetScores, absent_from, pool_scores
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
-from brats_seg.models.build import build_model, default_window, size_multiple, size_words
+from brats_seg.models.build import build_model, default_window, shape_text, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
@@ -122,9 +122,9 @@ class Model:
             expected = (
                 f"all four modalities, or one of the sets that the model was trained for: {subsets}"
             )
-        found = f"no {', '.join(absent_from(modalities))}"
+        problem = f"no {', '.join(absent_from(modalities))}"
         next_step = "Add the missing files, or use a model trained with training.modality_dropout."
-        raise CaseError(case_id, file, found, expected, next_step)
+        raise CaseError(case_id, file, problem, expected, next_step)
 
     def expected_loss(self, modalities: Sequence[str]) -> SubsetScores | None:
         """Return what held-out cases lost with these modalities alone; None if it was not measured."""
@@ -150,9 +150,7 @@ def load_model(
     """
     if not paths:
         if (shipped := weights.shipped_network()) is None:
-            msg = (
-                "this installation carries no network: give a run or an exported model with --model"
-            )
+            msg = "this installation carries no network: give a run or an exported model (--model)"
             raise UsageError(msg)
         paths = [shipped]
     read = _foreign_reader(paths[0]) if len(paths) == 1 else None
@@ -223,8 +221,8 @@ def _build(trained: weights.TrainedModel) -> Member:
         with torch.random.fork_rng(devices=[]):
             network = weights.build_with(partial(build_model, config, patch), trained.weights)
     except (RuntimeError, ValueError) as error:
-        way = "For a network of your own, load them in Python: Predictor.of_network"
-        msg = f"the weights are not those of model.name {config.name!r}: {error}. {way}"
+        advice = "For a network of your own, load them in Python: Predictor.of_network"
+        msg = f"the weights are not those of model.name {config.name!r}: {error}. {advice}"
         raise UsageError(msg) from None
     return _member(trained, network, config.name, size_multiple(config, patch))
 
@@ -233,7 +231,6 @@ def _member(
     trained: weights.TrainedModel, network: nn.Module, name: str, multiple: Triple
 ) -> Member:
     identity = trained.identity
-    is_segmentation = trained.config.model.task == "segmentation"
     return Member(
         network=network,
         name=name,
@@ -242,7 +239,7 @@ def _member(
         window=default_of(trained),
         channels=tuple(map(MODALITIES.index, identity.modalities)),
         regions=tuple(map(identity.regions.index, REGIONS))
-        if is_segmentation
+        if trained.config.model.task == "segmentation"
         else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
         decoding=trained.fitted.decoding,
@@ -272,7 +269,7 @@ def _as_model(
         device=device,
         settings=settings,
         subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),
-        subset_scores=pooled(
+        subset_scores=pool_scores(
             scores for network in networks for scores in network.card.subset_scores
         ),
         remarks=tuple({network.card.remark: None for network in networks if network.card.remark}),
@@ -285,35 +282,29 @@ def _check_window(window: Window, member: Member) -> None:
     size = window.size
     if size is not None and (above := rounded_up(size, member.multiple)) != size:
         msg = (
-            f"--window {size_words(size)} does not fit model.name {member.name!r}; expected "
-            f"multiples of {size_words(member.multiple)}. Nearest above: {','.join(map(str, above))}."
+            f"--window {shape_text(size)} does not fit model.name {member.name!r}; expected "
+            f"multiples of {shape_text(member.multiple)}. Nearest above: {','.join(map(str, above))}."
         )
         raise ConfigError(msg)
 
 
 def _check_known(identity: weights.ModelIdentity) -> None:
     expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for what, found, known in (
+    for kind, actual, known in (
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
         ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
         ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
-        if found != known:
-            msg = (
-                f"the model was trained with {what} {found}; expected {known}. Use the version of "
-                "brats_seg that it was trained with."
-            )
+        if actual != known:
+            msg = f"the model was trained with {kind} {actual}; expected {known}. Use its version of brats_seg."
             raise UsageError(msg)
 
 
 def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel) -> None:
     entries, expected = weights.entries_of(network), weights.entries_of(first)
-    for what in ("spacing_mm", *weights.Decoding.model_fields):
-        if entries[what] != expected[what]:
-            msg = (
-                f"the models cannot be averaged: {what} is {expected[what]} in one and {entries[what]} "
-                "in another. Tune them together, or predict with one at a time."
-            )
+    for key in ("spacing_mm", *weights.Decoding.model_fields):
+        if entries[key] != expected[key]:
+            msg = f"the models cannot be averaged: {key} {expected[key]} and {entries[key]}. Tune them together."
             raise UsageError(msg)

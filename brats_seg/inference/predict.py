@@ -203,8 +203,7 @@ class Predictor:
         if tuple(modalities) != MODALITIES:
             # in another order, one modality would be taken for another
             self.model.require(case_id, modalities)
-        loaded = case_of_arrays(case_id, images, affine, modalities)
-        return self.predict_scan(self.prepare(loaded))
+        return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine, modalities)))
 
     def read(self, case: Case) -> LoadedCase:
         """Load a case of `find_inputs`, whose modalities the model was trained for.

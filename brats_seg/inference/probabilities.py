@@ -98,7 +98,7 @@ def apply_model(
             logits = _flip(fallback.run(applied), dims)
             is_ordered = list(member.regions) == list(range(len(logits)))
             # a copy only where the network returns another order
-            return given.back(logits if is_ordered else logits[list(member.regions)])
+            return given.to_volume(logits if is_ordered else logits[list(member.regions)])
 
         # in place, which saves a whole float32 volume
         total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
@@ -120,9 +120,9 @@ def _check_numbers(case_id: str, outputs: Field) -> None:
     n_broken = int(np.count_nonzero(~np.isfinite(outputs)))
     if n_broken:
         # NaN would become background: an empty label map that looks like a result
-        found = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
+        problem = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", found, "finite numbers", next_step)
+        raise CaseError(case_id, "(all)", problem, "finite numbers", next_step)
 
 
 def _logits(
@@ -136,7 +136,7 @@ def _logits(
     """Return the logits (R, ...) of an image (4, ...): in each window, the mean over mirror images."""
     window, device = _window(member, image), mode.device
     for _ in range(mode.n_halvings):
-        window = _halved(window, member.multiple)
+        window = _halve(window, member.multiple)
 
     def mean_logits(voxels: Tensor) -> Tensor:
         logits: Tensor = member.network(voxels)
@@ -146,7 +146,7 @@ def _logits(
         return logits / len(mirrors) if len(mirrors) > 1 else logits
 
     channels = image[list(member.channels)]
-    with _on(member.network, device):
+    with _move_to(member.network, device):
         return predict_logits(
             mean_logits,
             channels if mode.stitch_on_host else channels.to(device.torch_device),
@@ -172,7 +172,7 @@ def _shape(image: Tensor) -> Triple:
 
 
 @contextmanager
-def _on(network: nn.Module, device: Device) -> Iterator[None]:
+def _move_to(network: nn.Module, device: Device) -> Iterator[None]:
     """Move a network to a device, and back afterwards."""
     home = next(network.parameters()).device
     network.to(device.torch_device)
@@ -182,7 +182,7 @@ def _on(network: nn.Module, device: Device) -> Iterator[None]:
         network.to(home)
 
 
-def _halved(window: Triple, multiple: Triple) -> Triple:
+def _halve(window: Triple, multiple: Triple) -> Triple:
     x, y, z = (min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window)
     return rounded_up((x, y, z), multiple)
 

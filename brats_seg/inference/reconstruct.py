@@ -47,7 +47,7 @@ def reconstruct_cases(
     *,
     track: Track = untracked,
 ) -> MappedCases[DrawnCase]:
-    """Reconstruct cases with an autoencoder, and draw each beside its reconstruction.
+    """Reconstruct cases with an autoencoder, and draw each with its reconstruction.
 
     Args:
         inputs: Folders of scans of any layout, or .csv tables of paths.
@@ -63,10 +63,9 @@ def reconstruct_cases(
     """
     device = choose_device(settings.device, settings.precision)
     reconstructor = Reconstructor.load(run, device, settings)
-    draw = partial(_drawn, reconstructor=reconstructor, output=output)
-    cases = find_inputs(inputs)
+    draw = partial(_draw_case, reconstructor=reconstructor, output=output)
     with alone_at(output, is_folder=True):
-        return map_cases(draw, cases, "reconstructing", track=track)
+        return map_cases(draw, find_inputs(inputs), "reconstructing", track=track)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -136,7 +135,7 @@ class Reconstructor:
         Raises:
             CaseError: The reconstruction is not finite.
         """
-        given = NetworkInput(image=scan.image, back=lambda decoded: decoded.cpu().numpy())
+        given = NetworkInput(image=scan.image, to_volume=lambda decoded: decoded.cpu().numpy())
         fallback = PredictionFallback(scan.case_id, self.model.device)
         return Reconstruction(
             case_id=scan.case_id,
@@ -146,7 +145,7 @@ class Reconstructor:
         )
 
 
-def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
+def _draw_case(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     # matplotlib takes long to import
     from brats_seg.figures.cases import reconstruction_figure
     from brats_seg.figures.sections import write_figure

@@ -35,7 +35,7 @@ from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
-from brats_seg.voxels.grids import turn_of, turned
+from brats_seg.voxels.grids import find_turn, turned
 from brats_seg.wings import PredictedDice
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -167,7 +167,7 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     )
 
 
-def key_of(
+def result_key(
     inputs: Sequence[str],
     model: str,
     settings: PredictionSettings,
@@ -258,8 +258,7 @@ class OutputFolder:
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
         done = [record for _, record in sorted(self.records().items())]
-        is_predicted = any(record.predicted_dice for record in done)
-        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * is_predicted
+        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         write_failures(list(failures), self.path / "failures.csv")
         for layout, name in sorted(
@@ -285,13 +284,13 @@ class OutputFolder:
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
-    from brats_seg.figures.cases import planes_figure, shown_of
+    from brats_seg.figures.cases import planes_figure, select_shown
     from brats_seg.figures.sections import Grid, write_figure
 
-    turn = turn_of(scan.geometry.affine)
+    turn = find_turn(scan.geometry.affine)
     regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
     images = {}
-    for name in shown_of(scan.modalities):
+    for name in select_shown(scan.modalities):
         index = MODALITIES.index(name)
         image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
         images[name] = turned(scan.on_scan_grid(image), turn)

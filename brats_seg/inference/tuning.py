@@ -25,7 +25,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, counted
 from brats_seg.evaluation import significance
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
-from brats_seg.evaluation.scores import SubsetScores, pooled
+from brats_seg.evaluation.scores import SubsetScores, pool_scores
 from brats_seg.inference import held_out
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
@@ -139,7 +139,7 @@ def tune_runs(
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
         scores = list(chain.from_iterable(measured))
-    return replace(tuning, subset_scores=pooled(scores))
+    return replace(tuning, subset_scores=pool_scores(scores))
 
 
 def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> Tuning:

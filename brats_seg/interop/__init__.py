@@ -78,7 +78,7 @@ def hash_of_files(paths: Iterable[Path]) -> str:
     return hashlib.sha256("\n".join(sorted(map(sha256_of, paths))).encode()).hexdigest()[:32]
 
 
-def scan_of(loaded: LoadedCase, image: Field, box: Box) -> Scan:
+def make_scan(loaded: LoadedCase, image: Field, box: Box) -> Scan:
     """Return a case prepared for a network, given its image (4, x, y, z) in a box of the scan."""
     return Scan(
         case_id=loaded.case.case_id,
@@ -98,7 +98,7 @@ def try_method(method: Method, n_out: int) -> None:
     case = Case.named("trial", {})
     loaded = LoadedCase(case=case, volumes=volumes, geometry=grid, label=None, convention=None)
     given = method.to_network(scan := method.prepare(loaded))
-    result = given.back(torch.zeros(n_out, *given.image.shape[1:]))
+    result = given.to_volume(torch.zeros(n_out, *given.image.shape[1:]))
     is_finite = np.isfinite(given.image).all() and np.isfinite(result).all()
     if not is_finite or result.shape != (len(REGIONS), *scan.image.shape[1:]):
         msg = f"it turns a scan into an image of {given.image.shape}, and this into {result.shape}"

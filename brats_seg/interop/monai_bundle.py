@@ -39,7 +39,7 @@ from brats_seg.presets import MONAI_NETWORKS, is_plain
 from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.grids import turn_of, turned, turned_back
+from brats_seg.voxels.grids import find_turn, turned, undo_turn
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def read_bundle(path: Path) -> Member:
 def _whole_scan(loaded: LoadedCase) -> Scan:
     """Return the modalities as they are: the transforms of a bundle see the whole volumes."""
     volumes = [volume.array.astype(np.float32) for volume in loaded.volumes]
-    return interop.scan_of(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
+    return interop.make_scan(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,25 +197,25 @@ class _Pipeline:
         from monai.transforms import Compose
         from monai.transforms.inverse import InvertibleTransform
 
-        turn = turn_of(scan.geometry.affine)
-        stored = np.stack([turned_back(scan.image[channel], turn) for channel in self.channels])
+        turn = find_turn(scan.geometry.affine)
+        stored = np.stack([undo_turn(scan.image[channel], turn) for channel in self.channels])
         affine = torch.from_numpy(scan.geometry.affine)
         pipeline = Compose(self.steps)
         image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
 
-        def back(logits: Tensor) -> Image:
+        def to_volume(logits: Tensor) -> Image:
             probabilities = MetaTensor(logits.cpu().sigmoid())
             probabilities.affine = image.affine
             probabilities.applied_operations = image.applied_operations
             # MONAI warns where there is nothing to undo
             if any(isinstance(transform, InvertibleTransform) for transform in self.steps):
                 probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
-            regions = self._cleaned(probabilities) if self.cleaning else probabilities
+            regions = self._clean(probabilities) if self.cleaning else probabilities
             return np.stack([turned(region, turn) for region in regions.numpy()])
 
-        return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
+        return NetworkInput(image=np.ascontiguousarray(image.numpy()), to_volume=to_volume)
 
-    def _cleaned(self, probabilities: Tensor) -> Tensor:
+    def _clean(self, probabilities: Tensor) -> Tensor:
         """Return probabilities that are 0 where a voxel is removed from a region, and 1 where one is added."""
         before = probabilities >= self.threshold
         after = before[np.argsort(self.outputs).tolist()].float()
@@ -260,7 +260,7 @@ def _preprocessing(config: _Part) -> tuple[Any, ...]:
     """Build the transforms of the preprocessing that change voxels."""
     steps = _steps(config, "preprocessing", _LOADING + _TRANSFORMS)
     _known_name("first transform", steps[0][1], ("LoadImaged",))
-    return tuple(_built(config, *step, _IMAGE) for step in steps if step[0] in _TRANSFORMS)
+    return tuple(_make(config, *step, _IMAGE) for step in steps if step[0] in _TRANSFORMS)
 
 
 def _postprocessing(config: _Part) -> tuple[float, tuple[Any, ...]]:
@@ -273,7 +273,7 @@ def _postprocessing(config: _Part) -> tuple[float, tuple[Any, ...]]:
     arguments: dict[str, Any] = {}
     for name, part in steps:
         if name in ("Activationsd", "AsDiscreted"):
-            arguments |= _of_key(config, part, _PREDICTION)
+            arguments |= _key_arguments(config, part, _PREDICTION)
     threshold = _Thresholding.model_validate(arguments).threshold
     cleaning = [step for step in steps if step[0] in _CLEANING]
     if cleaning and find_spec("skimage") is None:
@@ -281,13 +281,13 @@ def _postprocessing(config: _Part) -> tuple[float, tuple[Any, ...]]:
         raise ValueError(msg)
     if "Lambdad" in names:
         log.info("code that the bundle ends with is not run: it is taken to write the label map")
-    return threshold, tuple(_built(config, *step, _PREDICTION) for step in cleaning)
+    return threshold, tuple(_make(config, *step, _PREDICTION) for step in cleaning)
 
 
 def _steps(config: _Part, section: str, known: Sequence[str]) -> list[tuple[str, _Part]]:
     """Return the names and the descriptions of the transforms of a section that are not disabled."""
     steps = []
-    for part in _referred(config, config[section].get("transforms", [config[section]])):
+    for part in _resolve_reference(config, config[section].get("transforms", [config[section]])):
         is_disabled = _plain(config, part.get("_disabled_", False))
         if not isinstance(is_disabled, bool):
             msg = f"its {section} has _disabled_ {is_disabled!r}; expected true or false"
@@ -297,16 +297,16 @@ def _steps(config: _Part, section: str, known: Sequence[str]) -> list[tuple[str,
     return steps
 
 
-def _built(config: _Part, name: str, part: _Part, key: str) -> Any:
+def _make(config: _Part, name: str, part: _Part, key: str) -> Any:
     """Return a transform of MONAI that is applied to a key."""
     import monai.transforms
 
-    arguments = _of_key(config, part, key)
+    arguments = _key_arguments(config, part, key)
     _Sizes.model_validate(arguments)
     return getattr(monai.transforms, name)(**arguments)
 
 
-def _of_key(config: _Part, part: _Part, key: str) -> dict[str, Any]:
+def _key_arguments(config: _Part, part: _Part, key: str) -> dict[str, Any]:
     """Return the arguments of a transform that is applied to a key, perhaps among others."""
     arguments, keys = _arguments(config, part), _plain(config, part["keys"])
     keys = [keys] if isinstance(keys, str) else keys
@@ -319,11 +319,11 @@ def _of_key(config: _Part, part: _Part, key: str) -> dict[str, Any]:
     return {"keys": key, **arguments}
 
 
-def _known_name(what: str, part: _Part, known: Sequence[str]) -> str:
+def _known_name(kind: str, part: _Part, known: Sequence[str]) -> str:
     """Return the name of MONAI that a part is built from; raise `ValueError` if it is not listed."""
     name = str(part["_target_"]).rpartition(".")[2]
     if name not in known:
-        msg = f"its {what} is {part['_target_']}; expected one of {', '.join(known)}"
+        msg = f"its {kind} is {part['_target_']}; expected one of {', '.join(known)}"
         raise ValueError(msg)
     return name
 
@@ -335,7 +335,7 @@ def _arguments(config: _Part, part: _Part) -> dict[str, Any]:
 
 def _plain(config: _Part, value: Any) -> Any:
     """Return a value, or the one that it refers to; raise `ValueError` if code is needed for it."""
-    value = _referred(config, value)
+    value = _resolve_reference(config, value)
     text = json.dumps(value, allow_nan=False)
     if match := _CODE.search(text):
         msg = f"it needs code or another object for {text[match.start() :][:60]}"
@@ -343,7 +343,7 @@ def _plain(config: _Part, value: Any) -> Any:
     return value
 
 
-def _referred(config: _Part, value: Any) -> Any:
+def _resolve_reference(config: _Part, value: Any) -> Any:
     """Return the value that a text such as `@device` refers to; any other value is returned."""
     is_reference = isinstance(value, str) and value.startswith("@")
     return config[value[1:]] if is_reference else value

@@ -34,7 +34,7 @@ from brats_seg.models.interface import check_window
 from brats_seg.runtime.weights import ModelIdentity, build_with
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
-from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
+from brats_seg.voxels.grids import Spacing, Turn, find_turn, turned, undo_turn
 
 Values = TypeVar("Values", bound=BaseModel)
 
@@ -47,7 +47,7 @@ _Labels: TypeAlias = tuple[frozenset[int], ...]
 _OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
-"""Ratio of voxel edges above which nnU-Net resamples each slice by itself."""
+"""Ratio of voxel edges above which nnU-Net resamples slice by slice."""
 _IMAGE_ORDER, _LOGITS_ORDER = 3, 1
 """Orders of the splines for images and for logits."""
 _SMALLEST_STD = 1e-8
@@ -93,7 +93,7 @@ class _Plans(BaseModel):
 
 def is_nnunet(path: Path) -> bool:
     """Return whether a path is a trained model of nnU-Net or one of its folds or checkpoints."""
-    return _root_of(path) is not None
+    return _find_root(path) is not None
 
 
 def read_nnunet(path: Path) -> Member:
@@ -103,11 +103,11 @@ def read_nnunet(path: Path) -> Member:
     `UsageError` is raised if a file is missing or damaged, or the model is not one of the four modalities
     and the tissues or regions of BraTS, or it has parts that are not known here.
     """
-    root = _root_of(path) or path
+    root = _find_root(path) or path
     dataset_path, plans_path = root / DATASET_NAME, root / PLANS_NAME
     dataset, plans = _read(dataset_path, _Dataset), _read(plans_path, _Plans)
     channels = interop.channels_of(dataset.channel_names, dataset_path)
-    heads, regions = _heads_of(dataset, dataset_path)
+    heads, regions = _read_heads(dataset, dataset_path)
     files = _checkpoints(path, root)
     folds = [_read(file, _Checkpoint) for file in files]
     configuration = _configuration(plans, folds[0].configuration, plans_path)
@@ -150,7 +150,7 @@ def read_nnunet(path: Path) -> Member:
     )
 
 
-def _root_of(path: Path) -> Path | None:
+def _find_root(path: Path) -> Path | None:
     """Return the folder with the plans of the model that a path belongs to, or None."""
     for folder in (path, path.parent, path.parent.parent):
         is_part = folder == path or _FOLD.fullmatch(path.relative_to(folder).parts[0])
@@ -164,7 +164,7 @@ def _read(path: Path, kind: type[Values]) -> Values:
         return kind.model_validate(interop.read_content(path))
 
 
-def _heads_of(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
+def _read_heads(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
     """Return the values of each output of a network, regions or labels, and those of WT, TC and ET."""
     sets = {
         name: frozenset([value] if isinstance(value, int) else value)
@@ -196,7 +196,7 @@ def _heads_of(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
 
 
 def _checkpoints(path: Path, root: Path) -> list[Path]:
-    """Return the checkpoints that a path stands for: final ones if all folds have them, else best."""
+    """Return the checkpoints that a path means: final ones if all folds have them, else best."""
     folds = [path]
     if path == root:
         every = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
@@ -251,7 +251,7 @@ class _Grid:
     is_turned: bool
     """Whether scans are turned to right, anterior, superior first; else they stay as stored."""
     heads: _Labels
-    """Values in label maps that each output of the network stands for."""
+    """Values in label maps that each output of the network represents."""
     regions: _Labels
     """Values of WT, TC and ET."""
 
@@ -275,23 +275,23 @@ class _Grid:
             values = crop[where]
             crop[where] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
             image[channel] = crop
-        return interop.scan_of(loaded, image, box)
+        return interop.make_scan(loaded, image, box)
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Return a scan on the grid of the network."""
         turn = self._turn(scan)
-        stored = np.stack([turned_back(scan.image[channel], turn) for channel in self.channels])
+        stored = np.stack([undo_turn(scan.image[channel], turn) for channel in self.channels])
         crop = np.ascontiguousarray(stored.transpose(self._order()))
         spacing, wanted = self._spacing(scan), self.spacing_mm
         edges = zip(crop.shape[1:], spacing, wanted, strict=True)
         shape = tuple(max(1, round(mm / wanted_mm * n)) for n, mm, wanted_mm in edges)
-        image = _resized(crop, shape, (spacing, wanted), _IMAGE_ORDER)
-        return NetworkInput(image=image, back=partial(self._back, crop.shape[1:], scan))
+        image = _resize(crop, shape, (spacing, wanted), _IMAGE_ORDER)
+        return NetworkInput(image=image, to_volume=partial(self._to_volume, crop.shape[1:], scan))
 
-    def _back(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
+    def _to_volume(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
         """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
         spacings = self.spacing_mm, self._spacing(scan)
-        logits = _resized(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
+        logits = _resize(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
         stored = expit(self._region_logits(logits)).transpose(np.argsort(self._order()))
         return np.stack([turned(one, self._turn(scan)) for one in stored])
 
@@ -308,7 +308,7 @@ class _Grid:
 
     def _turn(self, scan: Scan) -> Turn:
         """Return the transform from the axes in which nnU-Net reads a file to those of BraTS."""
-        return turn_of(np.eye(4) if self.is_turned else scan.geometry.affine)
+        return find_turn(np.eye(4) if self.is_turned else scan.geometry.affine)
 
     def _order(self) -> tuple[int, ...]:
         """Return the axis of (C, x, y, z) that becomes each axis of the input."""
@@ -321,7 +321,7 @@ class _Grid:
         return x, y, z
 
 
-def _resized(
+def _resize(
     image: Image, shape: tuple[int, ...], spacings: tuple[Spacing, Spacing], order: int
 ) -> Image:
     """Resample an image (C, ...) to a shape, slice by slice where the voxels are long and thin."""
@@ -329,13 +329,13 @@ def _resized(
         return image
     axis = _long_axis(spacings)
     if axis is None:
-        return np.stack([_zoomed(one, shape, order) for one in image])
+        return np.stack([_zoom_volume(one, shape, order) for one in image])
     flat = tuple(np.delete(shape, axis))
     # the nearest slice, as nnU-Net takes along the long axis
     n_slices = image.shape[1 + axis]
     nearest = np.floor(n_slices / shape[axis] * (np.arange(shape[axis]) + 0.5)).astype(int)
     slices = np.moveaxis(image, 1 + axis, 1)
-    resized = np.stack([[_zoomed(one, flat, order) for one in channel] for channel in slices])
+    resized = np.stack([[_zoom_volume(one, flat, order) for one in channel] for channel in slices])
     return np.ascontiguousarray(np.moveaxis(resized[:, nearest.clip(0, n_slices - 1)], 1, 1 + axis))
 
 
@@ -348,7 +348,7 @@ def _long_axis(spacings: tuple[Spacing, Spacing]) -> int | None:
     return None
 
 
-def _zoomed(image: Image, shape: tuple[int, ...], order: int) -> Image:
+def _zoom_volume(image: Image, shape: tuple[int, ...], order: int) -> Image:
     values = image.astype(np.float64)
     factors = np.divide(shape, image.shape)
     resized = zoom(values, factors, order=order, mode="nearest", grid_mode=True)

@@ -53,10 +53,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     if config.name not in NETWORKS:
         return OwnNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
     if config.arguments:
-        msg = (
-            f"model.arguments is {config.arguments} with model.name {config.name!r}; expected it "
-            "with a dotted name only, such as monai.networks.nets.UNet"
-        )
+        msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
         raise ConfigError(msg)
     _check_patch(config, patch)
     make, arguments = _NETWORKS[config.name].call(config, patch)
@@ -173,7 +170,7 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     return rounded_up(shape, size_multiple(config, shape) if is_known else (OWN_MULTIPLE,) * 3)
 
 
-def size_words(size: Iterable[int]) -> str:
+def shape_text(size: Iterable[int]) -> str:
     """Return a size as `128x128x128`."""
     return "x".join(map(str, size))
 
@@ -210,7 +207,7 @@ def _autoencoder(config: ModelConfig, patch: Triple) -> Call:
     return Autoencoder, {"n_channels": len(MODALITIES), "latent": config.latent}
 
 
-def _of_monai(config: ModelConfig, patch: Triple) -> Call:
+def _build_monai(config: ModelConfig, patch: Triple) -> Call:
     from brats_seg.models import monai_networks
 
     make = {"segresnet": monai_networks.segresnet, "swin-unetr": monai_networks.swin_unetr}
@@ -224,7 +221,7 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
     if len(strides) < _DYNUNET_LEVELS:
         msg = (
             f"model.name 'dynunet' has {len(strides)} levels; expected {_DYNUNET_LEVELS} at least. Give "
-            f"more than {len(config.widths)} widths or a larger patch than {size_words(patch)}."
+            f"more than {len(config.widths)} widths or a larger patch than {shape_text(patch)}."
         )
         raise ConfigError(msg)
     return dynunet, _CHANNELS | {"widths": config.widths, "strides": strides}
@@ -236,10 +233,10 @@ _NETWORKS = {
         lambda *_: (unet.NotebookUNet, _CHANNELS), 1, unet.SMALLEST_NOTEBOOK_PATCH
     ),
     "autoencoder": _Network(_autoencoder, 1, 1),
-    "segresnet": _Network(_of_monai, 8, 8),
+    "segresnet": _Network(_build_monai, 8, 8),
     "dynunet": _Network(_dynunet, None, unet.SMALLEST_AXIS),
     # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
-    "swin-unetr": _Network(_of_monai, 32, 64),
+    "swin-unetr": _Network(_build_monai, 32, 64),
 }
 
 
@@ -249,11 +246,11 @@ def _check_patch(config: ModelConfig, patch: Triple) -> None:
     if all(n >= smallest and n % m == 0 for n, m in zip(patch, multiple, strict=True)):
         return
     pairs = tuple(zip(patch, multiple, strict=True))
-    below = size_words(max(smallest, n // m * m) for n, m in pairs)
-    above = size_words(max(smallest, -(-n // m) * m) for n, m in pairs)
+    below = shape_text(max(smallest, n // m * m) for n, m in pairs)
+    above = shape_text(max(smallest, -(-n // m) * m) for n, m in pairs)
     nearest = above if below == above else f"{below} and {above}"
     msg = (
-        f"patch.size {size_words(patch)} does not fit model.name {config.name!r}; expected multiples "
-        f"of {size_words(multiple)}, at least {smallest} along each axis. Nearest: {nearest}."
+        f"patch.size {shape_text(patch)} does not fit model.name {config.name!r}; expected multiples "
+        f"of {shape_text(multiple)}, at least {smallest} along each axis. Nearest: {nearest}."
     )
     raise ConfigError(msg)

@@ -122,50 +122,47 @@ def as_output(value: object) -> TrainingOutput:
             return as_output(first)
         case Mapping() if key := next((key for key in LOGITS_KEYS if key in value), None):
             return as_output(value[key])
-    found = f"a dictionary of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
-    msg = (
-        f"the network returned {found}; expected logits as a tensor, as the first entry of a tuple "
-        f"or list, or under one of the keys {LOGITS_KEYS} of a dictionary"
-    )
+    kind = f"a dictionary of {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+    msg = f"the network returned {kind}; expected logits as a tensor, first in a tuple or list, or under a key {LOGITS_KEYS}"
     raise ConfigError(msg)
 
 
 def tensors_of(value: object) -> tuple[Tensor, ...]:
     """Return every tensor of an output, however it is nested."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tensors.append(tensor)
         return tensor
 
-    _mapped(value, note)
-    return tuple(found)
+    _map_tensors(value, note)
+    return tuple(tensors)
 
 
 def structure_of(value: object) -> Any:
     """Return an output with empty tensors in place of its own, which takes no memory to keep."""
-    return _mapped(value, lambda tensor: torch.empty(0))
+    return _map_tensors(value, lambda tensor: torch.empty(0))
 
 
 def output_from(structure: object, tensors: Sequence[Tensor]) -> Any:
     """Return an output of that structure with those tensors, in the order of `tensors_of`."""
     rest: Iterator[Tensor] = iter(tensors)
-    return _mapped(structure, lambda _: next(rest))
+    return _map_tensors(structure, lambda _: next(rest))
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return an output with `change` applied to each tensor of it; other values stay."""
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
         entries = ((entry.name, getattr(value, entry.name)) for entry in fields(value))
-        return replace(value, **{name: _mapped(entry, change) for name, entry in entries})
+        return replace(value, **{name: _map_tensors(entry, change) for name, entry in entries})
     if isinstance(value, dict):
         changed = copy(value)
-        changed.update({key: _mapped(entry, change) for key, entry in value.items()})
+        changed.update({key: _map_tensors(entry, change) for key, entry in value.items()})
         return changed
     if isinstance(value, tuple | list):
-        parts = [_mapped(entry, change) for entry in value]
+        parts = [_map_tensors(entry, change) for entry in value]
         named = isinstance(value, tuple) and hasattr(value, "_fields")
         return type(value)(*parts) if named else type(value)(parts)
     return value

@@ -49,7 +49,7 @@ def segresnet(n_in: int, n_out: int) -> MonaiNetwork:
         dropout_prob=0.2,
     )
     up = zip(reversed(network.up_samples), reversed(network.up_layers), strict=True)
-    return MonaiNetwork(network, _beside(network.down_layers, up))
+    return MonaiNetwork(network, _pair_levels(network.down_layers, up))
 
 
 def dynunet(
@@ -69,7 +69,7 @@ def dynunet(
         trans_bias=True,
     )
     down = (network.input_block, *network.downsamples, network.bottleneck)
-    return MonaiNetwork(network, _beside(down, zip(reversed(network.upsamples))))
+    return MonaiNetwork(network, _pair_levels(down, zip(reversed(network.upsamples))))
 
 
 def swin_unetr(n_in: int, n_out: int) -> MonaiNetwork:
@@ -86,7 +86,7 @@ def swin_unetr(n_in: int, n_out: int) -> MonaiNetwork:
     return MonaiNetwork(network, levels)
 
 
-def _beside(down: Iterable[nn.Module], up: Iterable[tuple[nn.Module, ...]]) -> Levels:
+def _pair_levels(down: Iterable[nn.Module], up: Iterable[tuple[nn.Module, ...]]) -> Levels:
     """Join the encoder modules of each level with its decoder modules; the lowest has no decoder."""
     return [(module, *modules) for module, modules in zip(down, (*up, ()), strict=True)]
 

@@ -74,10 +74,7 @@ class ActivatedNorm(nn.Module):
             ConfigError: The features have a single voxel.
         """
         if features.shape[2:].numel() == 1:
-            msg = (
-                f"features of shape {tuple(features.shape)} reached an instance norm; expected two "
-                "voxels at least. Give a larger input, or build the network for a smaller patch."
-            )
+            msg = f"instance norm of shape {tuple(features.shape)}; expected two voxels at least. Give a larger input."
             raise ConfigError(msg)
         if not self.in_place:
             return self.stock(features)
@@ -116,15 +113,15 @@ def _agrees_with_stock(device: torch.device) -> bool:
     layer = ActivatedNorm(3, slope=0.1).to(device)
     generator = torch.Generator().manual_seed(0)
     features, by_output = torch.randn(2, 2, 3, 4, 5, 6, generator=generator).to(device)
-    found = []
+    results = []
     try:
         with torch.enable_grad():
             for compute in (layer, layer.stock):
                 leaf = features.clone().requires_grad_()
                 output = compute(leaf * 1)
                 inputs = (leaf, layer.weight, layer.bias)
-                found.append((output, *torch.autograd.grad(output, inputs, by_output)))
-        pairs = zip(*found, strict=True)
+                results.append((output, *torch.autograd.grad(output, inputs, by_output)))
+        pairs = zip(*results, strict=True)
         return all(torch.allclose(own, stock, rtol=1e-3, atol=1e-4) for own, stock in pairs)
     except RuntimeError:  # the device lacks a kernel
         return False
@@ -146,7 +143,7 @@ class _InPlace(torch.autograd.Function):
         mean, inverse_deviation = weight.new_empty(2, *features.shape[:2])
         for patch, *statistics in zip(features.split(1), mean, inverse_deviation, strict=True):
             if _is_in_rows(patch):
-                own = _overwrite_rows(_rows_of(patch), weight, bias, slope, eps)
+                own = _overwrite_rows(_as_rows(patch), weight, bias, slope, eps)
                 statistics[1].copy_(own)
                 continue
             # the statistics are complete before the first voxel is written
@@ -173,12 +170,12 @@ class _InPlace(torch.autograd.Function):
         of_patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
         for patch, (by_own, own, by_own_features) in enumerate(of_patches):
             affine = weight, bias, inverse_deviation[patch]
-            found = (
+            gradients = (
                 _backward_by_rows(by_own, own, by_own_features, affine, ctx.slope)
                 if _is_split(own)
                 else _backward_by_channels(by_own, own, by_own_features, affine, ctx.slope, groups)
             )
-            by_weight[patch], by_bias[patch] = found
+            by_weight[patch], by_bias[patch] = gradients
         return by_features, by_weight.sum(0), by_bias.sum(0), None, None, None
 
 
@@ -212,12 +209,12 @@ def _is_in_rows(patch: Tensor) -> bool:
     return patch.device.type == "cpu" and channels_last and not patch.is_contiguous()
 
 
-def _rows_of(patch: Tensor) -> Tensor:
+def _as_rows(patch: Tensor) -> Tensor:
     """`(1, C, X, Y, Z) -> (X * Y * Z, C)`, without a copy if the channels are last."""
     return patch.movedim(1, -1).flatten(0, 3)
 
 
-def _in_cache(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _iterate_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the rows of several tensors, as many at a time as the cache of a CPU holds."""
     size = max(1, _NUMBERS_AT_A_TIME // tensors[0].shape[1])
     return zip(*(tensor.split(size) for tensor in tensors), strict=True)
@@ -228,7 +225,7 @@ def _overwrite_rows(rows: Tensor, weight: Tensor, bias: Tensor, slope: float, ep
     # statistics of half precision are float32 only beside others in float32, which are not used
     unused = torch.zeros_like(weight)
     mean, variance = torch.batch_norm_update_stats(rows, unused, unused, 0.0)
-    for (part,) in _in_cache(rows):
+    for (part,) in _iterate_rows(rows):
         _normalise(part, weight, bias, mean, variance, eps)
         functional.leaky_relu_(part, slope)
     return (variance + eps).rsqrt()
@@ -274,9 +271,9 @@ def _backward_by_rows(
     leaves the derivative by the scaled features in `by_features`, the second completes it.
     """
     weight, bias, inverse_deviation = affine
-    rows = [_rows_of(tensor) for tensor in (by_output, output, by_features)]
+    rows = [_as_rows(tensor) for tensor in (by_output, output, by_features)]
     by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    for by_own, own, by_scaled in _in_cache(*rows):
+    for by_own, own, by_scaled in _iterate_rows(*rows):
         torch.ops.aten.leaky_relu_backward(by_own, own, slope, True, grad_input=by_scaled)
         _, of_weight, of_bias = _norm_backward(
             by_scaled, functional.leaky_relu(own, 1 / slope), affine, only_sums=True
@@ -288,7 +285,7 @@ def _backward_by_rows(
     of_scaled = -inverse_deviation * by_weight / n_voxels
     shift = -factor * by_bias / n_voxels - of_scaled * bias
     zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
-    for _, own, by_scaled in _in_cache(*rows):
+    for _, own, by_scaled in _iterate_rows(*rows):
         scaled = functional.leaky_relu(own, 1 / slope)
         _normalise(scaled, of_scaled, shift, zeros, ones, 0.0)
         _normalise(by_scaled, factor, zeros, zeros, ones, 0.0)

@@ -18,7 +18,7 @@ from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import cases
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
 from brats_seg.labels import MODALITIES
-from brats_seg.pages.html import Fact, data_uri, packed, packed_niivue, picture_uri, write_page
+from brats_seg.pages.html import Fact, data_uri, load_niivue, packed, picture_uri, write_page
 from brats_seg.voxels.box import Box, bounding_box
 from brats_seg.voxels.grids import Affine
 
@@ -43,7 +43,7 @@ class EmbeddedVolume(NamedTuple):
     header: str
     """Header of the file, in base64."""
     data: str
-    """Voxels, as `packed` returns them; those of scans are coded, see `_coded`."""
+    """Voxels, as `packed` returns them; those of scans are coded, see `_encode_voxels`."""
     step: float
     """Difference between neighbouring values; 1 for whole numbers."""
     low: float
@@ -69,7 +69,7 @@ def write_case_page(
         facts: Origin of the scans and of the prediction.
         steps: Picture of how the scans were prepared, if there is one.
     """
-    box = _box_of(view)
+    box = _find_box(view)
     volumes = embedded_volumes(view, box)
     first = [*view.sides.items()][:1]
     lesions = {name: list_lesions(side.regions, view.affine) for name, side in first}
@@ -98,7 +98,7 @@ def write_case_page(
         scans=[(name, MODALITY_NAMES[name]) for name in view.modalities],
         layers=[*view.sides] + ["uncertainty"] * (view.uncertainty is not None),
         region_names=_REGION_NAMES,
-        niivue=packed_niivue(),
+        niivue=load_niivue(),
     )
 
 
@@ -135,7 +135,7 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
         scans = []
         for name, image in zip(view.modalities, view.images, strict=True):
             cut = image[box.slices]
-            step = _step_of(cut) * coarser
+            step = _quantisation_step(cut) * coarser
             stored = np.rint(cut / step).astype(np.int16)
             scans.append(_embedded(name, stored, affine, step, grey_limits(cut)))
         volumes = (*scans, *layers)
@@ -144,7 +144,7 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
         coarser *= 4
 
 
-def _box_of(view: cases.CaseView) -> Box:
+def _find_box(view: cases.CaseView) -> Box:
     """Return the box of the brain and of all labels, with one voxel around it."""
     is_shown = (view.images != 0).any(axis=0)
     for side in view.sides.values():
@@ -154,12 +154,12 @@ def _box_of(view: cases.CaseView) -> Box:
     return box.grown(1).within((x, y, z))
 
 
-def _step_of(image: npt.NDArray[Any]) -> float:
+def _quantisation_step(image: npt.NDArray[Any]) -> float:
     """Return the step with which int16 holds an image, in which 0 stays 0; 1 for whole numbers."""
-    least, most = float(image.min()), float(image.max())
-    if _INT16.min <= least and most <= _INT16.max and bool((image == np.rint(image)).all()):
+    low, high = float(image.min()), float(image.max())
+    if _INT16.min <= low and high <= _INT16.max and bool((image == np.rint(image)).all()):
         return 1.0
-    return max(most / _INT16.max, least / _INT16.min)
+    return max(high / _INT16.max, low / _INT16.min)
 
 
 def _embedded(
@@ -172,13 +172,13 @@ def _embedded(
     header.set_zooms(np.linalg.norm(affine[:3, :3], axis=0))
     header.set_slope_inter(step, 0)
     header["vox_offset"] = 352
-    voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)
+    voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _encode_voxels(stored)
     # four bytes say that there are no extensions
     coded_header = base64.b64encode(header.binaryblock + bytes(4)).decode()
     return EmbeddedVolume(name, coded_header, packed(voxels), step, *limits)
 
 
-def _coded(stored: npt.NDArray[Any]) -> bytes:
+def _encode_voxels(stored: npt.NDArray[Any]) -> bytes:
     """Return int16 voxels (X, Y, Z) in a form that gzip halves once more.
 
     They become differences along X, of these along Y, and of these along Z, modulo 2^16, with the sign
@@ -204,24 +204,24 @@ def _centre_mm(view: cases.CaseView) -> list[float]:
 
 def _legend(view: cases.CaseView) -> list[tuple[str, str]]:
     """Return the colours of the tissues, and what each means on either side."""
-    words: dict[str, dict[str, None]] = {}
+    texts: dict[str, dict[str, None]] = {}
     for side in view.sides.values():
         colours = cases.tissue_colours(side.convention)
         for value, meaning in side.convention.meanings:
-            words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
-    return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
+            texts.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
+    return [(colour, " or ".join(meanings)) for colour, meanings in texts.items()]
 
 
 def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
     """Yield static pictures, each with words for readers who do not see it."""
     if view.sides:
-        words = "Three planes through the tumour, with the outlines of its regions"
-        yield picture_uri(cases.view_figure(view)), words
+        caption = "Three planes through the tumour, with the outlines of its regions"
+        yield picture_uri(cases.view_figure(view)), caption
     else:
         yield picture_uri(cases.sample_figure(view)), "The four scans in one section"
     if view.prediction is not None and view.uncertainty is not None:
-        words = "Outlines of the prediction, and its uncertainty in colours"
-        yield picture_uri(cases.uncertainty_figure(view)), words
+        caption = "Outlines of the prediction, and its uncertainty in colours"
+        yield picture_uri(cases.uncertainty_figure(view)), caption
 
 
 def _facts_of_grid(view: cases.CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:

@@ -22,7 +22,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, some_of
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
+from brats_seg.evaluation.scores import join_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import REGIONS, convention_named
@@ -56,7 +56,7 @@ def write_cohort_page(
         msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
     records = [one for one in entries.values() if isinstance(one, Record)]
-    scored = joined_scores(())
+    scored = join_scores(())
     remarks = tuple({record.remark: None for record in records if record.remark})
     if options.scores is not None:
         scored = read_scores(options.scores)
@@ -90,7 +90,7 @@ def write_cohort_page(
         facts=tuple(_facts(records)),
         regions=REGIONS,
         summaries=list(filter(None, summaries)),
-        charts=[(words, html.inline_svg(figure)) for words, figure in _charts(records, dice)],
+        charts=[(caption, html.inline_svg(figure)) for caption, figure in _charts(records, dice)],
     )
 
 
@@ -137,11 +137,11 @@ def _thumbnail(results: Path, record: Record) -> str:
 
 def _link(results: Path, case_id: str, page: Path) -> str:
     """Return the link from the page of a cohort to that of a case; empty if there is none."""
-    beside = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
-    for target in (page_path(results, case_id), beside):
+    in_same_folder = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
+    for target in (page_path(results, case_id), in_same_folder):
         if target.is_file():
-            way = os.path.relpath(target.absolute(), page.absolute().parent)
-            return quote(Path(way).as_posix())
+            relative = os.path.relpath(target.absolute(), page.absolute().parent)
+            return quote(Path(relative).as_posix())
     return ""
 
 

@@ -85,9 +85,9 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
     check_suffix(path, [PAGE_SUFFIX])
     page = _environment().get_template(template)
     text = page.render(title=title, version=version("brats_seg"), **values)
-    with whole_file(path) as beside:
+    with whole_file(path) as temporary:
         # file names need not be UTF-8
-        beside.write_bytes(text.encode(errors="backslashreplace"))
+        temporary.write_bytes(text.encode(errors="backslashreplace"))
 
 
 def packed(content: bytes) -> str:
@@ -96,7 +96,7 @@ def packed(content: bytes) -> str:
 
 
 @cache
-def packed_niivue() -> tuple[str, str]:
+def load_niivue() -> tuple[str, str]:
     """Return the script NiiVue, which draws scans, as `packed` does, and its licence.
 
     A page that holds the script must show the licence.

@@ -209,13 +209,13 @@ def _facts(
 
 def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
     """Yield each value of the history, by its name, in the epochs that are shown."""
-    for phase, words in charts.PHASES.items():
-        for curve in charts.curves_of(shown.columns):
+    for phase, text in charts.PHASES.items():
+        for curve in charts.select_curves(shown.columns):
             for part in ("", *curve.parts):
                 column = "_".join(filter(None, (phase, curve.name, part)))
                 if column in shown:
                     name = " ".join(filter(None, (curve.title, part.upper())))
-                    yield f"{name}, {words}", shown[column].tolist()
+                    yield f"{name}, {text}", shown[column].tolist()
 
 
 def _environment(run: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from brats_seg.cases.layouts import STEPS_NAME
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
-from brats_seg.figures.cases import view_of, with_prediction, with_reference, with_uncertainty
+from brats_seg.figures.cases import make_view, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
@@ -78,7 +78,7 @@ def write_report(
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
     if options.with_cases:
-        files = _chosen([one for path in inputs for one in _files_of(path, options)], options)
+        files = _choose([one for path in inputs for one in _find_files(path, options)], options)
         workers = min(n_workers, len(files)) if len(files) > 1 else 0
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
@@ -110,7 +110,7 @@ def write_page_of(files: PageFiles) -> Path:
         # a case that was predicted without some modalities is shown without them
         case, modalities = replace(case, problems=case.problems), record.modalities
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
-    view = view_of(loaded)
+    view = make_view(loaded)
     if files.prediction is not None:
         view = with_prediction(view, files.prediction, labels=record.convention if record else None)
     if files.reference is not None:
@@ -153,30 +153,29 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
     return [_page(output or folder, name) for folder in folders]
 
 
-def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     """Yield the files of each case of a folder of predictions, or of scans."""
     references = label_maps_in(options.reference) if options.reference else {}
     if not (path / MANIFEST_NAME).is_file():
-        found = _of_scans(path, options)
+        pages = _find_scans(path, options)
     elif options.prediction is None:
-        found = _of_results(path)
+        pages = _find_results(path)
     else:
         msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
         raise UsageError(msg)
-    for files in found:
+    for files in pages:
         yield replace(files, reference=references.get(files.case_id))
 
 
-def _of_results(folder: Path) -> Iterator[PageFiles]:
-    entries = OutputFolder(folder).entries()
-    for case_id, record in sorted(entries.items()):
+def _find_results(folder: Path) -> Iterator[PageFiles]:
+    for case_id, record in sorted(OutputFolder(folder).entries().items()):
         if isinstance(record, Record):
             # the paths are absolute, or relative to the folder that the prediction was started in
             scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
             yield files_of_result(Case.named(case_id, scans), record, folder)
 
 
-def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     cases, folder = find_cases(path).cases, options.prediction
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
@@ -187,33 +186,32 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         if folder is not None and record is not None:
             yield files_of_result(case, record, folder)
             continue
-        absent = folder and folder / f"{case.case_id}.nii.gz"
-        prediction = predictions.get(case.case_id, absent)
+        prediction = predictions.get(case.case_id, folder and folder / f"{case.case_id}.nii.gz")
         yield PageFiles(
             case=case, page=page_path(above or Path(), case.case_id), prediction=prediction
         )
 
 
-def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
+def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     """Return the files of the cases that are asked for, with the files of their pages."""
-    known = [files.case_id for files in found]
+    known = [files.case_id for files in pages]
     if unknown := [case_id for case_id in options.case_ids if case_id not in known]:
         msg = f"there is no case {', '.join(unknown)}; there are {some_of(known) or 'none'}"
         raise UsageError(msg)
     if options.case_ids:
-        found = [files for files in found if files.case_id in options.case_ids]
+        pages = [files for files in pages if files.case_id in options.case_ids]
     output = options.output
-    if output and output.suffix.lower() == PAGE_SUFFIX and len(found) != 1:
-        n_cases = counted(len(found), "case")
+    if output and output.suffix.lower() == PAGE_SUFFIX and len(pages) != 1:
+        n_cases = counted(len(pages), "case")
         msg = f"{output} is one page, for {n_cases}; give a folder, or choose one with --case"
         raise UsageError(msg)
     if output:
-        found = [replace(files, page=_page(output, files.page.name)) for files in found]
-    pages = Counter(files.page for files in found)
-    if twice := [str(page) for page, n_cases in pages.items() if n_cases > 1]:
+        pages = [replace(files, page=_page(output, files.page.name)) for files in pages]
+    n_pages = Counter(files.page for files in pages)
+    if twice := [str(page) for page, n_cases in n_pages.items() if n_cases > 1]:
         msg = f"several cases would have the page {some_of(twice)}; write the pages of each folder apart"
         raise UsageError(msg)
-    return found
+    return pages
 
 
 def _check_files(files: PageFiles) -> None:
@@ -233,8 +231,8 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
         yield "the model was trained on this patient: expect worse results of new ones"
     remarks = (record.remark, *record.warnings) if record else ()
     yield from dict.fromkeys(filter(None, (*remarks, *loaded.case.remarks)))
-    then = record.inputs if record else ()
-    pairs = zip(loaded.case.modalities, loaded.hashes, then, strict=False)
+    inputs = record.inputs if record else ()
+    pairs = zip(loaded.case.modalities, loaded.hashes, inputs, strict=False)
     if changed := [name for name, now, before in pairs if now != before]:
         yield (
             f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
@@ -263,5 +261,5 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
     scans = zip(loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False)
     for modality, volume, content in scans:
         sha256, _, index = content.partition("#")
-        words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
-        yield Fact(f"File of {modality}", words, is_code=True)
+        text = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
+        yield Fact(f"File of {modality}", text, is_code=True)

@@ -1,4 +1,4 @@
-"""Check that the labels of a label map look like the tissues that they stand for.
+"""Check that the labels of a label map look like the tissues that they mark.
 
 Values do not tell which numbering a label map has; the voxels do. Oedema is outermost: most of its
 surface borders on healthy brain. Only enhancing tumour takes up contrast agent. And the edge of a
@@ -139,7 +139,7 @@ def judge_sample(
         next_step = f"{advice}View both, and put the right label map there."
         expected = "labels on the tumour of this scan"
         return Judgement(refusal=LabelError(case_id, label.file, problem, expected, next_step))
-    outermost, enhancing = shown_tissues(sample)
+    outermost, enhancing = find_tissues(sample)
     return Judgement(warnings=warnings, outermost=outermost, enhancing=enhancing)
 
 
@@ -170,9 +170,9 @@ def judge_group(
         True
     """
     rival = "" if is_named else _rival(group, convention)
-    if len(group) == 1 and not is_named and (warning := _unclear(group[0], convention)):
+    if len(group) == 1 and not is_named and (warning := _ambiguity_warning(group[0], convention)):
         return (Judgement(warnings=(warning,)),)
-    return tuple(_judged(labels, convention, rival, is_named, next_step) for labels in group)
+    return tuple(_judge(labels, convention, rival, is_named, next_step) for labels in group)
 
 
 def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> int | None:
@@ -186,7 +186,7 @@ def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float
     return _outermost(np.pad(np.minimum(labels, _NO_BRAIN - 1), 1), values)
 
 
-def shown_tissues(sample: scan.BrainSample) -> tuple[int | None, int | None]:
+def find_tissues(sample: scan.BrainSample) -> tuple[int | None, int | None]:
     """Return the values that are clearly oedema and enhancing tumour; None where it is not clear."""
     outlined = np.where(sample.brain, np.minimum(sample.labels, _NO_BRAIN - 1), _NO_BRAIN)
     counts = np.bincount(outlined.ravel(), minlength=_MOST_LABELS)
@@ -219,13 +219,13 @@ def edge_contrast(sample: scan.BrainSample) -> float:
     if min(np.count_nonzero(inner), np.count_nonzero(outer)) < _FEWEST_RIM_VOXELS:
         return 1.0
     images = (sample.images[modality][around] for modality in (_T2F, _T2W, _T1C))
-    return max(_brighter(image[inner], image[outer]) for image in images)
+    return max(_probability_brighter(image[inner], image[outer]) for image in images)
 
 
-def _judged(
+def _judge(
     labels: ShownLabels, convention: LabelConvention, rival: str, is_named: bool, next_step: str
 ) -> Judgement:
-    contradiction, fitting = _contradiction(labels, convention), _fitting(labels)
+    contradiction, fitting = _contradiction(labels, convention), _matches(labels)
     is_rival = _has_other_regions(rival, convention, labels.values)
     if is_rival and not contradiction:
         contradiction = "most label maps of the release show another numbering"
@@ -234,8 +234,8 @@ def _judged(
         return NO_JUDGEMENT
     fits = f"; {' or '.join(fitting)} fits" if fitting else ""
     if is_named or not fitting:
-        words = f"the labels do not look like {convention.name}: {contradiction}{fits}"
-        return Judgement(warnings=(words,))
+        message = f"the labels do not look like {convention.name}: {contradiction}{fits}"
+        return Judgement(warnings=(message,))
     return Judgement(
         refusal=LabelError(
             labels.case_id,
@@ -253,24 +253,24 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
     Most label maps show nothing that is clear, and do not count.
     """
     against = Counter(
-        name for labels in group if _contradiction(labels, convention) for name in _fitting(labels)
+        name for labels in group if _contradiction(labels, convention) for name in _matches(labels)
     )
     if not against:
         return ""
     rival, n_against = against.most_common(1)[0]
-    n_for = sum({rival, convention.name} - {*_fitting(labels)} == {rival} for labels in group)
+    n_for = sum({rival, convention.name} - {*_matches(labels)} == {rival} for labels in group)
     return rival if n_against > n_for else ""
 
 
-def _unclear(labels: ShownLabels, convention: LabelConvention) -> str:
+def _ambiguity_warning(labels: ShownLabels, convention: LabelConvention) -> str:
     """Return a warning if the tissues allow the convention, and others in which it may be a copy."""
-    fitting = _fitting(labels)
-    others = [one for one in _COPIED if one in fitting]
-    others = [one for one in others if _has_other_regions(one, convention, labels.values)]
-    if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not others:
+    fitting = _matches(labels)
+    rivals = [one for one in _COPIED if one in fitting]
+    rivals = [one for one in rivals if _has_other_regions(one, convention, labels.values)]
+    if convention not in (BRATS2017, BRATS2023) or convention.name not in fitting or not rivals:
         return ""
     return (
-        f"the scan does not show whether the numbering is {convention.name} or {' or '.join(others)}: "
+        f"the scan does not show whether the numbering is {convention.name} or {' or '.join(rivals)}: "
         "look what each label is, and name the convention with --convention"
     )
 
@@ -298,7 +298,7 @@ def _contradiction(labels: ShownLabels, convention: LabelConvention) -> str:
     return ""
 
 
-def _fitting(labels: ShownLabels) -> tuple[str, ...]:
+def _matches(labels: ShownLabels) -> tuple[str, ...]:
     """Return the names of the conventions that agree with the tissues."""
     return tuple(
         other.name
@@ -329,8 +329,8 @@ def _enhancing(medians: dict[int, npt.NDArray[np.float32]]) -> int | None:
     uptake = {value: float(of_images[_UPTAKE]) for value, of_images in medians.items()}
     if not uptake:
         return None
-    *others, best = sorted(uptake, key=lambda value: uptake[value])
-    second = uptake[others[-1]] if others else 0.0
+    *rest, best = sorted(uptake, key=lambda value: uptake[value])
+    second = uptake[rest[-1]] if rest else 0.0
     is_clear = uptake[best] - second >= LEAST_ENHANCEMENT
     return best if is_clear and medians[best][_T1C] >= LEAST_BRIGHTNESS else None
 
@@ -363,7 +363,7 @@ def _better_placement(volumes: Sequence[Volume], label: Volume) -> str:
     return ""
 
 
-def _brighter(inner: npt.NDArray[np.float32], outer: npt.NDArray[np.float32]) -> float:
+def _probability_brighter(inner: npt.NDArray[np.float32], outer: npt.NDArray[np.float32]) -> float:
     """Return the probability that a value of `inner` is larger than one of `outer`."""
     inner, outer = (values[:: max(1, values.size // _N_COMPARED)] for values in (inner, outer))
     # a tie counts half, as in Mann and Whitney's U; importing scipy.stats would take longer

@@ -74,15 +74,14 @@ def fingerprint_of(volume: Volume) -> str:
     means = []
     for width in (_SURROUNDINGS, _POINT):
         windows = [_windows(along, width) for along in counts]
-        fill = _averaged(inside, windows)
-        means.append(_averaged(values, windows) / fill.clip(min=_LEAST_FILL))
+        fill = _average(inside, windows)
+        means.append(_average(values, windows) / fill.clip(min=_LEAST_FILL))
     # that of the points
     compared = fill >= _LEAST_FILL
     detail = means[1] - means[0]
     if not detail[compared].any():
         return ""
-    bits = compared & (detail > np.median(detail[compared]))
-    return np.packbits(bits).tobytes().hex()
+    return np.packbits(compared & (detail > np.median(detail[compared]))).tobytes().hex()
 
 
 def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:
@@ -128,8 +127,8 @@ def _brain(array: Array) -> tuple[Field, Field] | None:
     contrast = np.abs(some - background)
     if not (contrast > noise).any():
         return None
-    least = max(noise, _LEAST_CONTRAST * float(np.median(contrast[contrast > noise])))
-    bright = contrast > least
+    threshold = max(noise, _LEAST_CONTRAST * float(np.median(contrast[contrast > noise])))
+    bright = contrast > threshold
     box = bounding_box(bright)
     levels = np.quantile(some[bright], _LEVELS) if box else np.zeros(2)
     if box is None or not 0 < levels[-1] - levels[0] < np.inf:
@@ -141,7 +140,7 @@ def _brain(array: Array) -> tuple[Field, Field] | None:
     blocks = _block_means(array[tuple(around)])
     if min(blocks.shape) < _LEAST_VOXELS:
         return None
-    inside = np.abs(blocks - background) > least
+    inside = np.abs(blocks - background) > threshold
     values = np.interp(blocks, levels, _LEVELS) * inside
     return values.astype(np.float32), inside.astype(np.float32)
 
@@ -156,7 +155,7 @@ def _background(array: Array) -> tuple[float, float]:
 
 
 def _steps(array: Array) -> tuple[int, ...]:
-    """Return the size of blocks, at least `_FINENESS` along each axis where there are so many voxels."""
+    """Return the size of blocks, at least `_FINENESS` along each axis with that many voxels."""
     return tuple(max(1, n // _FINENESS) for n in array.shape)
 
 
@@ -185,7 +184,7 @@ def _windows(counts: Numbers, width: float) -> Field:
     return weights.astype(np.float32)
 
 
-def _averaged(field: Field, windows: Sequence[Field]) -> Field:
+def _average(field: Field, windows: Sequence[Field]) -> Field:
     """Return the weighted sums of a field (x, y, z) at the points of the ball."""
     x, y, z = windows
     planes = np.tensordot(field, z, (2, 1))
@@ -203,19 +202,19 @@ def _signs(fingerprints: Sequence[str]) -> Field:
 
 def _pairs(signs: Field) -> Iterator[tuple[int, int]]:
     """Yield the indices of each two of the signs (cases, bits) that agree, the smaller first."""
-    least = np.float32((2 * LEAST_AGREEMENT - 1) * signs.shape[1])
+    smallest = np.float32((2 * LEAST_AGREEMENT - 1) * signs.shape[1])
     for start in range(0, len(signs), _N_COMPARED):
-        some, others = signs[start : start + _N_COMPARED], signs[start:].T
-        agree = np.zeros((len(some), others.shape[1]), dtype=bool)
+        some, following = signs[start : start + _N_COMPARED], signs[start:].T
+        agree = np.zeros((len(some), following.shape[1]), dtype=bool)
         for turn in _turns():
-            agree |= some[:, turn] @ others >= least
+            agree |= some[:, turn] @ following >= smallest
         yield from ((start + int(a), start + int(b)) for a, b in np.argwhere(agree) if a < b)
 
 
 def _turns() -> Iterator[npt.NDArray[np.intp]]:
     """Yield the index of each bit in a scan whose axes are exchanged and mirrored."""
-    places = np.zeros(_IN_BALL.shape, dtype=np.intp)
-    places[_IN_BALL] = np.arange(np.count_nonzero(_IN_BALL))
+    positions = np.zeros(_IN_BALL.shape, dtype=np.intp)
+    positions[_IN_BALL] = np.arange(np.count_nonzero(_IN_BALL))
     for axes in permutations(range(3)):
         for x, y, z in product((1, -1), repeat=3):
-            yield places.transpose(axes)[::x, ::y, ::z][_IN_BALL]
+            yield positions.transpose(axes)[::x, ::y, ::z][_IN_BALL]

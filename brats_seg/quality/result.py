@@ -287,8 +287,7 @@ def notes_of_held_out(
     probabilities: Sequence[Values], counts: Sequence[RegionCounts]
 ) -> dict[str, JsonValue]:
     """Return the notes of a model with the fit of its Dice; the arguments are those of the fit."""
-    lines = fit_predicted_dice(probabilities, counts)
-    return {_NOTE: [line.model_dump() for line in lines]}
+    return {_NOTE: [line.model_dump() for line in fit_predicted_dice(probabilities, counts)]}
 
 
 def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
@@ -297,8 +296,8 @@ def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    first, *others = [note.get(_NOTE, ()) for note in notes] or [()]
-    return _LINES.validate_python(first) if all(lines == first for lines in others) else ()
+    first, *rest = [note.get(_NOTE, ()) for note in notes] or [()]
+    return _LINES.validate_python(first) if all(lines == first for lines in rest) else ()
 
 
 def _fit(region: str, x: Values, y: Values) -> DiceLine:

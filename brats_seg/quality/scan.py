@@ -37,7 +37,7 @@ class Limit(NamedTuple):
     low: float
     high: float
     advice: str
-    """One line, in which `{of}` stands for what the values are of, such as modalities."""
+    """One line, in which `{of}` is replaced by the source of the values, such as modalities."""
 
 
 STEP_MM = 2.0
@@ -136,7 +136,7 @@ class BrainSample:
 
     @property
     def voxel_ml(self) -> float:
-        """Volume that a voxel of the sample stands for."""
+        """Volume that a voxel of the sample represents."""
         return prod(self.spacing_mm) / MM3_PER_ML
 
     @property
@@ -170,7 +170,7 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None = None) -> Brai
     brain = np.ascontiguousarray(mask[box.slices])
     images = np.zeros((len(volumes), *box.shape), dtype=np.float32)
     for image, volume in zip(images, volumes, strict=True):
-        image[brain] = _standardised(volume.array[every][box.slices][brain])
+        image[brain] = _standardise(volume.array[every][box.slices][brain])
     labels = np.zeros(mask.shape, np.uint8) if label is None else label.array[every]
     return BrainSample(
         images=images,
@@ -226,7 +226,7 @@ def scan_remarks(
     """
     skull = list(skull_remarks(sample))
     yield from skull
-    measures = {TURN: {"": _turn_degrees(volumes[0].geometry)}}
+    measures = {TURN: {"": _rotation_degrees(volumes[0].geometry)}}
     if sample.is_brain and not skull:
         measures |= measures_of(volumes, sample, modalities)
     yield from remarks(LIMITS, measures)
@@ -382,7 +382,7 @@ def likeliest_order(local: Values) -> tuple[str, ...]:
     t1c and fluid in t2w, so that their differences are skewed. The given order is kept unless
     another fits clearly better.
     """
-    correlations, tails = _correlations(local), _tails(local)
+    correlations, tails = _correlations(local), _asymmetries(local)
     fits = {}
     # order[i] is the modality that image i really is
     for order in permutations(range(len(MODALITIES))):
@@ -434,7 +434,7 @@ def _surface_brightness(sample: BrainSample) -> float:
     return brightest
 
 
-def _tails(local: Values) -> Numbers:
+def _asymmetries(local: Values) -> Numbers:
     """Return the asymmetries (4, 4) of the differences between modalities.
 
     An asymmetry is from -1 to 1: how much further the upper tail reaches than the lower one.
@@ -456,7 +456,7 @@ def _correlations(values: Values) -> Numbers:
     return np.asarray(centred @ centred.T)
 
 
-def _turn_degrees(geometry: Geometry) -> float:
+def _rotation_degrees(geometry: Geometry) -> float:
     """Return the largest angle between an axis of the grid and the axis of the body next to it."""
     directions = geometry.affine[:3, :3] / geometry.spacing_mm
     nearest = nib.orientations.io_orientation(geometry.affine)[:, 0].astype(int)
@@ -471,7 +471,7 @@ def _steps(spacing_mm: Spacing) -> tuple[tuple[slice, slice, slice], Spacing]:
     return every, (spacing_mm[0] * x, spacing_mm[1] * y, spacing_mm[2] * z)
 
 
-def _standardised(values: npt.NDArray[np.generic]) -> Values:
+def _standardise(values: npt.NDArray[np.generic]) -> Values:
     """Return intensities with median 0 and the spread of a standard deviation of 1.
 
     Quartiles are not moved by tumours, vessels or a few voxels of the background.

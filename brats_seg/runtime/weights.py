@@ -249,7 +249,7 @@ def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> Trai
 
 def read_exported(folder: Path) -> ExportedModel:
     """Read the networks of an exported folder."""
-    description = _read_description(folder / MODEL_NAME)
+    description = read_description(folder / MODEL_NAME)
     networks = []
     for part in description.members:
         # the name alone: a model from elsewhere must not read files outside its folder
@@ -349,7 +349,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise UsageError(msg) from None
 
 
-def _read_description(path: Path) -> ModelDescription:
+def read_description(path: Path) -> ModelDescription:
+    """Read a `model.json` without the weights that it describes."""
     try:
         content = json.loads(read_bounded(path, _LARGEST_DESCRIPTION))
         found = content["format_version"]

@@ -101,7 +101,7 @@ class Tumour:
         return prod(self.spacing_mm)
 
 
-def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
+def features_of_folder(  # noqa: PLR0913 - each is a separate choice
     data: Path,
     output: Path,
     *,
@@ -116,7 +116,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 ) -> MappedCases[Row]:
     """Extract the features of all cases of a folder and write them as a table.
 
-    `failures.csv` is written beside the table. Of several runs, those that were not trained on the
+    `failures.csv` is written next to the table. Of several runs, those that were not trained on the
     patient are applied to a case.
 
     Args:
@@ -268,12 +268,12 @@ def _predicted_tumour(
     if not networks:
         next_step = "Give a run with --model."
         raise CaseError(scan.case_id, "(none)", "no label map", "one, or a network", next_step)
-    least = min(model.seen(*ids) for model in networks)
-    models = [model for model in networks if model.seen(*ids) == least]
+    fewest = min(model.seen(*ids) for model in networks)
+    models = [model for model in networks if model.seen(*ids) == fewest]
     members = tuple(member for model in models for member in model.members)
     result = Predictor(model=replace(models[0], members=members)).predict_scan(scan)
     labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
-    return tumour_of(scan, oriented(labels), result.convention), least
+    return tumour_of(scan, oriented(labels), result.convention), fewest
 
 
 def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour:

@@ -129,7 +129,7 @@ def study_survival(
     Args:
         features: Table that `features_of_folder` wrote.
         clinical: Table of survival, of any BraTS release. If the features have ids of another year,
-            tables `name_mapping.csv` follow it; those beside it are found.
+            tables `name_mapping.csv` follow it; those in its folder are found.
         output: Folder to write to.
         folds: Fold table of the project; without it, five new folds.
         n_repeats: Number of cross-validations to average.
@@ -229,7 +229,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     concordance index, which every family then has, and which is the only figure of the Cox model.
     """
     rng = np.random.default_rng(seed)
-    # a generator of its own: the other figures are the same with and without lifelines
+    # a separate generator: the other figures are the same with and without lifelines
     concordance_rng = rng.spawn(1)[0]
     scored = predictions.held_out
     reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))

@@ -41,7 +41,7 @@ def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> Non
 
 
 def read_features(path: Path) -> pd.DataFrame:
-    """Read what `write_features` wrote; columns that somebody added must be numbers.
+    """Read what `write_features` wrote; columns that were added must be numbers.
 
     Numbers are NaN where they are unknown or not finite.
     """
@@ -55,9 +55,7 @@ def read_features(path: Path) -> pd.DataFrame:
         raise UsageError(msg)
     repeated = table["case_id"][table["case_id"].duplicated()]
     if len(repeated):
-        msg = (
-            f"{path} has more than one row for {some_of(sorted(set(repeated)))}; expected one each."
-        )
+        msg = f"{path} has several rows for {some_of(sorted(set(repeated)))}; expected one each."
         raise UsageError(msg)
     for name, known in ((LABELS_SEEN, ("", *_ANSWERS)), (LATENT_SEEN, _ANSWERS)):
         if unknown := set(table.get(name, ())) - set(known):
@@ -79,14 +77,14 @@ def read_features(path: Path) -> pd.DataFrame:
 
 def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
     """Count the cases that were measured by networks which may have been trained on their patients."""
-    for column, what in ((LATENT_SEEN, "latent vector"), (LABELS_SEEN, "label map")):
+    for column, kind in ((LATENT_SEEN, "latent vector"), (LABELS_SEEN, "label map")):
         for answer, networks in (
             ("yes", "networks that were trained on their patients, so the figures may be too good"),
             ("unknown", "networks without a record of the patients they were trained on"),
         ):
             n = int((table[column] == answer).sum()) if column in table else 0
             if n:
-                yield f"the {what} of {n} of {len(table)} cases is of {networks}"
+                yield f"the {kind} of {n} of {len(table)} cases is of {networks}"
 
 
 def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
@@ -95,7 +93,7 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     The row of each case has `days` from the scan to death or the last contact, NaN where unknown;
     `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
     empty. The first path is a table of survival of any release; the others join the ids of one patient
-    in several years, as do those called `name_mapping*.csv` beside it.
+    in several years, as do those called `name_mapping*.csv` in its folder.
     """
     path = paths[0]
     check_columns(path, with_survival=True)

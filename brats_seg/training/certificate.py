@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import build_model, size_multiple, size_words
+from brats_seg.models.build import build_model, shape_text, size_multiple
 from brats_seg.presets import check_stored
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -155,7 +155,7 @@ def _certificate(
     track: Track,
 ) -> Certificate:
     et = patches.target[:, REGIONS.index("et")].flatten(1)
-    size, n_lacking = size_words(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
+    size, n_lacking = shape_text(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
     return Certificate(
         network=source,
         patches=f"{len(et)} patches of {size} from phantoms, {n_lacking} without ET",
@@ -195,8 +195,8 @@ def certify(
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        what = f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch"
-        msg = f"{what} do not fit in memory. Give fewer --patches, or --device cpu."
+        size = shape_text(patches.image.shape[2:])
+        msg = f"{len(patches.image)} patches of {size} in one batch do not fit in memory. Give fewer --patches, or --device cpu."
         raise EnvironmentalError(msg) from error
 
 
@@ -273,7 +273,7 @@ def gradient_by(
 def _rows(
     network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device, track: Track
 ) -> tuple[CertificateRow, ...]:
-    own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
+    loss = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
     dtype = patches.image.dtype
     precision = "fp64" if dtype == torch.float64 else device.precision
     pairs = [(*item, method) for item in _criteria(config).items() for method in _METHODS]
@@ -292,7 +292,7 @@ def _rows(
         rows.append(
             CertificateRow(
                 loss=name,
-                own=name == own,
+                own=name == loss,
                 method=method,
                 precision=precision,
                 n_patches=len(patches.image),

@@ -117,13 +117,13 @@ class Leaves:
             if tensor.grad is not None:
                 tensor.grad /= n_patches
 
-    def check(self, loss: Tensor, *others: Tensor, inputs: Sequence[Tensor] = ()) -> None:
-        """Look, the first time, for leaves that a loss depends on and that nobody holds.
+    def check(self, loss: Tensor, *rest: Tensor, inputs: Sequence[Tensor] = ()) -> None:
+        """Check, the first time, that all leaves that a loss depends on are parameters or inputs.
 
         Args:
             loss: The loss, or losses of patches.
-            others: Other tensors that it is computed from, with graphs of their own.
-            inputs: Leaves that stand for those tensors in the graph of the loss.
+            rest: Other tensors that it is computed from, with graphs of their own.
+            inputs: Leaves that replace those tensors in the graph of the loss.
         """
         if not loss.requires_grad:
             msg = "the loss depends neither on the output of the network nor on any other parameter"
@@ -131,10 +131,10 @@ class Leaves:
         if self.is_checked:
             return
         held = {*self.all, *inputs}
-        unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
+        unknown = [leaf for leaf in _find_leaves(loss, *rest) if leaf not in held]
         if unknown:
-            what = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
-            msg = f"the loss depends on {what}, and nothing holds it: make it a parameter, or detach it"
+            problem = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
+            msg = f"the loss depends on {problem}, and nothing holds it: make it a parameter, or detach it"
             raise ConfigError(msg)
         self.is_checked = True
 
@@ -185,7 +185,7 @@ class BatchGradient:
     def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         def work() -> tuple[float, int]:
             total, n_patches = torch.zeros((), device=self.device.torch_device), 0
-            for loss, n_more in self._differentiated(micro_batches, note, scale):
+            for loss, n_more in self._differentiate(micro_batches, note, scale):
                 total, n_patches = total + loss, n_patches + n_more
             return float(total), n_patches
 
@@ -194,7 +194,7 @@ class BatchGradient:
         self.leaves.divide_gradients(n_patches)
         return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
 
-    def _differentiated(
+    def _differentiate(
         self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale
     ) -> Iterator[tuple[Tensor, int]]:
         """Add the gradient of each micro-batch to the leaves; yield its loss and number of patches."""
@@ -216,7 +216,7 @@ class BatchGradient:
     def _in_threads(
         self, batches: Iterable[MicroBatch], note: Note, scale: Scale
     ) -> Iterator[tuple[Tensor, int]]:
-        """As `_differentiated`, several at once; their gradients are added in order, so no bit differs."""
+        """As `_differentiate`, several at once; their gradients are added in order, so no bit differs."""
         leaves = self.leaves.all
 
         def differentiate(batch: MicroBatch) -> tuple[Any, ...]:
@@ -264,7 +264,7 @@ class BatchGradient:
         everyone = self._gather(leaves)
 
         def differentiate() -> float:
-            loss = self._loss_of(everyone, n_patches)
+            loss = self._batch_loss(everyone, n_patches)
             inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
             if held or (self.ranks.is_first and loss.requires_grad):
                 last = carried[-1].tensors if held else ()
@@ -300,7 +300,7 @@ class BatchGradient:
                 raise ConfigError(msg)
         return Carried(tensors, interface.structure_of(output), target)
 
-    def _loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+    def _batch_loss(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         """Return the loss of the batch, from what all its micro-batches have carried."""
         if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
             widest = widest_dtype(self.device.torch_device)
@@ -338,8 +338,8 @@ class BatchGradient:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
-            what = f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} targets"
-            msg = f"{what}; expected one patch at least, and a target for each"
+            problem = f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} targets"
+            msg = f"{problem}; expected one patch at least, and a target for each"
             raise ConfigError(msg)
         batch = micro_batch.to(self.device.torch_device)
         if index == 1 or self.ranks.n_ranks > 1:
@@ -354,11 +354,11 @@ class BatchGradient:
             raise ConfigError(msg)
         return n_patches
 
-    def _together(self, work: Callable[[], Value]) -> Value:
+    def _together(self, function: Callable[[], Value]) -> Value:
         """Return the result of this rank's work; if memory runs out on any rank, all raise."""
         error: Exception | None = None
         try:
-            value = work()
+            value = function()
         except (RuntimeError, MemoryError) as caught:
             if not is_out_of_memory(caught):
                 raise
@@ -373,7 +373,7 @@ def stateful_modules(network: nn.Module, criterion: losses.Criterion) -> list[nn
     return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
 
-def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
+def _find_leaves(*tensors: Tensor) -> Iterator[Tensor]:
     """Yield the leaves of the graphs that tensors were computed by."""
     seen: set[Any] = set()
     rest: list[Any] = [tensor.grad_fn for tensor in tensors]
@@ -390,9 +390,8 @@ def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
 def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
     if other := next((row for row in shapes if row != shapes[0]), None):
-        what = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}"
-        way = "use patches of one size, or a loss that declares how it reduces over patches"
-        msg = f"{what}: {way}"
+        advice = "use patches of one size, or a loss that declares how it reduces over patches"
+        msg = f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)}: {advice}"
         raise ConfigError(msg)
 
 

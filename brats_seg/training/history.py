@@ -52,8 +52,8 @@ def recorded(config: Config, run_path: Path, history: Sequence[figures.Row]) -> 
 def check_tracking(tracking: TrackingConfig) -> None:
     """Check that the writer of TensorBoard is installed if the settings ask for it."""
     if tracking.to and find_spec("tensorboardX") is None:
-        way = "pip install 'brats_seg[tensorboard]', or leave out tracking.to"
-        msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {way}"
+        advice = "pip install 'brats_seg[tensorboard]', or leave out tracking.to"
+        msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {advice}"
         raise EnvironmentalError(msg)
 
 
@@ -67,14 +67,14 @@ def write_history(rows: Sequence[figures.Row], run_path: Path) -> None:
 
     Validation columns are empty in an epoch without validation.
     """
-    with whole_file(run_path / figures.HISTORY_NAME) as beside:
-        _table(rows).to_csv(beside, index=False)
+    with whole_file(run_path / figures.HISTORY_NAME) as temporary:
+        _table(rows).to_csv(temporary, index=False)
 
 
 def write_picture(rows: Sequence[figures.Row], run_path: Path) -> None:
     """Draw the history of a run as `history.png`."""
-    with whole_file(run_path / "history.png") as beside:
-        figures.history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
+    with whole_file(run_path / "history.png") as temporary:
+        figures.history_figure(_table(rows)).savefig(temporary, dpi=80, format="png")
 
 
 def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
@@ -82,7 +82,7 @@ def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
     for phase, name in figures.PHASES.items():
         if f"{phase}_loss" in row:
-            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.curves_of(row))
+            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.select_curves(row))
             parts.append(f"{name} {' '.join(values)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
@@ -91,7 +91,7 @@ def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
 def outlook_text(
     best: float | None, watch: str, left_s: float | None, loss: float = math.nan
 ) -> str:
-    """Return the state of a run in words, as far as it is known.
+    """Return a text about the state of a run.
 
     Example:
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
@@ -111,7 +111,7 @@ def _table(rows: Sequence[figures.Row]) -> pd.DataFrame:
 def _columns(row: figures.Row) -> tuple[str, ...]:
     # the curves first, then their parts
     first = [
-        f"{phase}_{curve.name}" for curve in figures.curves_of(row) for phase in figures.PHASES
+        f"{phase}_{curve.name}" for curve in figures.select_curves(row) for phase in figures.PHASES
     ]
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
     columns = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
@@ -144,8 +144,7 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
         writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
         writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
     except Exception as error:  # of the operating system or of the library
-        way = "Check the folder, or leave out tracking.to"
-        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. {way}"
+        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. Check the folder, or leave out tracking.to"
         raise EnvironmentalError(msg) from error
 
     def send(row: figures.Row) -> None:

@@ -30,10 +30,10 @@ REPLAY_TOLERANCE = 1e3
 LARGEST_TOLERANCE = 0.05
 """Largest difference relative to the values, for types of little precision."""
 ALONE_TOLERANCE = 0.1
-"""Largest difference between a patch alone and beside another, relative to the values.
+"""Largest difference between a patch alone and in a batch, relative to the values.
 
 Kernels for one patch differ from those for two by 1e-5 in float32 and 1e-2 in half precision; a
-layer that counts the patches beside it changes the output by half.
+layer that counts the patches of the batch changes the output by half.
 """
 BUFFER_TOLERANCE = 16
 """Largest difference between buffers, in units of the type's precision."""
@@ -98,9 +98,11 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     for before, after in zip(first, second, strict=True):
         error, scale = _difference(before, after)
         if not error <= _tolerance(before.dtype) * max(scale, 1.0):
-            what = f"another output for the same micro-batch (differences up to {error:.3g})"
-            way = "draw from torch's default generators only, and change no state in a forward pass"
-            msg = f"the network returned {what}: {way}"
+            problem = f"another output for the same micro-batch (differences up to {error:.3g})"
+            advice = (
+                "draw from torch's default generators only, and change no state in a forward pass"
+            )
+            msg = f"the network returned {problem}: {advice}"
             raise ReplayError(msg)
 
 
@@ -121,7 +123,7 @@ class PatchIndependence:
             return
         before = PassState.capture(device.torch_device, self._network)
         try:
-            with torch.no_grad(), device.autocast(), _disturbed(self._network):
+            with torch.no_grad(), device.autocast(), _disturb(self._network):
                 _Probe(network=self._network, patch=image[:1], before=before).run()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -178,11 +180,11 @@ class _Probe:
         if not all(map(torch.equal, buffers, self.before.buffers)):
             self._check_buffers(buffers)
 
-    def _outputs(self, *beside: Tensor) -> list[Tensor]:
+    def _outputs(self, *neighbours: Tensor) -> list[Tensor]:
         """Return the tensors of the output for the patch, without those that are for all patches."""
         self.before.restore_generators()
-        output = self.network(torch.cat([self.patch, *beside]))
-        n_patches = 1 + len(beside)
+        output = self.network(torch.cat([self.patch, *neighbours]))
+        n_patches = 1 + len(neighbours)
         tensors = (tensor for tensor in tensors_of(output) if tensor.ndim)
         return [tensor[: len(tensor) // n_patches].clone() for tensor in tensors]
 
@@ -193,8 +195,8 @@ class _Probe:
         for (name, buffer), after in zip(self.network.named_buffers(), expected, strict=True):
             if not _are_same(after, buffer, _precision(after.dtype) * BUFFER_TOLERANCE):
                 layer, _, buffer_name = name.rpartition(".")
-                what = f"changes its buffer {buffer_name!r} otherwise in two passes than in one"
-                raise ConfigError(_message(self.network, layer, what))
+                problem = f"changes its buffer {buffer_name!r} otherwise in two passes than in one"
+                raise ConfigError(_message(self.network, layer, problem))
 
     def _refusal(self) -> str:
         """Return what the first layer does that has another output for the same input in some run."""
@@ -202,19 +204,19 @@ class _Probe:
         tolerance = _tolerance(self.patch.dtype)
         first = self._calls(self.patch)
         layer = _first_different(first, self._calls(self.patch), tolerance)
-        what = "gives the same patch another output in another pass: it counts, or draws not from torch"
+        problem = "gives the same patch another output in another pass: it counts, or draws not from torch"
         if layer is None:
             layer = _first_different(first, self._calls(self.other), tolerance)
-            what = "gives a patch another output beside another patch: it mixes them"
+            problem = "gives a patch another output beside another patch: it mixes them"
         if layer is None:
             layer = _first_different(first, self._calls(), ALONE_TOLERANCE)
-            what = "gives a patch another output beside another patch than alone"
-        return _message(self.network, layer or "", what)
+            problem = "gives a patch another output beside another patch than alone"
+        return _message(self.network, layer or "", problem)
 
-    def _calls(self, *beside: Tensor) -> list[Call]:
+    def _calls(self, *neighbours: Tensor) -> list[Call]:
         """Return the calls of all layers in the order in which they end."""
         calls: list[Call] = []
-        n_patches = 1 + len(beside)
+        n_patches = 1 + len(neighbours)
 
         def note(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             inputs = _summary((args, kwargs), n_patches)
@@ -224,7 +226,7 @@ class _Probe:
             for name, module in self.network.named_modules():
                 hook = partial(note, name)
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
-            self._outputs(*beside)
+            self._outputs(*neighbours)
         return calls
 
 
@@ -261,17 +263,17 @@ def _first_different(one: Sequence[Call], other: Sequence[Call], tolerance: floa
     return None
 
 
-def _message(network: nn.Module, layer: str, what: str) -> str:
+def _message(network: nn.Module, layer: str, problem: str) -> str:
     kind = type(network.get_submodule(layer)).__name__
     name = f"the layer {layer!r} ({kind})" if layer else f"the network ({kind})"
     return (
-        f"{name} {what}. Micro-batches cannot equal the whole batch with it: use instance or group "
+        f"{name} {problem}. Micro-batches cannot equal the whole batch with it: use instance or group "
         "norm, freeze it in evaluation mode, or set training.micro_batch to the effective batch."
     )
 
 
 @contextmanager
-def _disturbed(network: nn.Module) -> Iterator[None]:
+def _disturb(network: nn.Module) -> Iterator[None]:
     """Change the parameters a little, so that none is all zero and no iteration is at its end."""
     parameters = [p for p in network.parameters() if p.is_floating_point()]
     before = [parameter.detach().clone() for parameter in parameters]

@@ -25,7 +25,7 @@ from brats_seg.models.build import build_by_name
 from brats_seg.models.interface import TrainingOutput, as_output
 
 Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
-"""Output of a network, which a loss gets as it is; see `models.interface`."""
+"""Output of a network, which a loss gets unchanged; see `models.interface`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""
@@ -61,7 +61,7 @@ class SumsLoss(Protocol):
 def reduction_of(criterion: object) -> Reduction:
     """Return how a loss declares that it reduces over patches, "outputs" if it declares nothing."""
     declared: Reduction = getattr(criterion, "reduces", "outputs")
-    name = _name_of(criterion)
+    name = _criterion_name(criterion)
     if declared not in get_args(Reduction):
         msg = f"the loss {name} declares reduces = {declared!r}; expected 'patches' or 'sums'"
         raise ConfigError(msg)
@@ -89,8 +89,8 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
 def check_scalar(loss: Tensor, criterion: object) -> Tensor:
     """Return the loss of all patches together, as a tensor without axes."""
     if loss.numel() != 1:
-        what = f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}"
-        msg = f"{what}; expected a scalar, for example by loss.arguments {{reduction: mean}}"
+        problem = f"the loss {_criterion_name(criterion)} returned the shape {tuple(loss.shape)}"
+        msg = f"{problem}; expected a scalar, for example by loss.arguments {{reduction: mean}}"
         raise ConfigError(msg)
     return loss.reshape(())
 
@@ -207,19 +207,19 @@ class ReconstructionLoss(nn.Module):
         """Return the loss of each patch."""
         reconstruction = at_least_float32(as_output(output).logits[0])
         target = target.to(reconstruction.dtype)
-        brain = brain_of(target).to(reconstruction.dtype)
+        brain = foreground_mask(target).to(reconstruction.dtype)
         weights = BACKGROUND_WEIGHT + (1 - BACKGROUND_WEIGHT) * brain
         voxels = (1, 2, 3, 4)
         squares = (reconstruction - target).square().mean(1, keepdim=True)
         return (weights * squares).sum(voxels) / weights.sum(voxels)
 
 
-def brain_of(image: Tensor) -> Tensor:
+def foreground_mask(image: Tensor) -> Tensor:
     """Return the mask `(N, 1, X, Y, Z)` of an image `(N, C, X, Y, Z)` that is not background."""
     return (image != 0).any(1, keepdim=True)
 
 
-def _name_of(criterion: object) -> str:
+def _criterion_name(criterion: object) -> str:
     return getattr(criterion, "__name__", type(criterion).__name__)
 
 
@@ -320,7 +320,7 @@ class Task:
     """Turns the sums of a phase of an epoch into columns of the history."""
 
 
-def task_of(config: Config) -> Task:
+def build_task(config: Config) -> Task:
     """Return the task of the settings."""
     loss = config.loss
     if config.model.task == "reconstruction":
@@ -378,7 +378,7 @@ def overlap_columns(sums: RunningSums) -> dict[str, float]:
 def add_squares(output: Output, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
     difference = at_least_float32(as_output(output).logits[0]) - target
-    brain = brain_of(target)
+    brain = foreground_mask(target)
     squares = (difference.square() * brain).sum(_VOXELS)
     return torch.stack([squares, brain.sum(_VOXELS).to(squares.dtype).expand_as(squares)], 1)
 

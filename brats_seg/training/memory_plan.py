@@ -25,14 +25,14 @@ from brats_seg.config import Config, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES
-from brats_seg.models.build import size_words
+from brats_seg.models.build import shape_text
 from brats_seg.models.interface import set_activation_checkpointing, tensors_of
 from brats_seg.models.norm import check_in_place, group_as_on_gpu
 from brats_seg.presets import check_stored, trusting
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, device_name, gpus
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
-from brats_seg.training.losses import Criterion, task_of, whole_loss
+from brats_seg.training.losses import Criterion, build_task, whole_loss
 from brats_seg.training.optimisation import MemoryMode, build_optimizer, memory_modes
 from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
 from brats_seg.training.run_plan import Batch
@@ -84,7 +84,7 @@ class MemoryPlan:
     def what_to_lower(self) -> str:
         """Return an error message with advice, for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.predicted_mib)
-        what = f"a patch of {size_words(least.patch)} in {least.precision} needs {least.predicted_mib} MiB"
+        what = f"a patch of {shape_text(least.patch)} in {least.precision} needs {least.predicted_mib} MiB"
         way = "Lower model.widths or patch.size, or use optimizer.name sgd, which keeps less"
         return f"nothing fits in {self.memory_mib} MiB: {what}. {way}"
 
@@ -193,13 +193,13 @@ class _Counter:
         computing = replace(self.device, torch_device=used)
         network = build_network(self.config, patch).to(used)
         check_in_place(network)
-        criterion = task_of(self.config).criterion
+        criterion = build_task(self.config).criterion
         if isinstance(criterion, nn.Module):
             criterion.to(used)
         footprint = Footprint(network, criterion, self.config, used, for_gpu=for_gpu)
         precision = self.device.precision
         for mode in memory_modes(network, micro_batch):
-            with part(f"{size_words(patch)}, {precision}, {mode}", 0):
+            with part(f"{shape_text(patch)}, {precision}, {mode}", 0):
                 counted = footprint.counted_bytes(patch, mode, computing)
             is_cuda = self.device.torch_device.type == "cuda"
             share, code_mb = _ALLOWANCE_OF_CUDA if is_cuda else _ALLOWANCE_OF_HOST
@@ -307,7 +307,7 @@ def _fitting_patch(
     patch, memory_mib = config.patch.size, memory_bytes // MEGABYTE
     if patch == "whole":
         return patch, f"whole brains in {precision}"
-    size = size_words(patch)
+    size = shape_text(patch)
     if "size" in given.patch.model_fields_set:
         # a patch that does not fit the network is refused before the cases are prepared
         build_network(config, patch)
@@ -323,7 +323,7 @@ def _fitting_patch(
     instead = "" if row.patch == patch else f" instead of {size}"
     kind = "" if row.checkpointing == "none" else f", with checkpointing {row.checkpointing}"
     used = f"about {row.predicted_mib} of {memory_mib} MiB{kind}"
-    return row.patch, f"patch {size_words(row.patch)}{instead} in {row.precision}, {used}"
+    return row.patch, f"patch {shape_text(row.patch)}{instead} in {row.precision}, {used}"
 
 
 # An allowance for what allocators and kernels need beside the tensors, and for code that is loaded or
@@ -365,7 +365,7 @@ class Footprint:
         """
         self._criterion = criterion
         self._for_gpu = for_gpu
-        self._n_targets = task_of(config).n_targets
+        self._n_targets = build_task(config).n_targets
         batches = config.training.effective_batch
         self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -125,8 +125,8 @@ class Accumulator:
         )
         learnable = {p for p in parameters_of(criterion) if p.requires_grad}
         if left_out := learnable.difference(self._leaves.updated):
-            what = "the loss %s has parameters that the optimizer was not given: %d"
-            log.warning(what, type(criterion).__name__, len(left_out))
+            message = "the loss %s has parameters that the optimizer was not given: %d"
+            log.warning(message, type(criterion).__name__, len(left_out))
 
     def step(
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
@@ -190,8 +190,10 @@ class Accumulator:
             try:
                 self.scaler.step(self.optimizer)
             except (RuntimeError, MemoryError) as error:
-                way = "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
-                msg = f"the weights may be half updated: the optimizer failed: {error}. {way}"
+                advice = (
+                    "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
+                )
+                msg = f"the weights may be half updated: the optimizer failed: {error}. {advice}"
                 raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm

@@ -94,7 +94,7 @@ class Ranks:
 def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
     """Join the processes that `torchrun` started together; all but the first log errors only.
 
-    Without `torchrun` there is one rank. Each takes a GPU of its own, unless the device is the CPU.
+    Without `torchrun` there is one rank. Each takes another GPU, unless the device is the CPU.
     """
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if n_ranks == 1:

@@ -25,7 +25,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.models.build import size_words
+from brats_seg.models.build import shape_text
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.gradient import stateful_modules
@@ -90,11 +90,13 @@ class RunFolder:
             raise ResumeError(msg)
 
     @contextmanager
-    def opened(self, state: RunState, *, fresh: bool) -> Iterator[None]:
-        """Lock the run, and set a state to its latest one; `fresh` renames an earlier run first."""
+    def opened(self, state: RunState, start: StartConfig, *, fresh: bool) -> Iterator[None]:
+        """Lock the run, and set a state to its latest one; `fresh` renames an earlier run first.
+
+        A run that begins starts from the weights that `start` names.
+        """
         plan, ranks = state.plan, state.accumulator.ranks
         # before anything is written or renamed
-        start = plan.config.start
         check_start(start, self.path, begins=False)
         if fresh or not self.is_begun:
             state.started_from = start_from(state.network, start, plan.data)
@@ -112,7 +114,7 @@ class RunFolder:
     def save(self, state: RunState) -> None:
         """Write the latest state as a whole: after a crash the file is the old one or the new one."""
         if state.accumulator.ranks.is_first:
-            # a state alone, in a folder that was made anew, would not resume
+            # a state alone, in a new folder, could not be resumed
             if not (self.path / CONFIG_NAME).exists():
                 msg = f"{self.path} is not there any more: give it back, and start the same command again"
                 raise EnvironmentalError(msg)
@@ -202,11 +204,9 @@ class RunFolder:
 
 def read_source(path: Path) -> weights.TrainedModel:
     """Read the network of a run, of a checkpoint or of an exported model that a run may start from."""
-    trained, *others = weights.read_trained(path)
-    if others:
-        msg = (
-            f"{path} holds {len(others) + 1} networks; expected one: give a run, or export it alone"
-        )
+    trained, *rest = weights.read_trained(path)
+    if rest:
+        msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
         raise UsageError(msg)
     _check_identity(trained.identity, path)
     return trained
@@ -218,8 +218,8 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
         return
     path = Path(config.path)
     if run_path.resolve() in (path.resolve(), *path.resolve().parents):
-        way = "give another --run, or resume it without --start-from"
-        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {way}"
+        advice = "give another --run, or resume it without --start-from"
+        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
         raise UsageError(msg)
     if begins:
         read_source(path)
@@ -241,13 +241,11 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         name = "the network that brats_seg carries (--start-from none draws all weights anew)"
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
-        what = f"nothing fits of {name}. Not loaded: {some_of(unfit)}"
-        msg = f"{what}. Choose the network that they are of, or leave out --start-from."
+        msg = f"nothing fits of {name}. Not loaded: {some_of(unfit)}. Give its network, or leave out --start-from."
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
-    what = "started from %s: %d of %d layers loaded"
-    log.info(what, name, len(_by_layer(loaded)), n_layers)
+    log.info("started from %s: %d of %d layers loaded", name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     if not is_shipped:
@@ -272,33 +270,33 @@ def match_weights(
         >>> sorted(loaded), unfit
         (['0.bias', '0.weight'], ['1 (3x2x1x1x1 here, 5x2x1x1x1 there)'])
     """
-    by_name = {_bare(name): weight for name, weight in offered.items()}
+    by_name = {_unwrap(name): weight for name, weight in offered.items()}
     state = {n: w for n, w in network.state_dict().items() if isinstance(w, Tensor)}
     loaded: dict[str, Tensor] = {}
     unfit = []
     for layer, names in _by_layer(state).items():
-        fitting = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
+        fitting = {name: by_name[_unwrap(name)] for name in names if _unwrap(name) in by_name}
         shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
         differing = next((pair for pair in shapes if pair[0] != pair[1]), None)
         if len(fitting) < len(names):
             unfit.append(f"{layer} (not among them)")
         elif differing is not None:
-            unfit.append("{} ({} here, {} there)".format(layer, *map(size_words, differing)))
+            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing)))
         else:
             loaded |= fitting
     return loaded, unfit
 
 
-def _bare(name: str) -> str:
+def _unwrap(name: str) -> str:
     """Return the name of a weight without the wrappers around its network."""
     for prefix in _WRAPPERS:
         if name.startswith(prefix):
-            return _bare(name.removeprefix(prefix))
+            return _unwrap(name.removeprefix(prefix))
     return name
 
 
 def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group names by layer; a weight of the network itself is a layer of its own."""
+    """Group names by layer; a weight of the network itself is a layer by that name."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -307,10 +305,10 @@ def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
     expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for what in ("modalities", "regions", "normalisation"):
-        value, known = getattr(identity, what), getattr(expected, what)
+    for name in ("modalities", "regions", "normalisation"):
+        value, known = getattr(identity, name), getattr(expected, name)
         if value != known:
-            msg = f"{path} was trained with {what} {value}; expected {known}, in this order. {_CHOOSE}"
+            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
             raise UsageError(msg)
 
 
@@ -318,11 +316,11 @@ def _log_differences(source: weights.TrainedModel, path: Path, data: FoldData) -
     """Log what the weights learnt from, where it may matter to this run."""
     spacings_mm = source.identity.spacing_mm, data.spacing_mm
     if spacings_mm[0] != spacings_mm[1]:
-        what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-        log.warning(what, path, *map(spacing_text, spacings_mm))
+        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
+        log.warning(text, path, *map(spacing_text, spacings_mm))
     if not source.cases.is_complete:
-        what = "%s does not name its training cases; if some are held out here, scores will be too good"
-        log.info(what, path)
+        text = "%s does not name its training cases; if some are held out here, scores will be too good"
+        log.info(text, path)
     if seen := sorted({*data.split.validation}.intersection(source.cases.ids)):
-        what = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))
+        text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
+        log.warning(text, path, len(seen), len(data.split.validation), some_of(seen))

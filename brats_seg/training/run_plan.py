@@ -18,7 +18,7 @@ from brats_seg.data import loader
 from brats_seg.data.fold import FoldData
 from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PatchKey, Sample
-from brats_seg.data.store import manifest_of
+from brats_seg.data.store import read_case_manifest
 from brats_seg.data.transforms import transforms_named
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple
@@ -27,7 +27,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import Criterion, Task, task_of
+from brats_seg.training.losses import Criterion, Task, build_task
 
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
@@ -89,7 +89,7 @@ class RunPlan:
         return tuple(tuple(keys[start : start + size]) for start in range(0, len(keys), size))
 
     def n_steps(self, n_epochs: int) -> int:
-        """Return the number of optimizer steps of so many epochs."""
+        """Return the number of optimizer steps of a number of epochs."""
         training = self.config.training
         sizes = map(training.effective_batch_at, range(n_epochs))
         return sum(ceil(self.n_patches / size) for size in sizes)
@@ -125,7 +125,7 @@ class RunPlan:
 
 def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = None) -> RunPlan:
     """Return the plan of a run."""
-    task = task_of(config)
+    task = build_task(config)
     if config.patch.size == "whole":
         patch = padded_size(config.model, data.largest_shape)
     else:
@@ -149,7 +149,7 @@ def _validation_cost(plan: RunPlan) -> float:
     is_whole = config.patch.size == "whole"
 
     def n_voxels(case_id: str) -> int:
-        shape = manifest_of(plan.data.folder, case_id).box.shape
+        shape = read_case_manifest(plan.data.folder, case_id).box.shape
         window = plan.window(shape)
         n = 1 if is_whole else n_windows(shape, window, config.validation.overlap)
         return n * prod(window)
@@ -184,8 +184,8 @@ class Batch:
             for start in starts:
                 group = self.samples[start : start + size]
                 yield MicroBatch(
-                    _stacked([sample.image for sample in group]),
-                    _stacked([sample.target for sample in group]),
+                    _stack([sample.image for sample in group]),
+                    _stack([sample.target for sample in group]),
                 )
                 after_micro_batch()
 
@@ -195,11 +195,10 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
     training = plan.config.training
     transforms = transforms_named(training.transforms)
     if training.modality_dropout > 0:
-        # after all others: noise, or a transform of one's own, would fill the empty channels
+        # after all others: noise, or a transform of the user, would fill the empty channels
         changes = [(drop_modalities, training.modality_dropout)]
         transforms += (RandIntensitiesd("image", changes),)
-    keys = chain.from_iterable(batches)
-    samples = _patches(plan, keys, training.augment, transforms)
+    samples = _patches(plan, chain.from_iterable(batches), training.augment, transforms)
     for batch in batches:
         yield Batch(samples=tuple(islice(samples, len(batch))))
 
@@ -215,7 +214,7 @@ def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
     return _n_workers(config, on_gpu=on_gpu) * loader.PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
 
 
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
 
 

@@ -70,7 +70,7 @@ class Progress:
     n_epochs: Annotated[int, Field(gt=0)] | None = None
     """Epochs of the run; None in the first epoch of a run that is fitted to hours."""
     sums: RunningSums = field(default_factory=RunningSums)
-    """Sums over the patches of the current epoch; beside the best weights, those of their validation."""
+    """Sums over the patches of the current epoch; with the best weights, those of their validation."""
     history: list[dict[str, int | float]] = field(default_factory=list)
     """A row for each finished epoch."""
     best: float | None = None
@@ -112,8 +112,8 @@ class RunState:
         progress.n_batches += 1
         progress.n_skipped = progress.n_skipped + 1 if result.skipped else 0
         if progress.n_skipped == MOST_SKIPPED:
-            way = "Lower optimizer.lr, or set training.precision to fp32, and start anew with --fresh."
-            msg = f"{MOST_SKIPPED} steps in a row had no finite gradient. {way}"
+            advice = "Lower optimizer.lr, or set training.precision to fp32, and start anew with --fresh."
+            msg = f"{MOST_SKIPPED} steps in a row had no finite gradient. {advice}"
             raise BratsError(msg)
         if result.skipped:
             log.warning("a step was skipped: its gradient was not finite")
@@ -160,8 +160,8 @@ class RunState:
             optimisation.resume_mode(self.fallback, entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
-            what = f"the entry {name} does not fit ({reason})"
-            msg = f"{what}: the checkpoint is damaged, or of another network or loss. {WAY_OUT}"
+            problem = f"the entry {name} does not fit ({reason})"
+            msg = f"{problem}: the checkpoint is damaged, or of another network or loss. {WAY_OUT}"
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
         self.card = self.card.model_copy(update={"notes": saved.card.notes})

@@ -47,7 +47,7 @@ class StopRequest:
         self._spent_before_s = 0.0
 
     def limit_sessions(self, hours: float | None, spent_before_s: float) -> None:
-        """Stop as well when all sessions of the run together have taken so many hours."""
+        """Stop as well when all sessions of the run together have taken that many hours."""
         self._all_hours = hours
         self._spent_before_s = spent_before_s
 
@@ -137,7 +137,7 @@ class Clock:
         self._saved_s = time.monotonic()
 
     def after_batch(self, n_patches: int) -> None:
-        """Count a batch of so many patches."""
+        """Count a batch of `n_patches`."""
         now_s = time.monotonic()
         seconds, self._marked_s = now_s - self._marked_s, now_s
         self.training_s += seconds

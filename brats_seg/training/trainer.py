@@ -24,7 +24,7 @@ from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
 from brats_seg.files import reading
-from brats_seg.models.build import size_words
+from brats_seg.models.build import shape_text
 from brats_seg.models.interface import as_output
 from brats_seg.presets import SHIPPED_START
 from brats_seg.progress import Track, part, say, tracked, untracked
@@ -33,7 +33,7 @@ from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, run_plan
-from brats_seg.training.losses import Criterion, RunningSums, brain_of, whole_loss
+from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
 from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
@@ -155,12 +155,12 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        if network is not None and config.start.path == SHIPPED_START:
-            # a network that is given keeps its weights
-            config = config.model_copy(update={"start": StartConfig(path=None)})
         self.plan = run_plan.plan_run(config, data, criterion=criterion)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
+        # a network that is given keeps its weights, unless the settings name others
+        is_kept = network is not None and config.start.path == SHIPPED_START
+        self._start = StartConfig(path=None) if is_kept else config.start
         self._stop = StopRequest()
         self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
         self._record: history.SendRow | None = None
@@ -185,7 +185,7 @@ class Trainer:
         memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
-            with self.folder.opened(self.state, fresh=fresh), ExitStack() as stack:
+            with self.folder.opened(self.state, self._start, fresh=fresh), ExitStack() as stack:
                 if self.ranks.is_first:
                     rows = self.state.progress.history
                     recording = history.recorded(plan.config, self.folder.path, rows)
@@ -228,13 +228,12 @@ class Trainer:
     def _train(self, track: Track) -> None:
         progress = self.state.progress
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
-        shares = [self.ranks.share(batch) for batch in keys]
-        read = run_plan.read_batches(self.plan, shares)
+        batches = run_plan.read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
         self.state.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
-            for batch in track(read, what=what, total=len(keys)):
-                say(self._outlook)
+            for batch in track(batches, what=what, total=len(keys)):
+                say(self._progress_text)
                 self._stop_if_asked()
                 self._train_batch(batch)
                 if self._clock.is_checkpoint_due:
@@ -253,8 +252,7 @@ class Trainer:
         seed = self.plan.config.training.seed
         torch.manual_seed(stable_seed(seed, progress.epoch, progress.n_batches, self.ranks.rank))
         result = make_step(state.accumulator, state.fallback, batch, self.plan.task.measure)
-        share = batch.case_ids, result.measured.tolist()
-        for case_ids, rows in self.ranks.gather(share):
+        for case_ids, rows in self.ranks.gather((batch.case_ids, result.measured.tolist())):
             for case_id, measured in zip(case_ids, rows, strict=True):
                 progress.sums.add(case_id, measured)
         state.after_batch(result)
@@ -336,7 +334,7 @@ class Trainer:
             progress.best = value
             self.folder.save_best(self.state, validation)
 
-    def _outlook(self) -> str:
+    def _progress_text(self) -> str:
         """Return the text behind the progress bar."""
         if self._stop.signal is not None:
             return "stopping soon; a second Ctrl-C does not save"
@@ -345,7 +343,7 @@ class Trainer:
 
     def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         for sample in samples:
-            say(self._outlook)
+            say(self._progress_text)
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked()
@@ -375,7 +373,7 @@ def validate(
             sums.n_patches += 1
             if plan.config.model.task == "segmentation":
                 # a label map has no tumour outside the brain
-                output.masked_fill_(~brain_of(sample.image[None].to(device)), -1)
+                output.masked_fill_(~foreground_mask(sample.image[None].to(device)), -1)
             sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
     network.train()
     return sums
@@ -389,7 +387,7 @@ def case_predictor(plan: run_plan.RunPlan) -> Predict:
     """
     modes, device = ["the windows of prediction"], plan.device.torch_device
     if plan.config.patch.size != "whole":
-        modes.append(f"windows of {size_words(plan.patch)}")
+        modes.append(f"windows of {shape_text(plan.patch)}")
     fallback = memory.Fallback(modes, device, EnvironmentalError, what="validation: ")
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
@@ -427,6 +425,5 @@ def _log_outcome(outcome: Outcome, watched: str, folder: RunFolder, stop: StopRe
         n_epochs = counted(len(outcome.history), "epoch")
         log.info("finished after %s: %s. Research use only.", n_epochs, folder.path)
     else:
-        way = "The same command with more --hours" if stop.is_used_up else "The same command"
-        what = f"stopped: %s. {way} continues from %s."
-        log.info(what, outcome.reason, folder.last_path)
+        command = "The same command with more --hours" if stop.is_used_up else "The same command"
+        log.info("stopped: %s. %s continues from %s.", outcome.reason, command, folder.last_path)

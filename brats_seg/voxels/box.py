@@ -51,8 +51,8 @@ class Box:
 
     def seen_from(self, origin: Triple) -> Self:
         """Return the same voxels with indices relative to `origin`."""
-        back = (-origin[0], -origin[1], -origin[2])
-        return type(self)(start=_add(self.start, back), stop=_add(self.stop, back))
+        shift = (-origin[0], -origin[1], -origin[2])
+        return type(self)(start=_add(self.start, shift), stop=_add(self.stop, shift))
 
     def joined(self, other: Self) -> Self:
         """Return the smallest box that contains both."""
@@ -87,11 +87,11 @@ def bounding_box(mask: Mask) -> Box | None:
         >>> bounding_box(mask)
         Box(start=(1, 2, 0), stop=(3, 3, 1))
     """
-    found = [np.flatnonzero(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
-    if not all(map(len, found)):
+    indices = [np.flatnonzero(mask.any(axis=axes)) for axes in ((1, 2), (0, 2), (0, 1))]
+    if not all(map(len, indices)):
         return None
-    x, y, z = (int(indices[0]) for indices in found)
-    right, front, top = (int(indices[-1]) + 1 for indices in found)
+    x, y, z = (int(axis[0]) for axis in indices)
+    right, front, top = (int(axis[-1]) + 1 for axis in indices)
     return Box(start=(x, y, z), stop=(right, front, top))
 
 

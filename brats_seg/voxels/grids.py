@@ -27,7 +27,7 @@ Turn: TypeAlias = npt.NDArray[np.float64]
 _UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
 
 
-def turn_of(affine: Affine) -> Turn:
+def find_turn(affine: Affine) -> Turn:
     """Return the transform from the axes of a volume to the nearest axes of BraTS."""
     stored = nib.orientations.io_orientation(affine)
     return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
@@ -38,7 +38,7 @@ def turned(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
     return nib.orientations.apply_orientation(array, turn)
 
 
-def turned_back(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
+def undo_turn(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
     """Return the array that `turned` was given; it is a view."""
     reverse = nib.orientations.ornt_transform(_UNTURNED, turn)
     return nib.orientations.apply_orientation(array, reverse)
@@ -74,7 +74,7 @@ class Resampling:
 
     def forward(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array on the grid of the scan to the other spacing."""
-        return _sampled(array, self.after)
+        return _sample(array, self.after)
 
     def forward_affine(self, affine: Affine) -> Affine:
         """Return the affine of the other grid, given that of the scan."""
@@ -86,10 +86,10 @@ class Resampling:
 
     def back(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array at the other spacing to the grid of the scan."""
-        return _sampled(array, self.before)
+        return _sample(array, self.before)
 
 
-def _sampled(array: npt.NDArray[Any], shape: Triple) -> Field:
+def _sample(array: npt.NDArray[Any], shape: Triple) -> Field:
     scale = np.divide(array.shape, shape)
     # the centre of voxel i of the new grid is at (i + 1/2) * scale voxels of the old one
     return affine_transform(

@@ -161,13 +161,13 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
         return NO_DIAMETERS
     cut = mask[box.slices]
     sections = (
-        _diameters_of(cut[:, :, z], spacing_mm[:2], box.start[2] + z)
+        _diameters(cut[:, :, z], spacing_mm[:2], box.start[2] + z)
         for z in np.flatnonzero(cut.any(axis=(0, 1))).tolist()
     )
-    return max(sections, key=lambda found: found.product_mm2)
+    return max(sections, key=lambda section: section.product_mm2)
 
 
-def _diameters_of(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
+def _diameters(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
     """Return the diameters of a section (X, Y) that is not empty."""
     corners = _hull(section, spacing_mm)
     distances = squareform(pdist(corners))
@@ -265,7 +265,7 @@ def _polygons(code: int) -> tuple[Polygon, ...]:
     """
     if code.bit_count() > 4:
         return _polygons(255 - code)
-    polygons = (np.array(points) / 2 for points in _closed(_segments(code)))
+    polygons = (np.array(points) / 2 for points in _close_polygons(_segments(code)))
     return tuple(
         max((np.roll(polygon, turn, axis=0) for turn in range(len(polygon))), key=_fan_area)
         for polygon in polygons
@@ -293,17 +293,17 @@ def _segments(code: int) -> list[tuple[Point, Point]]:
     return segments
 
 
-def _closed(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
+def _close_polygons(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
     """Chain segments into polygons: every point is an end of two segments."""
-    left = list(segments)
+    remaining = list(segments)
     polygons = []
-    while left:
-        first, last = left.pop()
+    while remaining:
+        first, last = remaining.pop()
         points = [first]
         while last != first:
             points.append(last)
-            following = next(segment for segment in left if last in segment)
-            left.remove(following)
+            following = next(segment for segment in remaining if last in segment)
+            remaining.remove(following)
             last = following[1] if following[0] == last else following[0]
         polygons.append(points)
     return polygons

@@ -16,7 +16,7 @@ from brats_seg.cases.index import inspect_case
 from brats_seg.errors import CaseError
 from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
-from brats_seg.voxels.grids import turn_of, turned_back
+from brats_seg.voxels.grids import find_turn, undo_turn
 from tests.builders import make_case
 
 SHAPE = (9, 8, 7)
@@ -84,13 +84,13 @@ def read_and_write_back(path: Path) -> bool:
 def _loaded(path: Path) -> LoadedCase:
     """Load and prepare a case of four modalities from one file with slightly different voxels."""
     loaded = load_case(_case(path))
-    resampling = nifti.planned_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
+    resampling = nifti.plan_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
     if resampling is None or np.prod(resampling.after) < _SMALL:
         scan = prepare_scan(loaded, SPACING_MM)
         on_grid = scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0])
         assert on_grid.shape == loaded.geometry.shape
-    turned = turn_of(loaded.geometry.affine)
-    assert turned_back(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
+    turned = find_turn(loaded.geometry.affine)
+    assert undo_turn(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
     return loaded
 
 
