@@ -26,7 +26,10 @@ MONAI_NETWORKS = (
 """Networks of MONAI that a file may name: they return logits, and none reads a file or fetches weights."""
 MONAI_LOSSES = ("DiceCELoss", "DiceFocalLoss", "DiceLoss", "FocalLoss", "TverskyLoss")
 """Losses of MONAI that a file may name."""
-GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
+GPU_NAMES = (
+    *("t4", "p100", "v100", "v100-32gb", "l4", "a10g", "a100", "a100-80gb", "h100", "h200"),
+    *("rtx3060", "rtx3090", "rtx4060", "rtx4090", "rtx5090"),
+)
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""

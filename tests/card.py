@@ -1,9 +1,9 @@
 """A card that is not there: a device of torch whose tensors lie on the host, and say that they do not.
 
 It refuses what a GPU refuses: tensors of two devices in one operation, and arrays of its memory. It
-counts what a GPU waits for: values that the host reads, and copies between card and host. Fake tensors
-of `cuda` have no backward pass in a build for the CPU, and no values. Importing this module registers
-the device for the rest of the process: tests that use it run in one of their own (`on_card.py`).
+counts what a GPU waits for: values that the host reads, and copies between card and host. With sizes
+alone its tensors take no memory, and the host reads ones and zeros. Importing this module registers the
+device for the rest of the process: tests that use it run in one of their own (`on_card.py`).
 """
 
 from collections import Counter
@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 NAME = "card"
 COUNTS: Counter[str] = Counter()
 """Values read by the host, copies to the host, and copies to the card."""
+HOME = ["cpu"]
+"""Device that holds the values of the card; the last is used, and `meta` has sizes alone."""
+HALVES: dict[int, Tensor] = {}  # weights, which autocast keeps until it ends
 _COPIES = ("aten::copy_", "aten::_to_copy")
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_")
 """Operations that take indices of the host, and wait for the card where they are given a mask."""
@@ -48,7 +51,7 @@ class CardTensor(Tensor):
 
     def tolist(self) -> Any:
         COUNTS["read"] += 1
-        return self.inner.tolist()
+        return (torch.zeros(self.shape) if self.inner.is_meta else self.inner).tolist()
 
     def numpy(self, **_: object) -> Any:
         msg = "can't convert card:0 device type tensor to numpy. Use Tensor.cpu()"
@@ -85,8 +88,13 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
         msg = f"Expected all tensors to be on the same device, found card:0 and cpu in {name}"
         raise RuntimeError(msg)
     given = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    inner_args, given = tree_map_only(CardTensor, lambda tensor: tensor.inner, (args, given))
-    result = func(*inner_args, **given, **({"device": "cpu"} if "device" in kwargs else {}))
+    inner_args, given = tree_map_only(Tensor, _at_home, (args, given))
+    if HOME[-1] == "meta" and name in ("aten::_local_scalar_dense", "aten::equal"):
+        result = True
+    elif HOME[-1] == "meta" and target.type == "cpu":
+        result = torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+    else:
+        result = func(*inner_args, **given, **({"device": HOME[-1]} if "device" in kwargs else {}))
     is_value = result is not None and not any(isinstance(x, Tensor) for x in tree_leaves(result))
     has_mask = name in _INDEXING and any(tensor.dtype == torch.bool for tensor in tensors[1:])
     COUNTS["read"] += is_value or has_mask or name == "aten::nonzero"
@@ -97,6 +105,13 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     return return_and_correct_aliasing(
         func, args, dict(kwargs), tree_map_only(Tensor, CardTensor, result)
     )
+
+
+def _at_home(tensor: Tensor) -> Tensor:
+    """Return what holds the values of a tensor; numbers of the host stay there."""
+    if isinstance(tensor, CardTensor):
+        return tensor.inner
+    return tensor.to(HOME[-1]) if tensor.ndim else tensor
 
 
 class Module:
@@ -123,10 +138,16 @@ def _in_half(name: str) -> Any:
     operation = getattr(getattr(torch.ops.aten, packet), overload or "default")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
+    def half(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            return tensor.to(torch.get_autocast_dtype(NAME))
+        if id(tensor) not in HALVES:
+            HALVES[id(tensor)] = tensor.to(torch.get_autocast_dtype(NAME))
+        return HALVES[id(tensor)]
+
     def cast(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            cast = tree_map_only(Tensor, lambda x: x.to(torch.get_autocast_dtype(NAME)), args)
-            return operation(*cast, **kwargs)
+            return operation(*tree_map_only(Tensor, half, args), **kwargs)
 
     return cast
 
@@ -139,8 +160,9 @@ for _name in _IN_HALF:
 
 
 @contextmanager
-def a_card() -> Iterator[None]:
+def a_card(home: str = "cpu") -> Iterator[None]:
     COUNTS.clear()
+    HOME.append(home)
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     # so that `new_tensor` copies from the host by an operation that the mode sees
@@ -151,8 +173,10 @@ def a_card() -> Iterator[None]:
             _Making(),
             torch.autograd.set_multithreading_enabled(False),
             patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad()),
+            patch.object(torch, "clear_autocast_cache", HALVES.clear),
         ):
             yield
     finally:
+        HOME.pop()
         torch._C._set_only_lift_cpu_tensors(False)
         torch.__future__.set_overwrite_module_params_on_conversion(overwrite)

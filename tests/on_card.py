@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, distributed, nn
 
 from brats_seg import MicroBatch, build_model, load_config, phantom_patches
+from brats_seg.config import Config
 from brats_seg.inference.method import input_of_crop
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.models.interface import ActivationCheckpointing, set_activation_checkpointing
 from brats_seg.models.norm import ActivatedNorm, check_in_place
-from brats_seg.runtime.device import Device
+from brats_seg.presets import PRESETS
+from brats_seg.runtime.device import Device, gpu_named
+from brats_seg.training import memory_plan, ranks
 from brats_seg.training.losses import DiceBce, build_task
 from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
-from brats_seg.training.ranks import Ranks
 from tests.card import COUNTS, NAME, CardTensor, a_card
 from tests.inference_builders import CONFIG, IDENTITY, make_model
 from tests.training_builders import StopAtCheck, tiny_settings, train
@@ -44,7 +46,7 @@ class Step:
         dtype: torch.dtype | None = None,
         mode: str = "none",
         criterion: nn.Module | None = None,
-        ranks: Ranks | None = None,
+        ranks: ranks.Ranks | None = None,
     ) -> None:
         narrow = [] if "model.name" in "".join(settings) else ["model.widths=4,8"]
         config = load_config(assignments=["patch.size=16,16,16", *narrow, *settings])
@@ -163,28 +165,85 @@ def test_windows_are_added_up_on_the_card_and_mirror_images_and_members_on_the_h
     assert COUNTS["to host"] == 2 * (n_weights + 8 * (n_windows if on_host else 1))
 
 
-@pytest.mark.parametrize("name", ["one pass", "outputs"])
-def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(monkeypatch, name):
-    """Of two processes that hold the same, one is here; NCCL takes what is on the card alone."""
-    devices = set()
+class Group:
+    """A process group of two that hold the same; it refuses what torch and NCCL refuse."""
 
-    def double(tensor: Tensor) -> None:
-        devices.add(tensor.device.type)
+    def __init__(self, patched: pytest.MonkeyPatch) -> None:
+        self.used: set[tuple[str, str]] = set()
+        patched.setenv("WORLD_SIZE", "2")
+        patched.setattr(ranks, "use_gpu", lambda _: True)
+        for name in ("init_process_group", "all_reduce", "broadcast", "all_gather_object"):
+            patched.setattr(distributed, name, getattr(self, name))
+        for name in ("get_rank", "barrier", "destroy_process_group"):
+            patched.setattr(distributed, name, lambda: 0)
+
+    def init_process_group(self, backend: str, **_: object) -> None:
+        self.backends = dict(pair.split(":") for pair in backend.split(","))
+
+    def broadcast(self, tensor: Tensor, _: int = 0) -> None:
+        device = tensor.device.type.replace(NAME, "cuda")
+        if device not in self.backends or not tensor.is_contiguous():
+            raise RuntimeError(f"No backend for {device}, or not contiguous")
+        self.used.add((device, self.backends[device]))
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        self.broadcast(tensor)
         tensor.mul_(2)
 
-    def gather(values: list[Any], value: Any) -> None:
+    def all_gather_object(self, values: list[Any], value: Any) -> None:
+        self.broadcast(torch.empty(0))
         before = COUNTS["to host"]
         values[:] = [value, pickle.loads(pickle.dumps(value))]
         # a tensor of a GPU would arrive on that of the other process
         assert COUNTS["to host"] == before
 
-    monkeypatch.setattr(distributed, "all_reduce", double)
-    monkeypatch.setattr(distributed, "all_gather_object", gather)
-    result, _ = Step(NAME, *STEPS[name][0], ranks=Ranks(rank=0, n_ranks=2))()
+
+@pytest.mark.parametrize("name", ["one pass", "outputs"])
+def test_two_processes_exchange_gradients_on_the_card_and_values_on_the_host(monkeypatch, name):
+    group = Group(monkeypatch)
+    with ranks.joined_ranks() as two, two.first_alone():
+        step = Step(NAME, *STEPS[name][0], ranks=two)
+        two.broadcast(step.network)
+        result, _ = step()
     alone = Step(NAME, *STEPS[name][0])
     alone.batch *= 2
     expected, _ = alone()
-    assert devices == {"card", "cpu"}
+    assert group.used == {("cuda", "nccl"), ("cpu", "gloo")}
     assert result.n_patches == 4
     assert result.loss == pytest.approx(expected.loss, rel=1e-5)
     assert result.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+    # the negative control: NCCL alone
+    group.init_process_group("cuda:nccl")
+    strided = torch.ones(2, 3, device=NAME).T
+    for refused in (step, lambda: two.gather(1), lambda: two.any(True), lambda: two.sum(strided)):
+        with pytest.raises(RuntimeError, match="No backend for"):
+            refused()
+
+
+def peak_of_step(config: Config, checkpointing: str) -> float:
+    """Return the MiB of a GPU that the first step of a run takes, of two micro-batches."""
+    task, live = build_task(config), memory_plan._LiveBytes(NAME)
+    device = Device(torch_device=torch.device(NAME), autocast_dtype=HALF)
+    image = torch.zeros(1, 4, *config.patch.size, dtype=HALF)
+    batch = [MicroBatch(image, image[:, : task.n_targets].byte())] * 2
+    with a_card("meta"), live:
+        with device.torch_device:
+            network = build_model(config.model, config.patch.size).train()
+        set_activation_checkpointing(network, ActivationCheckpointing(checkpointing))
+        optimizer = build_optimizer(network.parameters(), config.optimizer)
+        Accumulator(network, task.criterion, optimizer, device=device, clip_norm=1.0).step(batch)
+    return live.peak / 2**20
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_planned_peak_is_at_least_what_a_step_takes_and_not_much_more(monkeypatch, preset):
+    config = load_config(preset=preset)
+    counter = memory_plan._Counter.of(config, gpu_named("t4"), None)
+    planned = {row.checkpointing: row.predicted_mib for row in counter.rows(config.patch.size, 1)}
+    peaks = {kind: peak_of_step(config, kind) for kind in ("none", "all")}
+    ratios = [planned[kind] / peak for kind, peak in peaks.items()]
+    assert 1.0 <= min(ratios) <= max(ratios) <= 1.35, ratios
+    if preset == "kaggle-t4":
+        # the negative control: without the two patches by which the first step checks the network
+        monkeypatch.setattr(memory_plan.Footprint, "_probe", lambda *_: None)
+        assert [*counter.rows(config.patch.size, 1)][-1].predicted_mib < peaks["all"]

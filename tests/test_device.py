@@ -82,7 +82,7 @@ def test_what_is_not_there_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("text", "gib", "precision"),
-    [("t4", 14.56, "fp16"), ("T4", 14.56, "fp16"), ("a100", 39.39, "bf16"), ("8 GiB", 8, "fp16")],
+    [("t4", 14.56, "fp16"), ("T4", 14.56, "fp16"), ("h200", 139, "bf16"), ("8 GiB", 8, "fp16")],
 )
 def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precision: str) -> None:
     gpu = gpu_named(text)

@@ -60,7 +60,7 @@ def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
 @pytest.fixture(scope="module")
 def medium() -> MemoryPlan:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(memory_plan, "_CUBES", (16, 32, 48, 80, 128))
+        patched.setattr(memory_plan, "_CUBES", (16, 44, 48, 80, 128))
         patched.setattr(memory_plan, "_BOXES", ())
         return plan(MEDIUM_MIB, "training.effective_batch=4")
 
@@ -75,6 +75,9 @@ def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
     ]
     assert {row.fits for row in medium.rows} == {True, False}
     assert all(row.fits == (row.predicted_mib <= MEDIUM_MIB) for row in medium.rows)
+    # a patch of the settings that fits makes smaller ones needless
+    assert rows[0] == medium.rows[0]
+    assert min(prod(row.patch) for row in medium.rows) == prod(PATCH)
     # a larger patch never needs less
     assert len(by_size) > 3
     assert by_size == sorted(by_size)

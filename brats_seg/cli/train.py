@@ -67,8 +67,8 @@ def train(
 def plan() -> None:
     """Print which patch, micro-batch, precision and checkpointing fit in memory.
 
-    --device takes a device of this machine, a GPU that it need not have (t4, p100, v100, l4, a100), or
-    the memory of one, such as 8GiB. Memory is predicted for the network, loss and optimizer of the
+    --device takes a device of this machine, a GPU that it need not have (t4, a100, h200, rtx4060, ...),
+    or the memory of one, such as 8GiB. Memory is predicted for the network, loss and optimizer of the
     settings. Exit code 3: nothing fits.
 
     Examples:

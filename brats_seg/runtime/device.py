@@ -83,11 +83,20 @@ GPUS = {
     "v100": _gpu("Tesla V100, 16 GB", 15.77, torch.float16),
     "v100-32gb": _gpu("Tesla V100, 32 GB", 31.73, torch.float16),
     "l4": _gpu("L4", 21.95, torch.bfloat16),
+    "a10g": _gpu("A10G", 21.99, torch.bfloat16),
     "a100": _gpu("A100, 40 GB", 39.39, torch.bfloat16),
     "a100-80gb": _gpu("A100, 80 GB", 79.15, torch.bfloat16),
+    "h100": _gpu("H100, 80 GB", 79.1, torch.bfloat16),
+    "h200": _gpu("H200", 139.0, torch.bfloat16),
+    "rtx3060": _gpu("GeForce RTX 3060, 12 GB", 11.75, torch.bfloat16),
+    "rtx3090": _gpu("GeForce RTX 3090", 23.68, torch.bfloat16),
+    "rtx4060": _gpu("GeForce RTX 4060", 7.75, torch.bfloat16),
+    "rtx4090": _gpu("GeForce RTX 4090", 23.64, torch.bfloat16),
+    "rtx5090": _gpu("GeForce RTX 5090", 31.36, torch.bfloat16),
 }
 """GPUs by short name. The memory is the smallest `total capacity` that people quote from messages of
-torch about each, which is below what is printed on the box; bf16 needs compute capability 8.0."""
+torch about each on Linux, which is below what is printed on the box; that of an A10G is an A10's, and
+that of an H200 is rounded down. bf16 needs compute capability 8.0."""
 
 
 def gpu_named(text: str) -> Gpu | None:

@@ -9,7 +9,7 @@ of torch because there is no public one.
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -114,11 +114,14 @@ def plan_memory(
     sizes = {*((n, n, n) for n in _CUBES), *_BOXES}.difference(given)
     patches = [*given, *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
+    n_least = 0
     for patch in track(patches, what="counting memory", total=len(patches)):
         if patch in given:
             rows += counter.rows(patch, config.training.effective_batch_at(0))
+            # where it fits, nobody asks for a smaller one
+            n_least = prod(patch) if any(row.fits for row in rows) else 0
             continue
-        rows_of_patch = list(counter.fitting_rows(patch))
+        rows_of_patch = list(counter.fitting_rows(patch)) if prod(patch) > n_least else []
         rows += rows_of_patch
         # larger patches need more
         if rows_of_patch and not rows_of_patch[-1].fits:
@@ -185,10 +188,9 @@ class _Counter:
     def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
         # for a GPU that is not used, tensors on the CPU stand for its own
-        computing = self.device
-        if self.gpu is not None:
-            computing = replace(computing, torch_device=torch.device("cpu"))
-        used, for_gpu = computing.torch_device, self.gpu is not None
+        for_gpu = self.gpu is not None
+        used = torch.device("cpu") if for_gpu else self.device.torch_device
+        computing = replace(self.device, torch_device=used)
         network = build_network(self.config, patch).to(used)
         check_in_place(network)
         criterion = build_task(self.config).criterion
@@ -402,20 +404,33 @@ class Footprint:
 
     def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
         # from the second micro-batch on, the gradients of those before are held
-        self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
+        is_cut = self._effective_batch > mode.micro_batch
+        self._hold_gradients(hold=is_cut)
         # the batch is held on the host, which is the device itself on the CPU
         n_samples = 1 if self._for_gpu else self._effective_batch
         samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
-        if self._for_gpu:
-            # the micro-batch that is copied to the device
-            samples *= mode.micro_batch
+        # there are enough of them for a micro-batch, which is copied to the device
+        samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         image, target = micro_batch.to(device.torch_device)
+        if is_cut:
+            self._probe(image[:1], device)
         with device.autocast():
             output = self._network(image)
             loss = whole_loss(self._criterion, output, target)
         loss.backward()
         self._hold_gradients(hold=False)
+
+    def _probe(self, patch: Tensor, device: Device) -> None:
+        """Do what takes most memory in `independence`: pass two patches while the weights are held twice.
+
+        With activation checkpointing this is the peak of a run, in its first step.
+        """
+        weights = [torch.empty_like(parameter) for parameter in self._network.parameters()]
+        # a network that takes one patch at a time is not probed; one that needs values fails below
+        with suppress(RuntimeError, ValueError), torch.no_grad(), device.autocast():
+            self._network(torch.cat([patch, torch.empty_like(patch)]))
+        weights.clear()
 
     def _hold_gradients(self, *, hold: bool) -> None:
         for parameter in self._network.parameters():
