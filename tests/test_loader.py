@@ -2,11 +2,10 @@ import multiprocessing
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,11 +171,8 @@ def keys_of(n: int) -> list[loader.PatchKey]:
 
 
 def equal(one: loader.Sample, other: loader.Sample) -> bool:
-    return (
-        one.case_id == other.case_id
-        and torch.equal(one.image, other.image)
-        and torch.equal(one.target, other.target)
-    )
+    pairs = (one.image, other.image), (one.target, other.target)
+    return one.case_id == other.case_id and all(torch.equal(*pair) for pair in pairs)
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
@@ -232,23 +228,19 @@ def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
             read()
 
 
-def make_sample(value: float, edge: int = 4) -> loader.Sample:
-    """A sample whose tensors are not contiguous, as far as its size allows."""
-    image = torch.full((4, edge, edge, edge), value, dtype=torch.float16)
-    target = torch.full((3, edge, edge, edge), int(value) % 2, dtype=torch.uint8)
+def make_sample(value: int) -> loader.Sample:
+    """A sample whose tensors are not contiguous."""
+    image = torch.full((4, 4, 4, 4), value, dtype=torch.float16)
+    target = torch.full((3, 4, 4, 4), value % 2, dtype=torch.uint8)
     image[0, 0], target[0, :, 0] = 7, 3
     image, target = image.transpose(1, 2), target.transpose(1, 3)
     return loader.Sample(image=image, target=target, case_id=f"{value}")
 
 
-def ends_of(samples: list[loader.Sample]) -> tuple[Callable, loader._Receiver]:
-    """Return what sends a sample, and what receives it; here both ends are in one process."""
-    sender = loader._Sender(cast(loader.PatchDataset, samples))
-    return lambda index: sender.send(cast(loader.PatchKey, index)), loader._Receiver()
-
-
 def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
-    send, receiver = ends_of([make_sample(number) for number in range(5)])
+    """Both ends are in one process here."""
+    samples: Any = [make_sample(number) for number in range(5)]
+    send, receiver = loader._Sender(samples).send, loader._Receiver()
     receiver.receive(send(0))  # a block that was free before is marked too
     kept = []
     for number in range(5):

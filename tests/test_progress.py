@@ -18,15 +18,10 @@ from brats_seg.progress import _Screen, close_display, part, say, tracked, untra
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(progress, "_SCREEN", _Screen())
     monkeypatch.setattr("sys.stderr", io.StringIO())
     return progress._SCREEN
-
-
-def work_of(screen: _Screen) -> Any:
-    assert screen.work is not None
-    return screen.work
 
 
 class Terminal(io.StringIO):
@@ -78,7 +73,7 @@ def test_work_is_shown_as_the_place_allows(monkeypatch, screen, file, options, h
     assert screen._bar is None
 
 
-def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
+def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
     file, terminal = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
     for _ in tracked(range(3), what="predicting", total=3):
@@ -87,45 +82,44 @@ def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: _
     assert "a result" not in terminal.shown()
 
 
-def test_remaining_time_is_known_before_the_first_item(screen: _Screen, clock: Any) -> None:
+def test_remaining_time_is_known_before_the_first_item(screen: Any, clock: Any) -> None:
     for _ in tracked(range(4), what="predicting", total=4):
         with part("case, windows", 10) as after_window:
             for _ in range(5):
                 clock.now += 6
                 after_window()
-            work = work_of(screen)
-            assert work.position == 0.5
+            assert screen.work.position == 0.5
             # half a case in 30 s, and 3.5 cases are left
-            assert work.label == "predicting (case, windows: 5 of 10)"
-            assert work.status == "0 of 4, about 4 min left"
+            assert screen.work.label == "predicting (case, windows: 5 of 10)"
+            assert screen.work.status == "0 of 4, about 4 min left"
             break
 
 
-def test_a_part_that_fails_does_not_count(screen: _Screen) -> None:
+def test_a_part_that_fails_does_not_count(screen: Any) -> None:
     for n, _ in enumerate(tracked(range(2), what="predicting", total=2)):
         with suppress(MemoryError), part("windows", 4) as after_window:
             after_window()
-            assert work_of(screen).position == n + 0.25
+            assert screen.work.position == n + 0.25
             raise MemoryError
-        assert work_of(screen).position == n
+        assert screen.work.position == n
         with part("windows", 4) as after_window:
             for _ in range(7):  # more than were expected
                 after_window()
-        assert work_of(screen).position == n + 1
+        assert screen.work.position == n + 1
 
 
-def test_skipped_items_do_not_shorten_the_expectation(screen: _Screen, clock: Any) -> None:
+def test_skipped_items_do_not_shorten_the_expectation(screen: Any, clock: Any) -> None:
     items = tracked(range(60), what="predicting", total=60)
     for n in range(54):
         next(items)
         clock.now += 0.001 if n < 50 else 60
-    work = work_of(screen)
+    work = screen.work
     assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
     clock.now += 600  # of one item in progress, which may take longer
     assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
 
 
-def test_a_log_has_few_lines(screen: _Screen, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_has_few_lines(screen: Any, clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Six hours, in works of ten minutes: half a minute to the first line, at most ten between two."""
     with caplog.at_level(logging.INFO):
         list(tracked(range(100), what="short work", total=100))
@@ -138,12 +132,12 @@ def test_a_log_has_few_lines(screen: _Screen, clock: Any, caplog: pytest.LogCapt
     assert not any("\r" in line for line in caplog.messages)
 
 
-def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
+def test_the_work_that_began_last_is_shown(screen: Any) -> None:
     outer = tracked(range(3), what="outer", total=3)
     next(outer)
     for _ in tracked(range(2), what="inner", total=2):
-        assert work_of(screen).what == "inner"
-    assert work_of(screen).what == "outer"
+        assert screen.work.what == "inner"
+    assert screen.work.what == "outer"
     assert list(outer) == [1, 2]
     # a part alone shows nothing
     with part("windows", 4) as after_window:
@@ -155,7 +149,7 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
+def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
     file, _ = Terminal(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
@@ -167,7 +161,7 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
+def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
     """An error message must stand alone, and the cursor be there again."""
     terminal = use_terminal(monkeypatch)
     abandoned = iter(tracked(range(4), what="epoch", total=4))

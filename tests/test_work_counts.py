@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from brats_seg.cases.case import case_of_arrays
 from brats_seg.cases.index import index_cases
@@ -45,6 +47,7 @@ IO = Path("/proc/self/io")
 MEGABYTE = 1e6
 SHAPE = (80, 80, 64)
 """Voxels of the scans: large enough that their files are larger than all that is read beside them."""
+IDS = ((0, "BraTS2021_00000"), (1, "BraTS2021_00001"))
 
 
 def check(counts: Mapping[str, float], limits: Mapping[str, float]) -> None:
@@ -74,10 +77,10 @@ class Kernels(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         # what returns no tensor asks for a property, or reads a number
-        is_tensor = next(_storages(result), None) is not None
-        if name == "_local_scalar_dense" or (is_tensor and not func.is_view):
+        if name == "_local_scalar_dense" or (_storages(result) and not func.is_view):
             self.names[name] += 1
-            self.n_bytes += sum(_new_bytes(result, {p.data_ptr() for p in _storages(args)}))
+            known = {storage.data_ptr() for storage in _storages(args)}
+            self.n_bytes += sum(s.nbytes() for s in _storages(result) if s.data_ptr() not in known)
         return result
 
     def counts(self) -> dict[str, float]:
@@ -94,18 +97,8 @@ class Kernels(TorchDispatchMode):
         return {name: count for name, count in counts.items() if count}
 
 
-def _storages(values: object) -> Iterator[torch.UntypedStorage]:
-    if isinstance(values, Tensor):
-        yield values.untyped_storage()
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _storages(value)
-
-
-def _new_bytes(result: object, known: set[int]) -> Iterator[int]:
-    for storage in _storages(result):
-        if storage.data_ptr() not in known:
-            yield storage.nbytes()
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def step_of(criterion: Criterion, dtype: torch.dtype | None) -> Callable[[], object]:
@@ -207,6 +200,17 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def check_files(work: Callable[[], object], scans: Path, output: Path, *limits: float) -> None:
+    """Check the files that the work on the scans of a case opens and reads, results left out."""
+    before, size = bytes_read(), size_of(output)
+    with opened_below(scans) as opened, opened_below(output) as written:
+        work()
+    n_read = bytes_read() - before - (size_of(output) - size)
+    counts = {"scans opened": opened.total(), "files of the output opened": written.total()}
+    counts["bytes read per byte of the scans"] = n_read / size_of(scans)
+    check(counts, dict(zip(counts, limits, strict=True)))
+
+
 def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cases, two patches each, and a validation of the two held-out cases in windows."""
     config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
@@ -231,36 +235,21 @@ def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
-    root = tmp_path / "scans"
-    for number in range(2):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=SHAPE)
-    cases = index_cases(root).cases
-    prepare_cases(cases[:1], tmp_path / "prepared", StoreConfig(), n_workers=0)
-    before = bytes_read()
-    with opened_below(root) as opened, opened_below(tmp_path / "prepared") as written:
-        prepare_cases(cases[1:], tmp_path / "prepared", StoreConfig(), n_workers=0)
-    prepared = size_of(tmp_path / "prepared" / "BraTS2021_00001")
-    n_read = bytes_read() - before - prepared
-    counts = {"scans opened": opened.total(), "prepared files opened": written.total()}
-    counts["bytes read per byte of the scans"] = n_read / size_of(root / "BraTS2021_00001")
-    check(counts, dict(zip(counts, (9, 21, 3.0), strict=True)))
+    folders = [write_case(tmp_path / "scans", name, shape=SHAPE, seed=n) for n, name in IDS]
+    first, second = index_cases(tmp_path / "scans").cases
+    prepare = partial(
+        prepare_cases, folder=tmp_path / "prepared", config=StoreConfig(), n_workers=0
+    )
+    prepare([first])
+    check_files(partial(prepare, [second]), folders[1], tmp_path / "prepared", 9, 21, 3.0)
 
 
 def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
-    first, second = (
-        write_case(tmp_path / name, name, shape=SHAPE).parent
-        for name in ("BraTS2021_00000", "BraTS2021_00001")
-    )
+    first, second = (write_case(tmp_path / name, name, shape=SHAPE).parent for _, name in IDS)
     settings = PredictionSettings(window="whole", preview=False)
-    models, output = [write_run(tmp_path / "run")], tmp_path / "out"
-    predict_folder([first], models, output, settings)
-    before = bytes_read()
-    with opened_below(second) as opened, opened_below(output) as written:
-        predict_folder([second], models, output, settings)
-    n_read = bytes_read() - before
-    counts = {"scans opened": opened.total(), "files of the output opened": written.total()}
-    counts["bytes read per byte of the scans"] = n_read / size_of(second)
-    check(counts, dict(zip(counts, (6, 18, 2.6), strict=True)))
+    rest = [write_run(tmp_path / "run")], tmp_path / "out", settings
+    predict_folder([first], *rest)
+    check_files(lambda: predict_folder([second], *rest), second, tmp_path / "out", 6, 18, 2.6)
 
 
 def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() -> None:
