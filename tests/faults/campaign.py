@@ -2,15 +2,16 @@
 
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from tests.faults.programs import LimitedMemory, run
+from tests.faults.programs import limit_memory, run
 from tests.faults.stages import Command, Stages, Undisturbed
 
 OWNED = "owned"
 """File that hostile code would write."""
 _N_SHOWN = 5
-_MEMORY = LimitedMemory(2 << 30)
+_MEMORY = partial(limit_memory, 2 << 30)
 
 
 @dataclass

@@ -206,14 +206,9 @@ def _is_inside(path: object, folder: str) -> bool:
     return os.path.abspath(os.fsdecode(path)).startswith(folder)  # noqa: PTH100
 
 
-class At(NamedTuple):
-    """Something happens to the command, which is given its folder, at one moment."""
-
-    n: int
-    happen: Callable[[Path], None]
-
-    def __call__(self, folder: Path) -> None:
-        at_each_moment(folder, lambda n, event: self.happen(folder) if n == self.n else None)
+def at(moment: int, happen: Callable[[Path], None], folder: Path) -> None:
+    """Let something happen to the command, which is given its folder, at one moment."""
+    at_each_moment(folder, lambda n, event: happen(folder) if n == moment else None)
 
 
 def kill_all(folder: Path) -> None:
@@ -234,38 +229,26 @@ def unplug(name: str, folder: Path) -> None:
         (folder / name).rename(away_from(folder / name))
 
 
-class KilledWriting(NamedTuple):
-    """The process is killed in the middle of the first write after a moment, by the system."""
-
-    n: int
-
-    def __call__(self, folder: Path) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        At(self.n, limit_files)(folder)
+def kill_writing(moment: int, folder: Path) -> None:
+    """Let the system kill the process in the middle of the first write after a moment."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    at(moment, limit_files, folder)
 
 
-class KilledAfter(NamedTuple):
-    seconds: float
-
-    def __call__(self, folder: Path) -> None:
-        timer = threading.Timer(self.seconds, os.killpg, (0, signal.SIGKILL))
-        timer.daemon = True
-        timer.start()
+def kill_after(seconds: float, folder: Path) -> None:
+    timer = threading.Timer(seconds, os.killpg, (0, signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
 
 
-class RefusedFrom(NamedTuple):
-    """From one moment on the disk refuses changes with an error of the system."""
+def refuse_from(moment: int, error: int, folder: Path) -> None:
+    """Let the disk refuse changes: if it is full, new files and `fsync`, else every change."""
 
-    n: int
-    error: int
-    """Number of the error: a full disk refuses new files and `fsync`, any other every change."""
+    def act(number: int, event: str) -> None:
+        if number >= moment and (error != errno.ENOSPC or event in _TAKES_SPACE):
+            raise OSError(error, os.strerror(error))
 
-    def __call__(self, folder: Path) -> None:
-        def act(number: int, event: str) -> None:
-            if number >= self.n and (self.error != errno.ENOSPC or event in _TAKES_SPACE):
-                raise OSError(self.error, os.strerror(self.error))
-
-        at_each_moment(folder, act)
+    at_each_moment(folder, act)
 
 
 def away_from(path: Path) -> Path:
@@ -283,10 +266,6 @@ def without_network(folder: Path) -> None:
     sys.addaudithook(audit)
 
 
-class LimitedMemory(NamedTuple):
-    n_bytes: int
-
-    def __call__(self, folder: Path) -> None:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = held + self.n_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+def limit_memory(n_bytes: int, folder: Path) -> None:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + n_bytes, held + n_bytes))

@@ -12,14 +12,14 @@ from functools import partial
 import pytest
 
 from tests.faults.campaign import Campaign
-from tests.faults.programs import At, Fault, RefusedFrom, away_from, limit_files, run, unplug
+from tests.faults.programs import Fault, at, away_from, limit_files, refuse_from, run, unplug
 from tests.faults.stages import COMMANDS, differences, ending, lost, results
 
 DISKS: dict[str, Callable[[int], Fault]] = {
-    "full": lambda n: RefusedFrom(n, errno.ENOSPC),
-    "read-only": lambda n: RefusedFrom(n, errno.EROFS),
-    "failing": lambda n: RefusedFrom(n, errno.EIO),
-    "limited by ulimit -f": lambda n: At(n, limit_files),
+    "full": lambda n: partial(refuse_from, n, errno.ENOSPC),
+    "read-only": lambda n: partial(refuse_from, n, errno.EROFS),
+    "failing": lambda n: partial(refuse_from, n, errno.EIO),
+    "limited by ulimit -f": lambda n: partial(at, n, limit_files),
 }
 """What happens to a disk at a moment."""
 THRICE, TWICE = (0.0, 0.45, 0.9), (0.0, 0.5)
@@ -76,7 +76,8 @@ def test_a_vanished_folder_gives_no_traceback(name: str, which: str, campaign: C
     vanishing = OUTPUTS[name] if which == "output" else "scans"
     for share in (0.1, 0.5, 0.9):
         folder = campaign.start(command.stage, f"at{share}")
-        hit = run(command.words, folder, At(alone.moment(share), partial(unplug, vanishing)))
+        fault = partial(at, alone.moment(share), partial(unplug, vanishing))
+        hit = run(command.words, folder, fault)
         away = away_from(folder / vanishing)
         if which == "input" and away.exists():
             away.rename(folder / vanishing)

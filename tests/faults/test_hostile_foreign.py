@@ -22,8 +22,10 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from tests.builders import write_case
 from tests.faults.campaign import Campaign
+from tests.faults.test_hostile_models import Break
 from tests.foreign_builders import part, write_bundle, write_nnunet
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # MONAI's own
 Way: TypeAlias = tuple[str | int, ...]
 """Keys that lead to an entry of nested values."""
 NAN, HUGE = float("nan"), 10**9
@@ -110,7 +112,6 @@ def case(tmp_path: Path) -> LoadedCase:
     return load_case(find_inputs([write_case(tmp_path / "scans")])[0])
 
 
-@pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("step", [14, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, campaign):
@@ -126,9 +127,6 @@ def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, cam
             is_meant = "otherwise" in problem and not NONSENSE[what] and {*way} & {*MEANT}
             campaign.note(f"{file} {way} {what}", "" if is_meant else problem)
         (folder / file).write_text(original)
-
-
-Break: TypeAlias = Callable[[Path], object]
 
 
 def entry(file: str, way: str, value: Any) -> Break:
@@ -236,7 +234,6 @@ OF_BOTH = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
 def test_hostile_models(name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign) -> None:
     for number, (what, change) in enumerate((HOSTILE[name] | OF_BOTH).items()):
@@ -246,7 +243,6 @@ def test_hostile_models(name: str, tmp_path: Path, case: LoadedCase, campaign: C
         campaign.note(f"{name}: {what}", problem)
 
 
-@pytest.mark.filterwarnings("ignore")  # MONAI's own
 @pytest.mark.parametrize("name", WRITERS)
 def test_weights_in_half_precision_are_read(name: str, tmp_path: Path, case: LoadedCase) -> None:
     folder = WRITERS[name](tmp_path / "model")

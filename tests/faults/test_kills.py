@@ -5,11 +5,12 @@ middle of a write, and by the clock.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from tests.faults.campaign import Campaign
-from tests.faults.programs import At, Fault, KilledAfter, KilledWriting, kill_all, run
+from tests.faults.programs import Fault, at, kill_after, kill_all, kill_writing, run
 from tests.faults.stages import COMMANDS, Undisturbed, ending, lost, results
 
 N_KILLS = {
@@ -28,11 +29,11 @@ def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
         share = (number + 0.5) / n_kills
         # six of ten at a change, three in the middle of the next write, one by the clock
         if number % 10 == 9:
-            yield KilledAfter(share * alone.seconds)
+            yield partial(kill_after, share * alone.seconds)
         elif number % 3 == 2:
-            yield KilledWriting(alone.moment(share))
+            yield partial(kill_writing, alone.moment(share))
         else:
-            yield At(alone.moment(share), kill_all)
+            yield partial(at, alone.moment(share), kill_all)
 
 
 @pytest.mark.parametrize(

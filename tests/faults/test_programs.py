@@ -3,6 +3,7 @@
 import errno
 import re
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,9 @@ def folder(stages: Stages, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
-        (programs.At(1, programs.kill_all), -signal.SIGKILL),
-        (programs.KilledWriting(1), -signal.SIGXFSZ),
-        (programs.RefusedFrom(1, errno.ENOSPC), 3),
+        (partial(programs.at, 1, programs.kill_all), -signal.SIGKILL),
+        (partial(programs.kill_writing, 1), -signal.SIGXFSZ),
+        (partial(programs.refuse_from, 1, errno.ENOSPC), 3),
     ],
 )
 def test_a_fault_ends_the_command_without_its_result(fault, code: int, folder: Path) -> None:
@@ -40,7 +41,8 @@ def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> Non
     assert "it hung" in hung.problem
     assert "it ended in a traceback" in died.problem
     assert "exit code 2, expected (0,)" in programs.Ended(code=2, shown="").expect(0)
-    assert programs.run("phantom other", folder, programs.LimitedMemory(1 << 20)).code != 0
+    little_memory = partial(programs.limit_memory, 1 << 20)
+    assert programs.run("phantom other", folder, little_memory).code != 0
 
 
 def test_another_byte_is_another_result(folder: Path) -> None:

@@ -4,12 +4,13 @@ The first is stopped at a moment of its work while the second starts; then both 
 """
 
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.faults.campaign import Campaign
-from tests.faults.programs import At, Running, pause
+from tests.faults.programs import Running, at, pause
 from tests.faults.stages import COMMANDS, Command, differences, results
 
 ALONE_S = 2.0
@@ -26,7 +27,7 @@ OTHER_WORDS = {
 
 def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) -> tuple[str, ...]:
     """Run a command while another is stopped at a moment; return the problems of both."""
-    first = Running(first_words, folder, At(moment, pause))
+    first = Running(first_words, folder, partial(at, moment, pause))
     stopped = first.wait_until_paused()
     second = Running(second_words, folder)
     second.wait_until_ended(ALONE_S)
