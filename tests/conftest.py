@@ -47,6 +47,11 @@ def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
     return Path(shutil.copytree(tiny_scans, tmp_path / "data"))
 
 
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    return write_case(tmp_path / "scans")
+
+
 @pytest.fixture(scope="session")
 def data(tiny_scans: Path) -> "FoldData":
     """The first of three folds of `tiny_scans`: four cases to train on, two held out."""

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from brats_seg import Reconstructor, build_model, write_phantom_cases
 from brats_seg.config import Config, ModelConfig, load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
@@ -70,7 +70,6 @@ def test_learning_begins_at_one_image_for_all_and_the_first_step_leaves_it() -> 
 
 
 CPU = Device(torch_device=torch.device("cpu"))
-SMALL = (32, 32, 32)
 SETTINGS = ("model.name=autoencoder", "model.latent=64", "training.n_epochs=2")
 
 
@@ -79,13 +78,8 @@ def settings(*changes: str) -> Config:
     return load_config(assignments=[*SETTINGS, *usual, *changes])
 
 
-@pytest.fixture
-def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autoencoder, "GRID", SMALL)
-
-
-@pytest.mark.usefixtures("small_grid")
-def test_a_run_has_its_files_without_dice(data: FoldData, tmp_path: Path, tiny_run: Path) -> None:
+def test_a_run_has_its_files_without_dice(data, tmp_path, tiny_run, monkeypatch):
+    monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
     outcome = train(data, tmp_path / "run", settings())
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]
     assert names[0] == names[1]

@@ -87,7 +87,6 @@ def test_mappings_of_two_years_are_joined(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [b"", b"\n", b"patient,days\nA,5\n", bytes(range(256)) * 8, b'"unclosed\n', b"\xff\xfe\x00"],
-    ids=["empty", "blank", "other columns", "binary", "unclosed", "utf-16"],
 )
 def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
     (tmp_path / "survival_predictions.csv").write_bytes(content)

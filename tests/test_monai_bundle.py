@@ -15,7 +15,6 @@ from monai.networks.nets import SegResNet
 from brats_seg import PredictionSettings, Predictor
 from brats_seg.errors import UsageError
 from brats_seg.presets import MONAI_NETWORKS
-from tests.builders import write_case
 from tests.foreign_builders import FP32, part, predict, write_bundle
 
 SPATIAL = (
@@ -24,11 +23,6 @@ SPATIAL = (
         "Spacingd", keys=["image", "label"], pixdim=[1.5, 1.5, 1.25], mode=["bilinear", "nearest"]
     ),
 )
-
-
-@pytest.fixture
-def case(tmp_path: Path) -> Path:
-    return write_case(tmp_path / "scans")
 
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's own

@@ -22,11 +22,6 @@ from tests.builders import write_case
 from tests.foreign_builders import TISSUE_LABELS, nnunet_network, predict, write_fold, write_nnunet
 
 
-@pytest.fixture
-def case(tmp_path: Path) -> Path:
-    return write_case(tmp_path / "scans")
-
-
 def load(*models: Path) -> Predictor:
     return Predictor.load(models, PredictionSettings(device="cpu", precision="fp32"))
 

@@ -11,7 +11,6 @@ import sys
 import venv
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 from zipfile import ZipFile
 
@@ -220,7 +219,9 @@ def test_make_notebook_keeps_the_work_that_there_is(data: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
     """After a change: `make pages`."""
-    pages = load_make_pages()
+    pytest.importorskip("nbclient")
+    with patch.object(sys, "path", [str(NOTEBOOKS / "pages"), *sys.path]):
+        pages = importlib.import_module("make_pages")
     text = (NOTEBOOKS / "pages" / f"{name}.md").read_text()
     assert pages.is_current(name)
     assert all((NOTEBOOKS / "pages" / file).is_file() for file in PICTURE.findall(text))
@@ -228,12 +229,6 @@ def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
     files = list((NOTEBOOKS / "pages" / name).iterdir())
     assert sorted(f"{name}/{path.name}" for path in files) == sorted(PICTURE.findall(text))
     assert sum(path.stat().st_size for path in files) < 3e6
-
-
-def load_make_pages() -> Any:
-    pytest.importorskip("nbclient")
-    with patch.object(sys, "path", [str(NOTEBOOKS / "pages"), *sys.path]):
-        return importlib.import_module("make_pages")
 
 
 MADE = (

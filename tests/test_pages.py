@@ -32,15 +32,6 @@ from tests.test_scores import score_row
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
 PAGES = ("case", "cohort", "run")
 
-RECORD = {
-    **dict.fromkeys(("key", "version", "device"), "0123"),
-    **dict.fromkeys(("seconds", "peak_memory_mb"), 1.0),
-    "settings": PredictionSettings(),
-    "convention": "brats2017",
-    "inputs": (),
-    "files": {},
-}
-
 
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -73,7 +64,12 @@ def write_results(folder: Path, *, name: str = "") -> Path:
             warnings=(f"odd {name}",) * (case_id == "fair"),
             volumes=[PartVolume(name=region, ml=n, n_components=1) for region, n in parts],
             outputs=(f"previews/{case_id}{name}.png",),
-            **RECORD,
+            settings=PredictionSettings(),
+            convention="brats2017",
+            inputs=(),
+            files={},
+            **dict.fromkeys(("key", "version", "device"), "0123"),
+            **dict.fromkeys(("seconds", "peak_memory_mb"), 1.0),
         )
         lines.append(record.model_dump_json())
     failed = {"case_id": f"lost{name}", "error": "CaseError", "message": f"a file is empty {name}"}

@@ -28,13 +28,8 @@ from tests.training_builders import Recorder, tiny_settings, train
 
 CASE = "BraTS2021_00000"
 NAMES = ("image.npy", "labels.npy", "foreground.npy", MANIFEST_NAME)
-GRID = Geometry(
-    shape=(240, 240, 155),
-    affine=np.diag([-1, -1, 1 / 3, 1]),
-    qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
-    qform_code=1,
-    sform_code=2,
-)
+SFORM, QFORM = np.diag([-1, -1, 1 / 3, 1]), np.diag([-1, -1, 0.1 + 0.2, 1])
+GRID = Geometry(shape=(240, 240, 155), affine=SFORM, qform=QFORM, qform_code=1, sform_code=2)
 MANIFEST = Manifest(
     convention="brats2017",
     sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),

@@ -53,7 +53,8 @@ def trained(fitted, family):
     return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 
-IN_FOLDS = fold_table([f"case{number:03d}" for number in range(12)])
+IDS = [f"case{number:03d}" for number in range(12)]
+IN_FOLDS = fold_table(IDS)
 OUTSIDE = [{number for number in range(12) if number % 3 != fold} for fold in range(3)]
 """Cases that are not held out, by fold."""
 
@@ -101,7 +102,6 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     assert first.n_chosen == {"ridge": 4}
 
 
-IDS = [f"case{number:03d}" for number in range(12)]
 CENSORED = numbered(censored=[number % 3 != 0 for number in range(12)])
 
 

@@ -275,15 +275,12 @@ def test_memory_runs_out_in_validation(data: FoldData, caplog: pytest.LogCapture
     assert "with windows of 8x8x8" in caplog.text
 
 
-class WithAuxiliary(nn.Module):
+class WithAuxiliary(nn.Conv3d):
     """Returns the logits with others, as the networks of torchvision do."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.coarse = nn.Conv3d(4, 3, 1), nn.Conv3d(4, 3, 2, stride=2)
-
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        return {"aux": self.coarse(image), "out": self.fine(image)}
+        logits = super().forward(image)
+        return {"aux": nn.functional.avg_pool3d(logits, 2), "out": logits}
 
 
 def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
@@ -296,7 +293,7 @@ def auxiliary_loss(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor
 @pytest.mark.parametrize("given", [{}, {"criterion": auxiliary_loss}])
 def test_networks_with_dictionaries(data, tmp_path, given):
     config = settings("loss.batch_dice=true")
-    outcome = train(data, tmp_path, config, network=WithAuxiliary(), **given)
+    outcome = train(data, tmp_path, config, network=WithAuxiliary(4, 3, 1), **given)
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
 

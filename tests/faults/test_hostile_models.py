@@ -44,19 +44,10 @@ def _change(content: Any, name: str, value: Any) -> None:
     reduce(lambda entry, part: entry.setdefault(part, {}), above, content)[last] = value
 
 
-def _network(name: str, value: Any) -> Break:
-    def change(model: Path) -> None:
-        content = json.loads((model / "model.json").read_text())
-        _change(content["members"][0], name, value)
-        (model / "model.json").write_text(json.dumps(content))
-
-    return change
-
-
-def _replaced(make: Break, name: str = ".") -> Break:
+def _replaced(make: Break) -> Break:
     def change(path: Path) -> None:
-        (path / name).unlink()
-        make(path / name)
+        path.unlink()
+        make(path)
 
     return change
 
@@ -104,10 +95,10 @@ CHECKPOINTS: Mapping[str, Break] = {
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 40),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:-200]),
     "with a flipped bit": _flipped,
-    "a folder": _replaced(UNREADABLE["a folder"]),
-    "a FIFO": _replaced(UNREADABLE["a FIFO"]),
-    "a device": _replaced(UNREADABLE["a device"]),
-    "a link to itself": _replaced(UNREADABLE["a link to itself"]),
+    **{
+        what: _replaced(UNREADABLE[what])
+        for what in ("a folder", "a FIFO", "a device", "a link to itself")
+    },
     "a list": lambda path: torch.save([1, 2], path),
     "without entries": lambda path: torch.save({"schema_version": 3}, path),
     "without a model": _saved("model", {}),
@@ -231,7 +222,10 @@ def _ask_for(run_path: Path, section: str, name: str, arguments: Mapping[str, An
     value = {"name": name, "arguments": dict(arguments)}
     for file in ("best.pt", "last.pt"):
         _saved(f"card.config.{section}", value)(run_path / file)
-    _network(f"card.config.{section}", value)(run_path.with_name("model"))
+    description = run_path.with_name("model") / "model.json"
+    content = json.loads(description.read_text())
+    _change(content["members"][0], f"card.config.{section}", value)
+    description.write_text(json.dumps(content))
     (run_path / "config.yaml").write_text(json.dumps({section: value}))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.campaign import Campaign
 from tests.faults.programs import Running, at, pause
-from tests.faults.stages import COMMANDS, Command, differences, results
+from tests.faults.stages import COMMANDS, differences, results
 
 ALONE_S = 2.0
 """Time that the second run has while the first is stopped."""
@@ -42,8 +42,15 @@ def two_at_once(first_words: str, second_words: str, folder: Path, moment: int) 
     )
 
 
-def run_in_pairs(campaign: Campaign, first: Command, second: Command) -> None:
-    """Stop the first at moments of its work; the results must be those of one of the two."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "second_words"),
+    [*((name, command.words) for name, command in COMMANDS.items()), *OTHER_WORDS.items()],
+)
+def test_the_results_are_those_of_one(name: str, second_words: str, campaign: Campaign) -> None:
+    """The first is stopped at moments of its work; other settings do not mix with its own."""
+    first = COMMANDS[name]
+    second = first._replace(words=second_words)
     alone = campaign.undisturbed(first)
     expected = alone.results, campaign.undisturbed(second).results
     for share in SHARES:
@@ -52,18 +59,6 @@ def run_in_pairs(campaign: Campaign, first: Command, second: Command) -> None:
         files = results(folder)
         mixed = "" if files in expected else differences(files, expected[0])
         campaign.note(f"{first.words} at {share}", *problems, mixed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_results_are_those_of_one(name: str, campaign: Campaign) -> None:
-    run_in_pairs(campaign, COMMANDS[name], COMMANDS[name])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHER_WORDS)
-def test_other_settings_do_not_mix(name: str, campaign: Campaign) -> None:
-    run_in_pairs(campaign, COMMANDS[name], Command(OTHER_WORDS[name], COMMANDS[name].stage))
 
 
 def test_a_second_prediction_into_a_folder_is_refused_by_name(campaign: Campaign) -> None:
