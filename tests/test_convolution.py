@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from brats_seg.models.convolution import Convolution, convolve, fast_format, is_slow, use_slabs
+from brats_seg.models.convolution import (
+    Convolution,
+    convolve,
+    cpu_as_gpu,
+    fast_format,
+    is_slow,
+    use_slabs,
+)
 
 Case = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -81,6 +88,9 @@ def test_other_types_autocast_and_export_go_to_torch(monkeypatch: pytest.MonkeyP
     assert not is_slow(image, weight[:, :, 1:2, 1:2, 1:2])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_slow(image, weight)
+    with cpu_as_gpu():
+        assert not is_slow(image, weight)
+    assert is_slow(image, weight)
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     assert not is_slow(image, weight)
 
@@ -105,4 +115,6 @@ def test_a_network_built_elsewhere_gets_slabs_where_its_layers_are_plain() -> No
 def test_large_images_are_computed_with_channels_last_on_a_cpu() -> None:
     assert fast_format(torch.empty(1, 4, 40, 40, 40)) is torch.contiguous_format
     assert fast_format(torch.empty(2, 4, 40, 40, 41)) is torch.channels_last_3d
+    with cpu_as_gpu():
+        assert fast_format(torch.empty(2, 4, 40, 40, 41)) is torch.contiguous_format
     assert fast_format(torch.empty(1, 4, 64, 64, 64, device="meta")) is torch.contiguous_format

@@ -38,7 +38,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "inference": 2063,
-    "cases": 2513,
+    "cases": 2509,
     "top level": 1527,
     "evaluation": 1267,
     "dicom": 1099,
@@ -46,7 +46,7 @@ ABOVE_BUDGET = {
     "runtime": 864,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_741, 110
+MOST_LINES, MOST_MODULES = 19_733, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

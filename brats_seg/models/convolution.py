@@ -5,6 +5,9 @@ times as long as oneDNN's. The same image as a batch of two overlapping slabs go
 equal results up to rounding.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 import torch
@@ -16,6 +19,7 @@ SLOW_LIMIT = 20_480
 selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/native/Convolution.cpp, torch 2.6 to 2.13."""
 _CONTIGUOUS_VOXELS = 40**3
 """Voxels of the largest image whose features stay contiguous on a CPU."""
+_stands_for_gpu: ContextVar[bool] = ContextVar("stands_for_gpu", default=False)
 
 
 class Convolution(nn.Conv3d):
@@ -67,7 +71,7 @@ def is_slow(image: Tensor, weight: Tensor) -> bool:
     n, *axes, _ = image.shape
     return (
         n == 1
-        and image.device.type == "cpu"
+        and is_on_cpu(image)
         and image.dtype is torch.float32
         and not torch.is_autocast_enabled("cpu")
         and prod(weight.shape[2:]) > 1
@@ -83,8 +87,23 @@ def fast_format(image: Tensor) -> torch.memory_format:
     oneDNN convolves features whose channels lie side by side (channels last), and copies others to
     that order and back. Small images are not worth the change of the format; GPUs were not measured.
     """
-    is_gain = image.device.type == "cpu" and prod(image.shape[2:]) > _CONTIGUOUS_VOXELS
+    is_gain = is_on_cpu(image) and prod(image.shape[2:]) > _CONTIGUOUS_VOXELS
     return torch.channels_last_3d if is_gain else torch.contiguous_format
+
+
+def is_on_cpu(tensor: Tensor) -> bool:
+    """Return whether a tensor is on the CPU, and does not stand for one on a GPU."""
+    return tensor.device.type == "cpu" and not _stands_for_gpu.get()
+
+
+@contextmanager
+def cpu_as_gpu(*, is_needed: bool = True) -> Iterator[None]:
+    """Let networks on the CPU compute as on a GPU, so that the memory which they take there is counted."""
+    token = _stands_for_gpu.set(is_needed)
+    try:
+        yield
+    finally:
+        _stands_for_gpu.reset(token)
 
 
 def _is_plain(layer: nn.Conv3d) -> bool:

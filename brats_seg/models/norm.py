@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from brats_seg.errors import ConfigError
+from brats_seg.models.convolution import is_on_cpu
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,6 @@ class ActivatedNorm(nn.Module):
         self.eps = eps
         self.in_place = True
         """Whether the input is overwritten; False on devices that cannot, see `check_in_place`."""
-        self.groups_as_on_gpu = False
-        """Whether the CPU inverts as many channels together as a GPU, see `group_as_on_gpu`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
@@ -78,8 +77,7 @@ class ActivatedNorm(nn.Module):
             raise ConfigError(msg)
         if not self.in_place:
             return self.stock(features)
-        as_on_gpu = self.groups_as_on_gpu
-        return _overwrite(features, self.weight, self.bias, self.slope, self.eps, as_on_gpu)
+        return _overwrite(features, self.weight, self.bias, self.slope, self.eps)
 
     def stock(self, features: Tensor) -> Tensor:
         """Compute the same with the stock layers, which keep two tensors and leave their input."""
@@ -100,13 +98,6 @@ def check_in_place(network: nn.Module) -> None:
         log.warning("%s: norms take more memory, as in stock torch", layers[0].weight.device)
         for layer in layers:
             layer.in_place = False
-
-
-def group_as_on_gpu(network: nn.Module) -> None:
-    """Let the norms of a network on the CPU take the memory for temporaries that they take on a GPU."""
-    for module in network.modules():
-        if isinstance(module, ActivatedNorm):
-            module.groups_as_on_gpu = True
 
 
 def _agrees_with_stock(device: torch.device) -> bool:
@@ -136,7 +127,6 @@ class _InPlace(torch.autograd.Function):
         bias: Tensor,
         slope: float,
         eps: float,
-        as_on_gpu: bool,
     ) -> Tensor:
         dtype = torch.promote_types(features.dtype, torch.float32)
         weight, bias = _away_from_zero(weight).to(dtype), bias.to(dtype)
@@ -154,17 +144,16 @@ class _InPlace(torch.autograd.Function):
         ctx.mark_dirty(features)
         ctx.save_for_backward(features, weight, bias, inverse_deviation)
         ctx.slope = slope
-        ctx.as_on_gpu = as_on_gpu
         return features
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         output, weight, bias, inverse_deviation = ctx.saved_tensors
-        groups = _groups_of_channels(output, as_on_gpu=ctx.as_on_gpu)
+        groups = _groups_of_channels(output)
         if len(output) == len(groups) == 1 and not _is_split(output):
             affine = weight, bias, inverse_deviation[0]
-            return *_backward(by_output, output, affine, ctx.slope), None, None, None, None
+            return *_backward(by_output, output, affine, ctx.slope), None, None
         by_features = torch.empty_like(output)
         by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
         of_patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
@@ -176,10 +165,10 @@ class _InPlace(torch.autograd.Function):
                 else _backward_by_channels(by_own, own, by_own_features, affine, ctx.slope, groups)
             )
             by_weight[patch], by_bias[patch] = gradients
-        return by_features, by_weight.sum(0), by_bias.sum(0), None, None, None
+        return by_features, by_weight.sum(0), by_bias.sum(0), None, None
 
 
-_overwrite: Callable[[Tensor, Tensor, Tensor, float, float, bool], Tensor] = _InPlace.apply
+_overwrite: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = _InPlace.apply
 
 
 def _away_from_zero(weight: Tensor) -> Tensor:
@@ -187,11 +176,11 @@ def _away_from_zero(weight: Tensor) -> Tensor:
     return torch.where(weight < 0, -size, size)
 
 
-def _groups_of_channels(output: Tensor, *, as_on_gpu: bool) -> list[slice]:
+def _groups_of_channels(output: Tensor) -> list[slice]:
     n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
     if not output.is_contiguous():  # with channels last, splitting them would copy
         return [slice(None)]
-    on_cpu = output.device.type == "cpu" and not as_on_gpu
+    on_cpu = is_on_cpu(output)
     size = max(1, _VOXELS_AT_A_TIME["cpu" if on_cpu else "gpu"] // n_voxels)
     if on_cpu:
         size = max(size, torch.get_num_threads())  # threads work on different channels
@@ -206,7 +195,7 @@ def _is_split(patch: Tensor) -> bool:
 def _is_in_rows(patch: Tensor) -> bool:
     """Return whether a patch `(1, C, X, Y, Z)` on the CPU holds the channels of a voxel side by side."""
     channels_last = patch.is_contiguous(memory_format=torch.channels_last_3d)
-    return patch.device.type == "cpu" and channels_last and not patch.is_contiguous()
+    return is_on_cpu(patch) and channels_last and not patch.is_contiguous()
 
 
 def _as_rows(patch: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.build import shape_text
+from brats_seg.models.convolution import cpu_as_gpu
 from brats_seg.models.interface import set_activation_checkpointing, tensors_of
-from brats_seg.models.norm import check_in_place, group_as_on_gpu
+from brats_seg.models.norm import check_in_place
 from brats_seg.presets import check_stored, trusting
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, device_name, gpus
@@ -361,7 +362,7 @@ class Footprint:
             config: Settings; those of the optimizer and the effective batch are used.
             device: Device of the fake tensors.
             for_gpu: Whether tensors on the CPU stand for those of a GPU that this machine lacks. Then
-                the batch on the host is not counted, and norms take temporaries as on a GPU.
+                the batch on the host is not counted, and the network computes as on a GPU.
         """
         self._criterion = criterion
         self._for_gpu = for_gpu
@@ -374,8 +375,6 @@ class Footprint:
             fakes = _fakes_of(network, device)
         # tensors in the memo count as copied already, so this takes no memory
         self._network = deepcopy(network, fakes).train()
-        if for_gpu:
-            group_as_on_gpu(self._network)
         with self._counting():
             optimizer = build_optimizer(self._network.parameters(), config.optimizer)
             self._hold_gradients(hold=True)
@@ -440,7 +439,8 @@ class Footprint:
     @contextmanager
     def _counting(self) -> Iterator[None]:
         # dispatch modes apply to this thread only
-        with self._mode, self._live, torch.autograd.set_multithreading_enabled(False):
+        one_thread = torch.autograd.set_multithreading_enabled(False)
+        with self._mode, self._live, one_thread, cpu_as_gpu(is_needed=self._for_gpu):
             yield
 
 
