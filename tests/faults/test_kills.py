@@ -13,15 +13,8 @@ from tests.faults.campaign import Campaign
 from tests.faults.programs import Fault, at, kill_after, kill_all, kill_writing, run
 from tests.faults.stages import COMMANDS, Undisturbed, ending, lost, results
 
-N_KILLS = {
-    "index": 12,
-    "prepare": 20,
-    "train": 20,
-    "tune": 12,
-    "crossval": 12,
-    "predict": 16,
-    "features": 12,
-}
+N_KILLS = dict.fromkeys(("index", "tune", "crossval", "features"), 12)
+N_KILLS |= {"prepare": 20, "train": 20, "predict": 16}
 
 
 def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
