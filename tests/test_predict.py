@@ -209,18 +209,25 @@ def test_probabilities_not_logits_are_averaged():
     assert mean[1] == pytest.approx(0.5)
 
 
-def test_all_eight_mirror_images_are_turned_back_and_averaged():
+@pytest.mark.parametrize("mean_of", ["probabilities", "logits"])
+def test_all_eight_mirror_images_are_turned_back_and_averaged(mean_of):
     """Compare with a slow loop, for a network whose result depends on directions."""
-    network = Pointwise()
+    network, sigmoid = Pointwise(), torch.sigmoid
+    model = make_model(network)
+    member = model.members[0]
+    method = replace(member.method, mean_of=mean_of)
+    model = replace(model, members=(replace(member, method=method),))
+    inner, outer = (sigmoid, Tensor) if mean_of == "probabilities" else (Tensor, sigmoid)
     expected = np.zeros((3, *IMAGE.shape[1:]))
     for mirror in np.ndindex(2, 2, 2):
         axes = tuple(axis + 1 for axis in range(3) if mirror[axis])
         flipped = torch.from_numpy(np.flip(IMAGE, axes).copy())
         with torch.no_grad():
             logits = predict_logits(network, flipped, window=(8, 8, 8), overlap=0.5)
-        expected += np.flip(torch.sigmoid(logits).numpy(), axes) / 8
-    np.testing.assert_allclose(applied(make_model(network), tta=True), expected, atol=1e-6)
-    assert np.abs(applied(make_model(network)) - expected).max() > 0.1
+        expected += np.flip(inner(logits).numpy(), axes) / 8
+    expected = outer(torch.from_numpy(expected)).numpy()
+    np.testing.assert_allclose(applied(model, tta=True), expected, atol=1e-6)
+    assert np.abs(applied(model) - expected).max() > 0.1
 
 
 def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():

@@ -8,6 +8,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,7 @@ from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.losses import overlap_columns
 from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
-from brats_seg.training.state import read_state
+from brats_seg.training.state import Progress, RunState, read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged
 from tests.builders import Run, write_case
 from tests.training_builders import (
@@ -306,6 +307,11 @@ def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCapt
     with pytest.raises(BratsError, match=r"50 steps in a row .* Lower optimizer\.lr"):
         train(data, tmp_path / "run", config, network=network, criterion=infinite)
     assert "its gradient was not finite" in caplog.text
+    progress = Progress()
+    for skipped in (True, True, False):
+        RunState.after_batch(Mock(progress=progress), Mock(skipped=skipped, loss=1.0, n_patches=1))
+    # 50 in a row are too many; others are forgotten
+    assert (progress.n_batches, progress.n_skipped) == (3, 0)
 
 
 def test_between_validations_a_plateau_watches_the_same_patches(data, tmp_path, monkeypatch):
