@@ -46,7 +46,7 @@ def call(folder: Path, *arguments: str | Path) -> Done:
 
 def plain_environment(*prefixes: str) -> dict[str, str]:
     """Return the variables of a shell that make did not start; those that begin so are left out."""
-    dropped = ("MAKE", "MFLAGS", *prefixes)
+    dropped = ("MAKE", "MFLAGS", "ARGS", *prefixes)
     return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 import shutil
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
@@ -75,7 +76,9 @@ def _flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         entry = max(archive.infolist(), key=lambda one: one.file_size)
-    content[content.index(b"PK", entry.header_offset + 4) - entry.file_size // 2] ^= 16
+    lengths = content[entry.header_offset + 26 : entry.header_offset + 30]
+    n_name, n_extra = struct.unpack("<HH", lengths)
+    content[entry.header_offset + 30 + n_name + n_extra + entry.file_size // 2] ^= 16
     path.write_bytes(content)
 
 
