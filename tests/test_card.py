@@ -2,11 +2,14 @@
 
 import sys
 
+import pytest
+
 from tests.builders import ROOT, start
 
 
-def test_everything_that_a_gpu_computes_runs_on_a_card_that_is_not_there() -> None:
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_everything_that_a_gpu_computes_runs_on_a_card_that_is_not_there(which: str) -> None:
     """In a process of its own, because torch forgets no device that it was taught."""
-    options = ["-q", "-p", "no:cacheprovider", "--durations=5"]
+    options = ["-q", "-p", "no:cacheprovider", "--durations=9", "-m", which]
     done = start([sys.executable, "-m", "pytest", *options, "tests/on_card.py"], ROOT)
     assert done.returncode == 0, done.stdout
