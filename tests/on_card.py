@@ -21,7 +21,7 @@ from brats_seg.models.interface import ActivationCheckpointing, set_activation_c
 from brats_seg.models.norm import ActivatedNorm, check_in_place
 from brats_seg.presets import PRESETS
 from brats_seg.runtime.device import Device, gpu_named
-from brats_seg.training import memory_plan, ranks
+from brats_seg.training import independence, memory_plan, ranks
 from brats_seg.training.losses import DiceBce, build_task
 from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
 from tests.card import COUNTS, NAME, CardTensor, a_card
@@ -244,8 +244,8 @@ def test_a_planned_peak_is_at_least_what_a_step_takes_and_not_much_more(monkeypa
     planned = {row.checkpointing: row.predicted_mib for row in counter.rows(config.patch.size, 1)}
     peaks = {kind: peak_of_step(config, kind) for kind in ("none", "all")}
     ratios = [planned[kind] / peak for kind, peak in peaks.items()]
-    assert 1.0 <= min(ratios) <= max(ratios) <= 1.35, ratios
+    assert 1.0 <= min(ratios) <= max(ratios) <= 1.4, ratios
     if preset == "demo":
-        # the negative control: without the two patches by which the first step checks the network
-        monkeypatch.setattr(memory_plan.Footprint, "_probe", lambda *_: None)
-        assert [*counter.rows(config.patch.size, 1)][-1].predicted_mib < peaks["all"]
+        # the negative control: the check of the network passes two whole patches
+        monkeypatch.setattr(independence, "parts_to_probe", lambda image: [image[:1]])
+        assert peak_of_step(config, "all") > 1.2 * peaks["all"]

@@ -167,6 +167,13 @@ def test_layers_that_take_each_patch_by_itself_are_accepted(name: str, device: D
         ask(network, device=device)
 
 
+def test_a_network_for_patches_of_one_size_is_probed_with_whole_ones() -> None:
+    whole = Layer(lambda x: x.view(-1, 6, 8, 8, 8))
+    ask(around(nn.Sequential(whole, nn.InstanceNorm3d(6))))
+    with pytest.raises(ConfigError, match="BatchNorm3d"):
+        ask(around(nn.Sequential(whole, nn.BatchNorm3d(6))))
+
+
 @pytest.mark.parametrize("last", [lambda x: x.view(1, 3, 8, 8, 8), lambda x: (x, torch.ones(7, 4))])
 def test_a_network_for_one_patch_and_outputs_without_a_row_for_each_are_accepted(last) -> None:
     ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(last)))

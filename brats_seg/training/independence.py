@@ -124,7 +124,11 @@ class PatchIndependence:
         before = PassState.capture(device.torch_device, self._network)
         try:
             with torch.no_grad(), device.autocast(), _disturb(self._network):
-                _Probe(network=self._network, patch=image[:1], before=before).run()
+                for patch in parts_to_probe(image):
+                    probe = _Probe(network=self._network, patch=patch, before=before)
+                    if probe.check():
+                        break
+                    before.restore()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -159,13 +163,14 @@ class _Probe:
         flipped = self.patch.flip(tuple(range(2, self.patch.ndim)))
         return 2 * (flipped + 1 + _pattern_like(self.patch)).abs()
 
-    def run(self) -> None:
+    def check(self) -> bool:
+        """Raise `ConfigError` if patches are mixed; return whether the network takes two of this size."""
         try:
             beside_itself = self._outputs(self.patch)
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
-            return  # a network that takes one patch at a time mixes none
+            return False
         draws_nothing = self.before.is_random_state_current
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         beside_another = self._outputs(self.other)
@@ -179,6 +184,7 @@ class _Probe:
             raise ConfigError(self._refusal())
         if not all(map(torch.equal, buffers, self.before.buffers)):
             self._check_buffers(buffers)
+        return True
 
     def _outputs(self, *neighbours: Tensor) -> list[Tensor]:
         """Return the tensors of the output for the patch, without those that are for all patches."""
@@ -228,6 +234,16 @@ class _Probe:
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
             self._outputs(*neighbours)
         return calls
+
+
+def parts_to_probe(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the centre of the first patch, half as long along each axis, and the whole patch.
+
+    The centre takes an eighth of the time and memory. Where a network takes no two patches of either
+    size, it takes one patch at a time, and mixes none.
+    """
+    halves = (slice(length // 4, length // 4 + (length + 1) // 2) for length in image.shape[2:])
+    return image[:1, :, *halves], image[:1]
 
 
 def _summary(value: object, n_patches: int) -> Summary:

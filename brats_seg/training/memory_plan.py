@@ -9,7 +9,7 @@ of torch because there is no public one.
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -403,8 +403,7 @@ class Footprint:
 
     def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
         # from the second micro-batch on, the gradients of those before are held
-        is_cut = self._effective_batch > mode.micro_batch
-        self._hold_gradients(hold=is_cut)
+        self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
         # the batch is held on the host, which is the device itself on the CPU
         n_samples = 1 if self._for_gpu else self._effective_batch
         samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
@@ -412,24 +411,11 @@ class Footprint:
         samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         image, target = micro_batch.to(device.torch_device)
-        if is_cut:
-            self._probe(image[:1], device)
         with device.autocast():
             output = self._network(image)
             loss = whole_loss(self._criterion, output, target)
         loss.backward()
         self._hold_gradients(hold=False)
-
-    def _probe(self, patch: Tensor, device: Device) -> None:
-        """Do what takes most memory in `independence`: pass two patches while the weights are held twice.
-
-        With activation checkpointing this is the peak of a run, in its first step.
-        """
-        weights = [torch.empty_like(parameter) for parameter in self._network.parameters()]
-        # a network that takes one patch at a time is not probed; one that needs values fails below
-        with suppress(RuntimeError, ValueError), torch.no_grad(), device.autocast():
-            self._network(torch.cat([patch, torch.empty_like(patch)]))
-        weights.clear()
 
     def _hold_gradients(self, *, hold: bool) -> None:
         for parameter in self._network.parameters():
