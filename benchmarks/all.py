@@ -175,7 +175,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
             "",
             "## Run by hand",
             "",
-            *(f"- `{one.name}.py`: {one.by_hand}." for one in PROGRAMS if one.by_hand),
+            *(f"- `{p.name}.py`: {p.by_hand}." for p in PROGRAMS if p.by_hand),
             *(f"- `{name}.py` {reason}." for name, reason in NOT_COMPARED.items()),
             "",
         ]

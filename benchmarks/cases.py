@@ -185,7 +185,7 @@ def _normalised(case: Case) -> np.ndarray:
 
 def _with_nibabel(case: Case, *, as_stored: bool) -> list[np.ndarray]:
     images = (nib.load(case.path_of(scan)) for scan in case.images)
-    return [np.asanyarray(one.dataobj) if as_stored else one.get_fdata() for one in images]
+    return [np.asanyarray(image.dataobj) if as_stored else image.get_fdata() for image in images]
 
 
 def _with_monai(steps: Compose, case: Case) -> np.ndarray:

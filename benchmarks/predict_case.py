@@ -79,13 +79,13 @@ def main() -> None:
     rounds = _held_out(arguments) if arguments.runs else _random(arguments)
     seconds: dict[str, list[float]] = {}
     scores: dict[str, list[float]] = {}
-    for one in rounds:
-        for name, predict in one.ways.items():
+    for round_ in rounds:
+        for name, predict in round_.ways.items():
             started_s = process_time()
-            found = predict(one.image)
+            probabilities = predict(round_.image)
             seconds.setdefault(name, []).append(process_time() - started_s)
-            if one.reference is not None:
-                counts = count_regions(found > 0.5, one.reference, "case")
+            if round_.reference is not None:
+                counts = count_regions(probabilities > 0.5, round_.reference, "case")
                 scores.setdefault(name, []).append(float(dice(counts).mean()))
     comparisons = list(_comparisons(seconds, scores))
     report(comparisons, arguments.json)
@@ -164,8 +164,8 @@ def _comparisons(
 def _agreement(scores: Mapping[str, Sequence[float]], ours: str, theirs: str) -> str:
     if not scores:
         return ""
-    own, other = (statistics.mean(scores[name]) for name in (ours, theirs))
-    return f"mean Dice {own:.3f} against {other:.3f}, {len(scores[ours])} cases"
+    our_dice, their_dice = (statistics.mean(scores[name]) for name in (ours, theirs))
+    return f"mean Dice {our_dice:.3f} against {their_dice:.3f}, {len(scores[ours])} cases"
 
 
 def _by_us(model: Model, window: Window, image: Tensor) -> np.ndarray:

@@ -50,15 +50,13 @@ def main() -> None:
     given = parser.parse_args()
     cases = list(counted_cases(given.runs, given.prepared, given.precision))
     inside, errors, qualities = [], [], []
-    for place, (probabilities, counts) in enumerate(cases):
-        rest = cases[:place] + cases[place + 1 :]
-        told = predicted_dice(
-            fit_predicted_dice([one for one, _ in rest], [one for _, one in rest]), probabilities
-        )
+    for index, (probabilities, counts) in enumerate(cases):
+        rest = cases[:index] + cases[index + 1 :]
+        expected = predicted_dice(fit_predicted_dice(*zip(*rest, strict=True)), probabilities)
         true = dict(zip(REGIONS, dice(counts), strict=True))
-        inside += [one.low <= true[one.region] <= one.high for one in told]
-        errors += [abs(one.dice - true[one.region]) for one in told]
-        qualities.append(np.mean([one.dice for one in told]) if told else 0.0)
+        inside += [part.low <= true[part.region] <= part.high for part in expected]
+        errors += [abs(part.dice - true[part.region]) for part in expected]
+        qualities.append(np.mean([part.dice for part in expected]) if expected else 0.0)
     mean_dice = np.array([dice(counts).mean() for _, counts in cases])
     correlation = spearmanr(qualities, mean_dice).statistic
     print(

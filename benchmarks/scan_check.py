@@ -57,7 +57,7 @@ def zoomed(*factors: float) -> Change:
 
 def swapped(one: int, other: int) -> Change:
     """Return a fault that exchanges two modalities."""
-    order = [{one: other, other: one}.get(place, place) for place in range(4)]
+    order = [{one: other, other: one}.get(i, i) for i in range(4)]
     return lambda images: images[order]
 
 
@@ -177,7 +177,11 @@ def limits_of(scans: Sequence[Measured]) -> list[checks.Limit]:
 def share(scans: Iterable[Measured], fault: str, limits: Sequence[checks.Limit]) -> float:
     """Return the share of scans that are reported."""
     damaged = [scan[fault] for scan in scans]
-    return float(np.mean([other or any(checks.remarks(limits, one)) for one, other in damaged]))
+    return float(
+        np.mean(
+            [is_reported or any(checks.remarks(limits, values)) for values, is_reported in damaged]
+        )
+    )
 
 
 def main() -> None:

@@ -403,7 +403,7 @@ def load_config(
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+        unknown = [issue["loc"] for issue in error.errors() if issue["type"] == "extra_forbidden"]
         lines = [_unknown(location) for location in unknown] or explained(error, depth=2)
         raise ConfigError("\n".join(f"setting {line}" for line in lines)) from None
 

@@ -380,7 +380,7 @@ def _find_problems(
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
     try:
-        check_one_grid(case_id, [(one.file, one.geometry) for one in (*volumes, label) if one])
+        check_one_grid(case_id, [(v.file, v.geometry) for v in (*volumes, label) if v])
     except CaseError as error:
         yield error
     if volumes:

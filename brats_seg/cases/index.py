@@ -297,7 +297,7 @@ def _merge_duplicates(duplicates: Sequence[Case]) -> list[Case]:
 
 
 def _other_folders(case: Case, duplicates: Sequence[Case]) -> str:
-    return " and ".join(f"{other.folder.as_posix()}/" for other in duplicates if other is not case)
+    return " and ".join(f"{copy.folder.as_posix()}/" for copy in duplicates if copy is not case)
 
 
 def _row(case: Case) -> dict[str, str]:

@@ -155,9 +155,9 @@ def certify(run: Path | None = None, patches: int = 4) -> int:
         loss = f"{row.loss} (yours)" if row.own else row.loss
         rows.append((loss, row.precision, row.n_patches, row.method, f"{row.relative_error:.1e}"))
     options.print_table(("loss", "precision", "patches", "method", "relative error"), rows)
-    same = "exact: the accumulated gradient is that of the whole batch, to rounding"
-    other = "NOT exact: the accumulated gradient differs from that of the whole batch"
-    print(same if certificate.exact else other)
+    exact = "exact: the accumulated gradient is that of the whole batch, to rounding"
+    inexact = "NOT exact: the accumulated gradient differs from that of the whole batch"
+    print(exact if certificate.exact else inexact)
     return int(not certificate.exact)
 
 
@@ -259,7 +259,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         n_cases = counted(scores[0].n_cases, "held-out case")
         print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
         headings = ("predicted from", *(region.upper() for region in REGIONS))
-        options.print_table(headings, [(", ".join(one.modalities), *one.texts()) for one in scores])
+        options.print_table(headings, [(", ".join(row.modalities), *row.texts()) for row in scores])
     for line in checks.dice_lines([tuning.notes]) if (checks := judges("result")) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "

@@ -224,7 +224,7 @@ def smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
     """Return a channel (X, Y, Z) smoothed along one axis; `sigma` is in voxels."""
     n = channel.shape[axis]
     smoothed = channel.clone()
-    weights = torch.ones([n if axis == other else 1 for other in range(channel.ndim)])
+    weights = torch.ones([n if i == axis else 1 for i in range(channel.ndim)])
     for offset in range(1, min(BLUR_RADIUS + 1, n)):
         weight = math.exp(-0.5 * (offset / sigma) ** 2)
         for start, of_neighbours in ((0, offset), (offset, 0)):

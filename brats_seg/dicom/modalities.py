@@ -94,10 +94,9 @@ def sort_series(
     overrides = overrides or {}
     series = _assign_plain_t1([_classify(item, overrides) for item in series])
     rank = partial(_rank, overrides=overrides)
-    best = {
-        item.modality: max((one for one in series if one.modality == item.modality), key=rank)
-        for item in series
-    }
+    ranked = sorted(series, key=rank, reverse=True)
+    # the last one of a modality is kept
+    best = {item.modality: item for item in reversed(ranked)}
     chosen = []
     for item in series:
         better = best[item.modality]

@@ -205,7 +205,7 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
         for name, volume in stripped.items():
             nifti.write_volume(files[name], volume.array, volume.geometry)
         _draw_steps(folder / STEPS_NAME, [volumes, images, stripped])
-        natives = {name: Native(one, to_native[name].tolist()) for name, one in scans.items()}
+        natives = {name: Native(scan, to_native[name].tolist()) for name, scan in scans.items()}
         prepared = source.model_copy(update={"key": key, "natives": natives, "steps": steps})
         # after the scans: where it is, they are there
         write_json(folder / SOURCE_NAME, prepared.model_dump(mode="json"))
@@ -241,9 +241,9 @@ def register(
                 to_fixed = _rigid(case_id, fixed, volume, np.eye(4), folder)
                 to_native[name] = to_fixed @ to_native[name]
     steps = f"registered to {reference}; {finding}; placed in {image.file}"
-    images = {name: on_grid(one, to_native[name], grid) for name, one in volumes.items()}
+    images = {name: on_grid(volume, to_native[name], grid) for name, volume in volumes.items()}
     inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
-    stripped = {name: replace(one, array=one.array * inside) for name, one in images.items()}
+    stripped = {name: replace(scan, array=scan.array * inside) for name, scan in images.items()}
     return images, stripped, to_native, steps
 
 
@@ -258,9 +258,9 @@ def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
     if _has_skull(volumes):
         reasons.append("the skull does not seem to be stripped")
     grids = [volume.geometry for volume in volumes]
-    other = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
-    if other:
-        edges = "x".join(f"{mm:.2f}" for mm in other[0])
+    spacings = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
+    if spacings:
+        edges = "x".join(f"{mm:.2f}" for mm in spacings[0])
         reasons.append(f"the voxels measure {edges} mm, not 1 mm")
     return tuple(reasons)
 

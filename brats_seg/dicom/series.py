@@ -229,7 +229,8 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
     damaged = list[str]()
-    for path in (root / one.path / name for one in walk_folders(root) for name in one.other_names):
+    folders = walk_folders(root)
+    for path in (root / folder.path / name for folder in folders for name in folder.other_names):
         try:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):
@@ -273,7 +274,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     """Return the values of an element, which has one or several, as texts."""
     is_several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     values = value if is_several else [] if value in {None, ""} else [value]
-    return tuple(printable(str(one).strip()) for one in values)
+    return tuple(printable(str(text).strip()) for text in values)
 
 
 def _plain(text: str) -> str:
@@ -301,8 +302,8 @@ def _study_folders(
     for key, group in images.items():
         common = _common_folder(group)
         # not the root itself, whose name cases would share once there are several
-        inside = [one for one in (common, *common.parents) if one == common or root in one.parents]
-        highest[key] = next((one for one in reversed(inside) if n_studies[one] == 1), None)
+        inside = [common, *(folder for folder in common.parents if root in folder.parents)]
+        highest[key] = next((folder for folder in reversed(inside) if n_studies[folder] == 1), None)
     return highest
 
 

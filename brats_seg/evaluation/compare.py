@@ -185,8 +185,8 @@ def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence
         msg = f"{names[0]} holds no scores"
         raise UsageError(msg)
     first, *rest = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
-    for name, other in zip(names[1:], rest, strict=True):
-        if len(differing := first.index.symmetric_difference(other.index)):
+    for name, scores in zip(names[1:], rest, strict=True):
+        if len(differing := first.index.symmetric_difference(scores.index)):
             difference = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
             msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {difference}"
             raise UsageError(msg)

@@ -407,14 +407,12 @@ def better_numbering(
         return ""
 
     def mean_dice(convention: LabelConvention) -> float:
-        of_reference, other = painted[tissues], np.take(convention.painted, tissues)
-        both = shared[of_reference, other]
-        return float(
-            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[other]).mean()
-        )
+        of_reference, of_prediction = painted[tissues], np.take(convention.painted, tissues)
+        sizes = n_reference[of_reference], n_prediction[of_prediction]
+        return float(metrics.dice_of_counts(shared[of_reference, of_prediction], *sizes).mean())
 
     values = set(np.flatnonzero(n_prediction).tolist())
-    conventions = [other for other in CONVENTIONS if values <= other.values]
+    conventions = [convention for convention in CONVENTIONS if values <= convention.values]
     best = max(conventions, key=mean_dice, default=prediction)
     given, better = mean_dice(prediction), mean_dice(best)
     if better < LEAST_DICE or better - given < LEAST_GAIN:
@@ -492,7 +490,8 @@ def _with_conventions(
     def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
         if protocol.labels is not None:
             return dict.fromkeys(values, protocol.labels)
-        return layouts.resolve_all({one: (shapes[one], values[one]) for one in values})
+        maps = {case_id: (shapes[case_id], values[case_id]) for case_id in values}
+        return layouts.resolve_all(maps)
 
     references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
     # only 0 for a missing prediction, which changes no convention
@@ -520,7 +519,7 @@ def _refusals(
         return {}
     advice = "Renumber the references, or name folders and files as their release does."
     for convention in dict.fromkeys(conventions.values()):
-        group = [one for one in references if conventions[one.case_id] == convention]
+        group = [shown for shown in references if conventions[shown.case_id] == convention]
         judgements = quality.judge_group(group, convention, next_step=advice)
         for shown, judgement in zip(group, judgements, strict=True):
             refusals[shown.case_id] = judgement.refusal

@@ -367,7 +367,7 @@ def _match_lesions(
         unmatched -= set(numbers)
         if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
             continue
-        around = _union([box, *(predicted_boxes[other - 1] for other in numbers)])
+        around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
         pair = lesions[around] == number, np.isin(predicted[around], numbers)
         matches.append(_compare(*pair, scale.spacing_mm) if numbers else None)
     return matches, len(unmatched)

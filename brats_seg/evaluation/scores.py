@@ -1,7 +1,7 @@
 """Write, read and summarise the table of scores, which has a row per case and region.
 
 `SubsetScores` sums how much Dice is lost where cases are predicted from a subset of their modalities,
-so that the held-out cases of several runs are pool_scores exactly; its values are in the order of `REGIONS`.
+so that the held-out cases of several runs are pooled exactly; its values are in the order of `REGIONS`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -315,8 +315,8 @@ def pool_scores(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
     every = tuple(scores)
     totals = []
     for subset in MODALITY_SUBSETS:
-        if group := [one for one in every if one.modalities == subset]:
-            sums = {n: np.sum([getattr(one, n) for one in group], axis=0).tolist() for n in _SUMS}
+        if group := [part for part in every if part.modalities == subset]:
+            sums = {n: np.sum([getattr(part, n) for part in group], axis=0).tolist() for n in _SUMS}
             totals.append(SubsetScores(modalities=subset, **sums))
     return tuple(totals)
 

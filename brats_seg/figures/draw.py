@@ -69,7 +69,7 @@ FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
     "montage": (cases.montage_figure, (*_CASE, "modality")),
     "preview": (cases.view_figure, _CASE),
     "uncertainty": (cases.uncertainty_figure, _CASE),
-    "scores": (lambda source, **one: charts.score_figure(read_scores(source), **one), ("column",)),
+    "scores": (lambda source, **kw: charts.score_figure(read_scores(source), **kw), ("column",)),
     "distributions": (_distributions, ("clinical", "convention")),
     "history": (lambda source: charts.history_figure(charts.read_history(source)), ()),
 }

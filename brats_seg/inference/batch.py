@@ -223,10 +223,11 @@ def find_scans(
         convert = partial(
             wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
         )
-    cases = tuple(one for one in inputs if isinstance(one, Case))
+    cases = tuple(case for case in inputs if isinstance(case, Case))
     cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
-    cases = tuple(one for one in cases if not is_ready or is_ready(map(one.path_of, one.images)))
+    if is_ready:
+        cases = tuple(case for case in cases if is_ready(map(case.path_of, case.images)))
     if wing is None or not options.atlas:
         return cases
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)

@@ -160,7 +160,7 @@ def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
 
 def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     """Return a sentence for each label convention that was not that of the scans' own release."""
-    pairs = ((one.convention, one.convention_reason) for one in records if one.convention_reason)
+    pairs = ((r.convention, r.convention_reason) for r in records if r.convention_reason)
     return tuple(
         f"label convention written for {counted(n, 'case')}: {convention_named(name)}; {reason}"
         for (name, reason), n in sorted(Counter(pairs).items())

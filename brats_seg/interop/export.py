@@ -49,9 +49,10 @@ _SMALLEST_AXIS = 8
 def write_bundle(exported: ExportedModel, folder: Path) -> None:
     """Write the files of a bundle into the folder of an exported model, which has its card."""
     members = assemble(exported.networks, choose_device("cpu", "fp32")).members
-    networks = [network for one in members if (network := _as_dynunet(one.network)) is not None]
+    converted = [_as_dynunet(member.network) for member in members]
+    networks = [network for network in converted if network is not None]
     values = [_values(exported, member) for member in members]
-    is_monai = len(networks) == len(members) and all(one == values[0] for one in values)
+    is_monai = len(networks) == len(members) and all(value == values[0] for value in values)
     template = yaml.safe_load(files("brats_seg.interop").joinpath("bundle.yaml").read_text())
     config = template["common"] | template["by_name"]
     if is_monai:

@@ -113,7 +113,7 @@ def read_nnunet(path: Path) -> Member:
     configuration = _configuration(plans, folds[0].configuration, plans_path)
     pairs = zip(folds, files, strict=True)
     networks = [_network(configuration, len(heads), *pair) for pair in pairs]
-    of_regions = {tuple(map(frozenset, one.regions)): (one.name,) for one in reversed(CONVENTIONS)}
+    of_regions = {tuple(map(frozenset, c.regions)): (c.name,) for c in reversed(CONVENTIONS)}
     grid = _Grid(
         channels=channels,
         is_masked=configuration.use_mask_for_norm,
@@ -199,9 +199,9 @@ def _checkpoints(path: Path, root: Path) -> list[Path]:
     """Return the checkpoints that a path means: final ones if all folds have them, else best."""
     folds = [path]
     if path == root:
-        every = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
+        every = sorted(p for p in root.iterdir() if _FOLD.fullmatch(p.name) and p.is_dir())
         # `all` was trained on the cases of all folds
-        folds = [one for one in every if one.name != "fold_all"] or every
+        folds = [fold for fold in every if fold.name != "fold_all"] or every
     for name in _CHECKPOINTS:
         files = [path] if path.is_file() else [fold / name for fold in folds]
         if files and all(map(Path.is_file, files)):
@@ -231,7 +231,7 @@ def _network(plan: _Configuration, n_out: int, fold: _Checkpoint, path: Path) ->
     make = partial(NnunetNetwork, plan.architecture, len(MODALITIES), n_out)
     with interop.usable(path, _UNUSABLE), torch.device("meta"):
         state = fold.network_weights.items()
-        network = build_with(make, {name: one for name, one in state if not copies.match(name)})
+        network = build_with(make, {key: value for key, value in state if not copies.match(key)})
         check_window(network, plan.patch_size, n_out)
     return network
 
@@ -329,13 +329,13 @@ def _resize(
         return image
     axis = _long_axis(spacings)
     if axis is None:
-        return np.stack([_zoom_volume(one, shape, order) for one in image])
+        return np.stack([_zoom_volume(channel, shape, order) for channel in image])
     flat = tuple(np.delete(shape, axis))
     # the nearest slice, as nnU-Net takes along the long axis
     n_slices = image.shape[1 + axis]
     nearest = np.floor(n_slices / shape[axis] * (np.arange(shape[axis]) + 0.5)).astype(int)
     slices = np.moveaxis(image, 1 + axis, 1)
-    resized = np.stack([[_zoom_volume(one, flat, order) for one in channel] for channel in slices])
+    resized = np.stack([[_zoom_volume(plane, flat, order) for plane in c] for c in slices])
     return np.ascontiguousarray(np.moveaxis(resized[:, nearest.clip(0, n_slices - 1)], 1, 1 + axis))
 
 

@@ -132,7 +132,7 @@ def placed_prediction(
     if whole is None or cut is None:
         return None
     prediction = stored.regions(held_out.trained.fitted.decoding)
-    x, y, z = (one - other for one, other in zip(whole.start, cut.start, strict=True))
+    x, y, z = (a - b for a, b in zip(whole.start, cut.start, strict=True))
     box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
     shape = cast("Triple", reference.shape[1:])
     placed = np.stack([box.placed(region, shape) for region in prediction])

@@ -179,7 +179,7 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     cases, folder = find_cases(path).cases, options.prediction
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
-    case_ids = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
+    case_ids = [c.case_id for c in cases if c.case_id in (options.case_ids or (c.case_id,))]
     predictions = label_maps_in(folder, case_ids) if folder and not records else {}
     for case in cases:
         record = records.get(case.case_id)

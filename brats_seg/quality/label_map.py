@@ -279,10 +279,10 @@ def _has_other_regions(rival: str, convention: LabelConvention, values: Set[int]
     """Return whether label values have other regions in the rival, the result of `_rival`."""
     if not rival:
         return False
-    other = convention_named(rival)
-    return values <= other.values and any(
-        values & set(one) != values & set(two)
-        for one, two in zip(convention.regions, other.regions, strict=True)
+    rival_convention = convention_named(rival)
+    return values <= rival_convention.values and any(
+        values & set(region) != values & set(rival_region)
+        for region, rival_region in zip(convention.regions, rival_convention.regions, strict=True)
     )
 
 
@@ -301,11 +301,11 @@ def _contradiction(labels: ShownLabels, convention: LabelConvention) -> str:
 def _matches(labels: ShownLabels) -> tuple[str, ...]:
     """Return the names of the conventions that agree with the tissues."""
     return tuple(
-        other.name
-        for other in CONVENTIONS
-        if labels.values <= other.values
-        and labels.enhancing in {None, other.painted[2]}
-        and labels.outermost in {None, other.painted[0]}
+        convention.name
+        for convention in CONVENTIONS
+        if labels.values <= convention.values
+        and labels.enhancing in {None, convention.painted[2]}
+        and labels.outermost in {None, convention.painted[0]}
     )
 
 

@@ -262,7 +262,7 @@ def fit_predicted_dice(
         counts: Voxels of each case.
     """
     lines = []
-    scores = np.array([dice(one) for one in counts])
+    scores = np.array([*map(dice, counts)])
     for region, x, y in zip(REGIONS, np.transpose(probabilities), scores.T, strict=True):
         has_region = np.isfinite(x)
         if np.count_nonzero(has_region) >= FEWEST_CASES:

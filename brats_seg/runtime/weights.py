@@ -289,8 +289,8 @@ def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
     defaults |= Decoding().model_dump()
-    own = {name: one for name, one in entries_of(trained).items() if one != defaults[name]}
-    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    given = {name: value for name, value in entries_of(trained).items() if value != defaults[name]}
+    key = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
     for scores in trained.card.subset_scores:
@@ -490,7 +490,7 @@ def _check_values(content: Any) -> None:
         if depth > _DEEPEST or n_values > _MOST_VALUES:
             msg = "its values are too many, or nested too deeply"
             raise ValueError(msg)
-        pending += [(one, depth + 1) for one in below]
+        pending += [(item, depth + 1) for item in below]
 
 
 def _check_entries(path: Path) -> None:
