@@ -226,8 +226,7 @@ def find_scans(
     cases = tuple(case for case in inputs if isinstance(case, Case))
     cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
     check_apart(cases, results.OutputFolder(output))
-    if is_ready:
-        cases = tuple(case for case in cases if is_ready(map(case.path_of, case.images)))
+    cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
     if wing is None or not options.atlas:
         return cases
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
