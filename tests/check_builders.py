@@ -66,7 +66,7 @@ def affine_of(images: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
     return PHANTOM_AFFINE if images.shape[1:] == PHANTOM_SHAPE else ATLAS_AFFINE
 
 
-def volumes_of(images: npt.NDArray[np.generic], affine=None) -> list[Volume]:
+def volumes_of(images: npt.NDArray[np.generic], affine: np.ndarray | None = None) -> list[Volume]:
     grid = geometry(images.shape[1:], affine_of(images) if affine is None else affine)
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")

@@ -62,6 +62,6 @@ def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Stud
     return Study.of(make_feature_table(values), outcomes)
 
 
-def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0, with_cox=False) -> Plan:
+def make_plan(*, with_cox: bool = False, **settings: int) -> Plan:
     families = (RIDGE, COX) if with_cox else (RIDGE,)
-    return Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=families)
+    return Plan(**{"n_folds": 4, "n_repeats": 1, "seed": 0} | settings, families=families)

@@ -167,7 +167,7 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
     class Fails(batch.CaseWork):
         __slots__ = ()
 
-        def predict(self, read):
+        def predict(self, read: batch.ReadCase) -> batch.ReadCase:
             return batch.CaseWork.predict(self, read) if read.case_id != CASES[0] else [][1]
 
     def interrupt(outcome: batch.CaseOutcome) -> None:

@@ -39,13 +39,11 @@ def test_no_scores_and_unknown_ones_are_an_error() -> None:
         score_figure(make_scores(), column="dyce")
 
 
-def cohort_of(ages, days, alive, ml) -> Figure:
-    cases = [
-        make_case(str(k), age_years=age, tumour_ml=volume)
-        for k, (age, volume) in enumerate(zip(ages, ml, strict=True))
-    ]
-    known = zip(days, alive, strict=True)
-    rows = [SimpleNamespace(survival_days=day, survival_censored=lives) for day, lives in known]
+def cohort_of(*patients: tuple[int | None, int | None, bool, int | None]) -> Figure:
+    cases, rows = [], []
+    for age, days, alive, ml in patients:
+        cases.append(make_case(str(len(cases)), age_years=age, tumour_ml=ml))
+        rows.append(SimpleNamespace(survival_days=days, survival_censored=alive))
     return cohort_figure(cases, SimpleNamespace(row=lambda case_id: rows[int(case_id)]))
 
 
@@ -54,7 +52,7 @@ def heights(axes: Axes) -> float:
 
 
 def test_each_histogram_says_how_many_are_known() -> None:
-    figure = cohort_of([60, 70, None], [100, None, 300], [False, False, True], [10, 20, 60])
+    figure = cohort_of((60, 100, False, 10), (70, None, False, 20), (None, 300, True, 60))
     age, survival, volume = figure.axes
     assert age.get_title() == "known for 2 of 3 cases, median 65"
     assert survival.get_title() == "known for 2 of 3 cases, median 200"
@@ -64,15 +62,15 @@ def test_each_histogram_says_how_many_are_known() -> None:
 
 
 def test_what_is_equal_or_not_known_is_drawn_and_said() -> None:
-    age, survival, volume = cohort_of([5, 5, 5], [None] * 3, [False] * 3, [0, 0, 0]).axes
+    age, survival, volume = cohort_of(*[(5, None, False, 0)] * 3).axes
     assert heights(age) == heights(volume) == 3
     assert [text.get_text() for text in survival.texts] == ["not known"]
     FigureCanvasAgg(age.figure).draw()
-    days = cohort_of([60, 70], [100, 300], [False, False], [1, 2]).axes[1]
+    days = cohort_of((60, 100, False, 1), (70, 300, False, 2)).axes[1]
     # nobody was alive at last contact
     assert [text.get_text() for text in days.get_legend().get_texts()] == ["died"]
     with pytest.raises(UsageError, match="of 1 case neither age, survival nor label map"):
-        cohort_of([None], [None], [False], [None])
+        cohort_of((None, None, False, None))
 
 
 def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:

@@ -217,7 +217,7 @@ def test_an_export_to_a_full_disk_leaves_nothing(exported: Path, tmp_path: Path)
 
 
 def write_validated(
-    path: Path, *, training: Sequence[str] = ("c",), held_out=("a", "b"), **entries: Any
+    path: Path, train: Sequence[str] = ("c",), held_out: Sequence[str] = ("a", "b"), **entries: Any
 ) -> Path:
     """Write a run that was validated on its held-out cases: the first is perfect, the rest half right."""
     counts = dict(zip(held_out, [PERFECT, *[HALF] * (len(held_out) - 1)], strict=True))
@@ -225,7 +225,7 @@ def write_validated(
     progress = Progress(sums=sums, history=[{"epoch": 7}])
     environment = {"torch": "2.0", "device": "cpu", "python": "3.12"}
     write_run(path, progress=progress, environment=environment, **entries)
-    write_split(Split(train=tuple(training), validation=tuple(held_out)), path / SPLIT_NAME)
+    write_split(Split(train=tuple(train), validation=tuple(held_out)), path / SPLIT_NAME)
     return path
 
 
@@ -236,8 +236,8 @@ def card_of(folder: Path) -> str:
 @pytest.fixture
 def folds(tmp_path: Path) -> list[Path]:
     return [
-        write_validated(tmp_path / "fold0", training=("c", "d"), held_out=("a", "b"), seed=0),
-        write_validated(tmp_path / "fold1", training=("a", "b"), held_out=("c", "d"), seed=1),
+        write_validated(tmp_path / "fold0", train=("c", "d"), held_out=("a", "b"), seed=0),
+        write_validated(tmp_path / "fold1", train=("a", "b"), held_out=("c", "d"), seed=1),
     ]
 
 
@@ -270,7 +270,7 @@ UNKNOWN = (
 
 
 def test_the_card_has_the_facts_of_a_run(tmp_path: Path) -> None:
-    run = write_validated(tmp_path / "run", training=("c", "d", "e"), started_from=START)
+    run = write_validated(tmp_path / "run", train=("c", "d", "e"), started_from=START)
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
     assert [text for text in CARD if text not in card] == []
     assert [text for text in ("single networks", "/home/me", "\n# Mine") if text in card] == []
@@ -307,7 +307,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 )
 def test_ids_of_cases_are_left_out_unless_asked_for(tmp_path, training, held_out, is_named):
     """But for ids of public releases in the description, so that scores of these cases are marked."""
-    run = write_validated(tmp_path / "run", training=(training,), held_out=held_out)
+    run = write_validated(tmp_path / "run", train=(training,), held_out=held_out)
     export_model([run], tmp_path / "model", case_ids=is_named, license_name="CC0")
     for path in (tmp_path / "model").glob("*.*"):
         content = path.read_bytes()

@@ -19,13 +19,15 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import prepare_scan
-from brats_seg.inference.model import load_model
+from brats_seg.inference.model import Model, load_model
 from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.models import autoencoder
+from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.survival import features
 from brats_seg.survival.table import read_features
+from brats_seg.voxels.grids import Spacing
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_arrays, write_case
-from tests.inference_builders import CPU, IDENTITY, read_scan, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, read_scan, write_run
 
 IDS = tuple(f"BraTS2021_{number:05d}" for number in range(3))
 AUTOENCODER = Config(
@@ -48,17 +50,17 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def extract(root: Path, **options):
+def extract(root: Path, **options: Path | list[Path]) -> features.MappedCases[features.Row]:
     output = root.parent / "out" / "features.csv"
     return features.features_of_folder(root, output, device="cpu", precision="fp32", **options)
 
 
-def numbers(row) -> list[float]:
+def numbers(row: features.Row) -> list[float]:
     return [cell for cell in row.values() if not isinstance(cell, str)]
 
 
-def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=IDENTITY) -> Path:
-    write_run(path, seed=seed, identity=identity, **({"config": config} if config else {}))
+def write_trained(path: Path, *train: str, **entries: Config | ModelIdentity | int) -> Path:
+    write_run(path, **entries)
     write_split(Split(train=train, validation=("held out",)), path / SPLIT_NAME)
     return path
 
@@ -128,7 +130,7 @@ def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, 
     run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
     model = features.load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
-    def with_network(network: nn.Module):
+    def with_network(network: nn.Module) -> Model:
         return replace(model, members=(replace(model.members[0], network=network),))
 
     latent = features.encode(with_network(Encoder()), scan)
@@ -146,7 +148,7 @@ PATCHES = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
 @pytest.mark.parametrize(
     ("kinds", "config", "message"),
     [
-        (["autoencoder"], None, "found a segmentation run.*expected a reconstruction run"),
+        (["autoencoder"], CONFIG, "found a segmentation run.*expected a reconstruction run"),
         (["segmentations"], AUTOENCODER, "a reconstruction run.*expected a segmentation run"),
         (["autoencoder"], PATCHES, r"trained on patches of 8x8x8 voxels; .*--patch whole"),
         (["autoencoder", "segmentations"], AUTOENCODER, "different spacings"),
@@ -226,14 +228,14 @@ def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
     assert features.measure_shape(tumour)["wt_ml"] == pytest.approx(wt_ml)
 
 
-def make_tumour(label_map, image=None, spacing_mm=MM) -> features.Tumour:
-    image = np.ones((4, *label_map.shape)) if image is None else image
+def make_tumour(label_map: np.ndarray, image: np.ndarray, spacing_mm: Spacing) -> features.Tumour:
     arrays = {"image": image.astype(np.float32), "label_map": label_map.astype(np.uint8)}
     return features.Tumour(**arrays, convention=BRATS2017, spacing_mm=spacing_mm)
 
 
-def shape_of(label_map, spacing_mm=MM):
-    return features.measure_shape(make_tumour(label_map, spacing_mm=spacing_mm))
+def shape_of(label_map: np.ndarray, spacing_mm: Spacing = MM) -> dict[str, float]:
+    image = np.ones((4, *label_map.shape))
+    return features.measure_shape(make_tumour(label_map, image, spacing_mm))
 
 
 def test_volumes_ratios_components_and_the_distance_are_those_of_the_voxels():
@@ -280,8 +282,8 @@ LABELS[5:9, 5:9, 3:7] = 1
 LABELS[6:9, 5:9, 3:7] = 4
 
 
-def intensity_of(image=IMAGE, label_map=LABELS):
-    return features.measure_intensity(make_tumour(label_map, image))
+def intensity_of(image: np.ndarray = IMAGE, label_map: np.ndarray = LABELS) -> dict[str, float]:
+    return features.measure_intensity(make_tumour(label_map, image, MM))
 
 
 def test_the_ten_numbers_of_the_notebook_are_taken_inside_each_region():

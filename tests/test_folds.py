@@ -61,7 +61,7 @@ def test_the_name_of_a_table_tells_its_settings(tmp_path):
     stratified = [FoldConfig(n_folds=n) for n in (2, 3, 4)]
     configs = [*stratified, FoldConfig(n_folds=3, seed=7), NOTEBOOK]
 
-    def names():
+    def names() -> list[str]:
         return [folds.fold_table_path(tmp_path, config).name for config in configs]
 
     later = ["folds-3-seed7.csv", "folds-notebook.csv"]

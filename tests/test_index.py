@@ -198,18 +198,15 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
     assert (found.facts.voxel_hash, found.label_values) == ("", ())
 
 
-def listed(case_id: str = CASE_ID, values: Sequence[int] = (), folder="data", **known) -> Case:
+def listed(
+    case_id: str = CASE_ID, values: Sequence[int] = (), folder: str = "data", **known: object
+) -> Case:
     """Return an inspected case in which each label value takes as many litres as the value."""
     release, patient_id = parse_case_id(case_id)
     kinds = (*MODALITIES, LABEL) if values or "tumour_ml" in known else MODALITIES
-    usual = {
-        "patient_id": patient_id,
-        "release": release,
-        "files": {kind: ScanFile(path=Path(folder, f"{kind}.nii.gz")) for kind in kinds},
-        "label_voxels": tuple((value, value) for value in values),
-        "voxel_mm3": 1e6,
-        "voxel_hash": "aaaa",
-    }
+    files = {kind: ScanFile(path=Path(folder, f"{kind}.nii.gz")) for kind in kinds}
+    usual = {"patient_id": patient_id, "release": release, "voxel_mm3": 1e6, "voxel_hash": "aaaa"}
+    usual |= {"files": files, "label_voxels": tuple((value, value) for value in values)}
     return builders.make_case(case_id, **usual | known)
 
 

@@ -20,6 +20,7 @@ from tests.training_builders import same, saved_bytes
 
 WIDTHS = (4, 6, 8)
 NETWORKS = ("unet", "notebook", "dynunet", "segresnet")
+IMAGE = torch.randn(2, 4, 16, 16, 16, generator=torch.Generator().manual_seed(1))
 LOWER = [ActivationCheckpointing.TOP, ActivationCheckpointing.ALL, ActivationCheckpointing.HOST]
 
 
@@ -33,14 +34,11 @@ def make_network(name: str = "unet", edge: int = 16) -> nn.Module:
     return network
 
 
-def make_image() -> Tensor:
-    return torch.randn(2, 4, 16, 16, 16, generator=torch.Generator().manual_seed(1))
-
-
-def gradients(network: nn.Module, precision=torch.float32, image=None) -> list[Tensor]:
+def gradients(
+    network: nn.Module, precision: torch.dtype = torch.float32, image: Tensor = IMAGE
+) -> list[Tensor]:
     network.zero_grad()
     torch.manual_seed(3)
-    image = make_image() if image is None else image
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
         loss = sum(logits.square().mean() for logits in as_output(network(image)).logits)
     loss.backward()
@@ -85,11 +83,11 @@ def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
     names, kept = list(network.state_dict()), []
     for mode in ActivationCheckpointing:
         network.checkpointing = mode  # the last one too: copies on the host are not the graph's
-        kept.append(saved_bytes(network, make_image()))
+        kept.append(saved_bytes(network, IMAGE))
     assert all(more > less for more, less in pairwise(kept))
     assert list(network.state_dict()) == names
     set_activation_checkpointing(network, ActivationCheckpointing.NONE)
-    assert saved_bytes(network, make_image()) == kept[0]
+    assert saved_bytes(network, IMAGE) == kept[0]
 
 
 def test_a_device_and_a_network_have_the_modes_that_they_support() -> None:
@@ -122,7 +120,7 @@ def test_a_copy_has_its_own_mode(name: str, duplicate: Callable[[nn.Module], nn.
 @pytest.mark.parametrize("mode", LOWER)
 def test_a_gpu_has_every_mode(mode: ActivationCheckpointing) -> None:
     network = make_network().cuda()
-    image = make_image().cuda()
+    image = IMAGE.cuda()
     found = []
     for taken in (ActivationCheckpointing.NONE, mode):
         assert set_activation_checkpointing(network, taken)

@@ -11,6 +11,7 @@ from brats_seg.cases import layouts
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import ConfigError, LayoutError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
+from brats_seg.voxels.box import Triple
 from tests.builders import touch
 
 
@@ -151,7 +152,7 @@ def test_a_declared_convention_is_taken_as_it_is() -> None:
         layouts.resolve("unknown", (), declared="brats1999")
 
 
-def conventions(values: dict[str, set[int]], shape=SHAPE) -> list[LabelConvention]:
+def conventions(values: dict[str, set[int]], shape: Triple = SHAPE) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
     return list(layouts.resolve_all(maps).values())
 

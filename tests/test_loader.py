@@ -15,11 +15,12 @@ from torch import Tensor
 
 from brats_seg.config import PatchConfig
 from brats_seg.data import loader
+from brats_seg.data.loader import PatchDataset
 from brats_seg.data.store import open_case
 from brats_seg.data.transforms import transforms_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
-from brats_seg.voxels.box import Box
+from brats_seg.voxels.box import Box, Triple
 from tests.prepared import write_prepared
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
@@ -28,7 +29,7 @@ AUGMENTS = ("none", "light", "full")
 DRAW = loader.PatchKey(epoch=3, case_id="a", draw=1)
 
 
-class DeadlyDataset(loader.PatchDataset):
+class DeadlyDataset(PatchDataset):
     """Kills the process that loads the fourth patch of a case, as the system does if memory runs out."""
 
     def __getitem__(self, key: loader.PatchKey) -> loader.Sample:
@@ -37,9 +38,9 @@ class DeadlyDataset(loader.PatchDataset):
         return super().__getitem__(key)
 
 
-def make_dataset(folder: Path, kind=loader.PatchDataset, names=()) -> loader.PatchDataset:
+def make_dataset(folder: Path, *names: str, cls: type[PatchDataset] = PatchDataset) -> PatchDataset:
     patch, extra = PatchConfig(size=(12, 12, 12)), transforms_named(names)
-    return kind(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
+    return cls(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
 
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
@@ -91,7 +92,7 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
 
 def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = loader.epoch_patches(IDS, 0, 5, 1)
-    samples = loader.patch_loader(make_dataset(tiny_prepared, DeadlyDataset), keys, 2)
+    samples = loader.patch_loader(make_dataset(tiny_prepared, cls=DeadlyDataset), keys, 2)
     killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
     with pytest.raises(EnvironmentalError, match=killed):
         list(samples)
@@ -131,7 +132,7 @@ NAMED = ("tests.test_loader.RandShiftOfTheirs", "tests.test_loader.noise")
 @pytest.mark.parametrize("names", [(), NAMED], ids=["ours", "of a user"])
 def test_workers_draw_alike(tiny_prepared: Path, names: tuple[str, ...], n_workers: int) -> None:
     keys, plain = loader.epoch_patches(IDS, 0, 5, 1), make_dataset(tiny_prepared)
-    dataset, alone = (make_dataset(tiny_prepared, names=names) for _ in range(2))
+    dataset, alone = (make_dataset(tiny_prepared, *names) for _ in range(2))
     before = torch.get_rng_state()
     samples = list(loader.patch_loader(dataset, keys, n_workers))
     assert torch.equal(torch.get_rng_state(), before)
@@ -161,9 +162,9 @@ def make_nothing() -> None:
     """Return no transform."""
 
 
-def dataset_of(cubes: Path, augment: str = "none", size=(16, 24, 8)) -> loader.PatchDataset:
+def dataset_of(path: Path, augment: str = "none", size: Triple | str = (16, 24, 8)) -> PatchDataset:
     given = {"patch": PatchConfig(size=size, foreground=0.5), "multiple": (16, 16, 32)}
-    return loader.PatchDataset(cubes, augment=augment, seed=1, **given)
+    return PatchDataset(path, augment=augment, seed=1, **given)
 
 
 def keys_of(n: int) -> list[loader.PatchKey]:

@@ -16,6 +16,7 @@ from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.inference.batch import CaseOutcome
+from brats_seg.inference.model import Model
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from tests.builders import make_volumes, write_case
 from tests.inference_builders import IDENTITY, NAMES, PLAIN_SETTINGS, make_model, predict_into
@@ -36,9 +37,8 @@ def write_subset(root: Path, modalities: Sequence[str]) -> Path:
     return folder
 
 
-def predict(inputs: Path, output: Path, model=DROPOUT, settings=PLAIN_SETTINGS) -> CaseOutcome:
-    _, (outcome,) = predict_into(inputs, output, model, settings)
-    return outcome
+def predict(inputs: Path, output: Path, model: Model = DROPOUT) -> CaseOutcome:
+    return predict_into(inputs, output, model, PLAIN_SETTINGS)[1][0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_picture_and_page_show_the_modalities_that_are_there(tmp_path: Path) -> 
     kept = ("t1n", "t2w")
     write_subset(tmp_path / "scans", kept)
     out = tmp_path / "out"
-    predict(tmp_path / "scans", out, settings=PredictionSettings(uncertainty=True))
+    predict_into(tmp_path / "scans", out, DROPOUT, PredictionSettings(uncertainty=True))
     (page,) = write_report([out], PageOptions(case_ids=(CASE_ID,))).results
     html = page.read_text()
     by_scans = PageOptions(prediction=out, output=tmp_path / "pages")

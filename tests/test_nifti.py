@@ -31,8 +31,8 @@ PACKED = gzip.compress(CONTENT, mtime=0)
 TYPES = ["uint8", "int8", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
 
 
-def geometry(affine=BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1) -> nifti.Geometry:
-    return replace(nifti.Geometry.at(affine, SHAPE, qform_code=qform_code), sform_code=sform_code)
+def geometry(affine: np.ndarray = BRATS_AFFINE, **codes: int) -> nifti.Geometry:
+    return replace(nifti.Geometry.at(affine, SHAPE, qform_code=1), **codes)
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from threading import Barrier, get_ident
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ from brats_seg.training.optimisation import (
 from brats_seg.training.ranks import Ranks
 
 Criterion = Callable[..., Tensor]
+Gradient = tuple[Tensor, float]
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 SHORT = [(1,), (2,), (3,), (3, 1), (3, 2), (3, 3), (3, 3, 1), (3, 3, 2)]
 """Micro-batches of three, with one, two or three patches in the last, as at the end of an epoch."""
@@ -147,18 +148,18 @@ def all_parameters(network: nn.Module, criterion: object) -> list[nn.Parameter]:
     return [p for module in modules_of(network, criterion) for p in module.parameters()]
 
 
-def accumulator_of(network, criterion: Criterion, lr: float = 0.0, **options) -> Accumulator:
-    optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=lr)
+def accumulator_of(network: nn.Module, criterion: Criterion, **options: Any) -> Accumulator:
+    optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=options.pop("lr", 0.0))
     return Accumulator(network, criterion, optimizer, **options)
 
 
-def accumulated_gradient(network, criterion: Criterion, micro_batches) -> tuple[Tensor, float]:
+def accumulated_gradient(network: nn.Module, criterion: Criterion, *parts: MicroBatch) -> Gradient:
     network.zero_grad()
-    loss, _ = accumulator_of(network, criterion).backward(micro_batches)
+    loss, _ = accumulator_of(network, criterion).backward(iter(parts))
     return gradient(network), loss
 
 
-def whole_gradient(network, criterion: Criterion, batch: MicroBatch) -> tuple[Tensor, float]:
+def whole_gradient(network: nn.Module, criterion: Criterion, batch: MicroBatch) -> Gradient:
     network.zero_grad()
     loss = whole_loss(criterion, network(batch.image), batch.target)
     loss.backward()
@@ -175,7 +176,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("make", [small_network, TwoLevels])
 def test_every_partition_has_the_gradient_of_the_batch(name, sizes, dtype, tolerance, make):
     network, batch = trained(dtype, make), patches(sum(sizes), dtype)
-    found, loss = accumulated_gradient(network, CRITERIA[name], iter(cut(batch, sizes)))
+    found, loss = accumulated_gradient(network, CRITERIA[name], *cut(batch, sizes))
     expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
     assert relative_error(found, expected) <= tolerance
     assert loss == pytest.approx(expected_loss, rel=tolerance)
@@ -513,15 +514,15 @@ def test_parameters_of_a_loss_need_an_optimizer(caplog: pytest.LogCaptureFixture
 
 def test_patches_of_two_sizes_classes_as_targets_and_outputs_without_a_row_for_each_patch() -> None:
     for criterion in (DiceBce(), BatchDiceBce()):
-        accumulated_gradient(small_network(), criterion, [none_of(1), none_of(1, size=4)])
+        accumulated_gradient(small_network(), criterion, none_of(1), none_of(1, size=4))
     flat = nn.Sequential(Several(), nn.Identity())
     flat.register_forward_hook(lambda module, inputs, output: (output[0], output[0].mean()))
     with pytest.raises(ConfigError, match=r"a tensor of shape \(\) for 2 patches"):
-        accumulated_gradient(flat, lambda o, y: flat_dice(o[0], y), [patches(2, torch.float64)])
+        accumulated_gradient(flat, lambda o, y: flat_dice(o[0], y), patches(2, torch.float64))
     network, batch = trained(torch.float64), patches(4, torch.float64)
     batch = batch._replace(target=batch.target[:, 0].long())
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 2.0]).double())
-    found, _ = accumulated_gradient(network, weighted, cut(batch, [1] * 4))
+    found, _ = accumulated_gradient(network, weighted, *cut(batch, [1] * 4))
     assert relative_error(found, whole_gradient(network, weighted, batch)[0]) <= 1e-12
 
 

@@ -55,14 +55,13 @@ from tests.inference_builders import (
 FP32 = PredictionSettings(precision="fp32", device="cpu")
 
 
-def predict(folder: Path, model=None, settings=PLAIN_SETTINGS) -> tuple[Scan, Prediction]:
+def predict(folder: Path, model: Model) -> tuple[Scan, Prediction]:
     scan = read_scan(folder)
-    model = replace(model or make_model(), settings=settings)
     return scan, Predictor(model=model).predict_scan(scan)
 
 
-def written(folder: Path, output: Path, settings=PLAIN_SETTINGS) -> nib.Nifti1Image:
-    scan, result = predict(folder, settings=settings)
+def written(folder: Path, output: Path, settings: PredictionSettings) -> nib.Nifti1Image:
+    scan, result = predict(folder, make_model(settings=settings))
     names = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])
 
@@ -95,7 +94,7 @@ def test_every_orientation_gives_the_same_tumour(tmp_path: Path, codes: tuple[in
     """The result of this network depends on the direction of the axes."""
     maps = []
     for folder in turned_scans(tmp_path, codes):
-        label_map = written(folder, tmp_path / f"{folder.name}-out")
+        label_map = written(folder, tmp_path / f"{folder.name}-out", PLAIN_SETTINGS)
         assert_same_geometry(label_map, nib.load(folder / f"{folder.name}_t1.nii.gz"))
         assert label_map.get_data_dtype() == np.uint8
         assert set(np.unique(np.asarray(label_map.dataobj))) == {0, 1, 2, 4}
@@ -109,7 +108,7 @@ def test_every_orientation_gives_the_same_tumour(tmp_path: Path, codes: tuple[in
 def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)
-    _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
+    _, result = predict(folder, make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
     assert (result.label_map[~air] == 4).all()

@@ -19,13 +19,13 @@ from tests.inference_builders import CPU, read_scan, write_run
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(24, 24, 16), fingerprint="cases")
 
 
-def write_autoencoder(path: Path, size: object = "whole", identity=IDENTITY) -> Path:
+def write_autoencoder(path: Path, size: object = "whole", **identity: ModelIdentity) -> Path:
     config = Config(
         model=ModelConfig(name="autoencoder", latent=64),
         patch=PatchConfig.model_validate({"size": size}),
         validation=ValidationConfig(watch="val_loss"),
     )
-    return write_run(path, identity=identity, config=config)
+    return write_run(path, config=config, **{"identity": IDENTITY} | identity)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_patients_are_drawn_not_cases(rng, figures):
 
 
 def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
-    def p_values(selected, baseline):
+    def p_values(selected: np.ndarray, baseline: np.ndarray) -> tuple[float, float]:
         verdict = results.judge(reported, selected, baseline, SPEARMAN, np.random.default_rng(0))
         return verdict.p_ranks, verdict.p_gain
 
@@ -107,10 +107,8 @@ def test_a_censored_case_counts_in_no_figure_in_days():
     assert results.summarise(study, early, 0).figures == results.summarise(study, late, 0).figures
 
 
-def predicted_days(folds, log_hazards=None, **days):
-    chosen, folds = {"ridge": 4}, np.array(folds)
-    days = pd.DataFrame(days)
-    return Predictions(days=days, folds=folds, n_chosen=chosen, log_hazards=log_hazards)
+def predicted_days(folds: list[int], **days: list[float]) -> Predictions:
+    return Predictions(days=pd.DataFrame(days), folds=np.array(folds), n_chosen={"ridge": 4})
 
 
 def test_the_remarks_describe_the_data():
@@ -134,12 +132,9 @@ STUDY = Study.of(
     make_feature_table([[1.0], [2], [3], [4]], case_ids=list("ABCD")),
     make_outcomes([100, 361, np.nan, 500], censored=[False, True, False, False]),
 )
-PREDICTIONS = predicted_days(
-    [0, 1, -1, 1],
-    np.log([2.0, 1.0, 0.5, 0.25]),
-    selected=[110.4, 222, 333, 444],
-    age=[200.0, 201, 202, 203],
-)
+DAYS = {"selected": [110.4, 222, 333, 444], "age": [200.0, 201, 202, 203]}
+HAZARDS = np.log([2.0, 1.0, 0.5, 0.25])
+PREDICTIONS = replace(predicted_days([0, 1, -1, 1], **DAYS), log_hazards=HAZARDS)
 
 
 def test_every_case_has_a_row_with_its_fold_and_predictions(tmp_path):

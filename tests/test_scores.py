@@ -24,16 +24,13 @@ LESIONWISE = PLAIN.join(pd.DataFrame([LESION_VALUES], columns=list(LESION_COLUMN
 HEAD = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"
 
 
-def score_row(
-    case_id: str, dice: float, region: str = "wt", *, hd95: float = 0.0, ml=(1.0, 1.0)
-) -> dict[str, object]:
-    values = (dice, dice / (2 - dice), hd95, 1.0, 1.0, *ml)
+def score_row(case_id: str, dice: float, region: str = "wt") -> dict[str, object]:
+    values = (dice, dice / (2 - dice), 0.0, 1.0, 1.0, 1.0, 1.0)
     return {"case_id": case_id, "region": region} | dict(zip(REGION_COLUMNS, values, strict=True))
 
 
-def table_of(dices, **columns) -> pd.DataFrame:
-    rows = [score_row(f"{k:03d}", dice) for k, dice in enumerate(dices)]
-    return pd.DataFrame(rows).assign(**columns)
+def table_of(*dices: float) -> pd.DataFrame:
+    return pd.DataFrame([score_row(f"{k:03d}", dice) for k, dice in enumerate(dices)])
 
 
 def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) -> None:
@@ -77,7 +74,7 @@ def test_the_worst_scores_keep_volumes_and_counts() -> None:
 
 
 def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) -> None:
-    [summary] = scores.summarise_scores(table_of((0.5, 0.9, 0.7, 0.8, 0.1)), rng)
+    [summary] = scores.summarise_scores(table_of(0.5, 0.9, 0.7, 0.8, 0.1), rng)
     spread = summary.spread("dice")
     assert (summary.region, summary.n_cases) == ("wt", 5)
     assert spread.mean == pytest.approx(0.6)
@@ -89,7 +86,7 @@ def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) 
 
 
 def test_nan_is_left_out_and_infinity_stays(tmp_path: Path, rng: np.random.Generator) -> None:
-    nothing = table_of((0.5, np.nan, 0.9, 0.1)).assign(f1=np.nan, nsd=[1.0, 2.0, np.inf, 3.0])
+    nothing = table_of(0.5, np.nan, 0.9, 0.1).assign(f1=np.nan, nsd=[1.0, 2.0, np.inf, 3.0])
     [summary] = scores.summarise_scores(nothing, rng)
     dice, nsd, f1 = map(summary.spread, ("dice", "nsd", "f1"))
     assert (dice.mean, dice.median) == pytest.approx((0.5, 0.5))
@@ -112,7 +109,7 @@ def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing(
     means = [(one.region, one.spread("dice").mean) for one in summaries]
     assert means == [("wt", pytest.approx(0.6)), ("rc", pytest.approx(0.2))]
     assert summaries == again
-    spread = scores.summarise_scores(table_of([0.4]), np.random.default_rng(3))[0].spread("dice")
+    spread = scores.summarise_scores(table_of(0.4), np.random.default_rng(3))[0].spread("dice")
     assert (spread.mean_low, spread.mean, spread.mean_high) == (0.4, 0.4, 0.4)
     assert scores.summarise_scores(scores.join_scores(()), np.random.default_rng(3)) == ()
 

@@ -1,5 +1,6 @@
 """Sections through a scan: position, orientation, scale and outlines; the style of all figures."""
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,12 +15,11 @@ from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.figures import sections
 from brats_seg.voxels.grids import AXES
 
-ONE_MM = (1.0, 1.0, 1.0)
+GRID = sections.Grid(spacing_mm=(1.0, 1.0, 1.0), directions=AXES)
 
 
-def drawn_axes(image: np.ndarray, axis=2, index=0, spacing=ONE_MM, directions=AXES) -> Axes:
+def drawn_axes(image: np.ndarray, axis: int, index: int, grid: sections.Grid = GRID) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
-    grid = sections.Grid(spacing_mm=spacing, directions=directions)
     sections.draw_section(axes, image, axis, index, grid)
     return axes
 
@@ -49,7 +49,7 @@ def test_letters_name_the_sides(directions: str, axis: int, letters: str) -> Non
     """The bright voxel is far along all axes, where the letters of the directions are."""
     image = np.ones((20, 20, 20), np.float32)
     image[17, 17, 17] = 9
-    axes = drawn_axes(image, axis, 17, directions=(*directions,))
+    axes = drawn_axes(image, axis, 17, replace(GRID, directions=(*directions,)))
     texts = {text.get_gid(): text for text in axes.texts}
     found = [texts[edge] for edge in ("left", "right", "top", "bottom")]
     assert " ".join(text.get_text() for text in found) == letters
@@ -71,11 +71,11 @@ def bar_pixels(axes: Axes) -> tuple[float, str]:
 
 
 def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() -> None:
-    spacing = (2.0, 1.0, 3.0)
+    grid = replace(GRID, spacing_mm=(2.0, 1.0, 3.0))
     for axis in range(3):
-        axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)
+        axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, grid)
         sections.draw_overlay(axes, np.zeros((*axes.images[0].get_array().shape, 4)))
-        sections.draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
+        sections.draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
         length, words = bar_pixels(axes)
         left, right, bottom, top = axes.images[0].get_extent()
         corners = axes.transData.transform([(left, bottom), (right, top)])
@@ -84,7 +84,7 @@ def test_the_scale_bar_is_as_long_as_it_says_and_shorter_in_a_small_picture() ->
         edges = np.abs(np.diff(corners, axis=0))[0]
         assert edges * 50 / 240 == pytest.approx([length] * 2, rel=1e-6)
     for n, expected in ((130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")):
-        axes = drawn_axes(np.ones((n, n, n), np.float32))
+        axes = drawn_axes(np.ones((n, n, n), np.float32), 2, 0)
         sections.draw_scale_bar(axes, 1.0)
         assert bar_pixels(axes)[1] == expected
 

@@ -4,13 +4,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from sklearn.base import BaseEstimator
 from sklearn.linear_model import LinearRegression, Ridge
 
 from brats_seg.cases.folds import FoldRow, FoldTable
 from brats_seg.errors import FoldError, UsageError
 from brats_seg.survival import study as study_module
-from brats_seg.survival.study import BASELINE, COX, FAMILIES, SELECTED, Study, cross_validate
+from brats_seg.survival.study import BASELINE, COX, FAMILIES, Family, Study, cross_validate
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
+
+Array = np.ndarray
+Fits = list[tuple[str, Array, Array, study_module.Splits]]
+DAYS = [float(day) for day in range(100, 1201, 100)]
 
 
 def test_age_and_resection_are_features_and_columns_without_information_are_dropped():
@@ -26,16 +31,18 @@ def test_age_and_resection_are_features_and_columns_without_information_are_drop
     assert ageless.features.columns.tolist() == ["age_years", "wt_ml"]
 
 
-def fold_table(case_ids):
-    rows = [FoldRow(case_id=one, patient_id=one, fold=n % 3) for n, one in enumerate(case_ids)]
+def fold_table(case_ids: list[str]) -> FoldTable:
+    rows = [FoldRow(case_id=name, patient_id=name, fold=n % 3) for n, name in enumerate(case_ids)]
     return FoldTable(rows=tuple(rows))
 
 
 @pytest.fixture
-def fitted(monkeypatch):
-    fits = []
+def fitted(monkeypatch: pytest.MonkeyPatch) -> Fits:
+    fits: Fits = []
 
-    def record(family, features, outcomes, splits):
+    def record(
+        family: Family, features: Array, outcomes: Array, splits: study_module.Splits
+    ) -> SimpleNamespace:
         fits.append((family.name, features.copy(), outcomes.copy(), splits))
         value = outcomes[:, 1].sum() if family is COX else np.median(outcomes)
         return SimpleNamespace(predict=lambda rows: np.full(len(rows), value), best_score_=-1.0)
@@ -44,12 +51,14 @@ def fitted(monkeypatch):
     return fits
 
 
-def numbered(days=range(100, 1201, 100), patient_ids=None, **outcomes):
-    table = make_feature_table(np.arange(12)[:, None], ["number"], patient_ids=patient_ids)
+def numbered(
+    days: list[float] = DAYS, patients: list[str] | None = None, **outcomes: list[bool]
+) -> Study:
+    table = make_feature_table(np.arange(12)[:, None], ["number"], patient_ids=patients)
     return Study.of(table, make_outcomes(days, **outcomes))
 
 
-def trained(fitted, family):
+def trained(fitted: Fits, family: str) -> list[set[int]]:
     return [set(features[:, -1].astype(int)) for name, features, *_ in fitted if name == family]
 
 
@@ -69,7 +78,7 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
     assert trained(fitted, "ridge") == [cases - {2, 5, 7} for cases in rounds]
     assert trained(fitted, "cox") == [cases - {7} for cases in rounds]
     assert np.flatnonzero(~predictions.held_out).tolist() == [7]
-    assert predictions.days[SELECTED][7] == np.median(np.delete(days, [2, 5, 7]))
+    assert predictions.days[study_module.SELECTED][7] == np.median(np.delete(days, [2, 5, 7]))
     assert predictions.log_hazards[:3].tolist() == [5, 6, 7]
     # the baseline has the age and nothing else
     assert {features.shape[1] for name, features, *_ in fitted if name == "age"} == {1}
@@ -77,7 +86,7 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
 
 def test_all_cases_of_a_patient_are_held_out_together(fitted):
     patients = [f"P{number // 2}" for number in range(12)]
-    cross_validate(numbered(patient_ids=patients), make_plan(n_folds=3, n_repeats=2, with_cox=True))
+    cross_validate(numbered(patients=patients), make_plan(n_folds=3, n_repeats=2, with_cox=True))
     for name, features, _, splits in fitted:
         if name != "age":
             numbers = features[:, -1].astype(int)
@@ -98,7 +107,7 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     logs = np.log(study.outcomes["days"])
     assert np.corrcoef(with_cox.log_hazards, logs)[0, 1] < -0.4
     assert np.corrcoef(np.log(first.days["ridge"]), logs)[0, 1] > 0.6
-    assert first.days[SELECTED].equals(first.days["ridge"])
+    assert first.days[study_module.SELECTED].equals(first.days["ridge"])
     assert first.n_chosen == {"ridge": 4}
 
 
@@ -119,7 +128,7 @@ def test_folds_that_cannot_be_used_are_refused(study, n_folds, folds, error, mes
         cross_validate(study, make_plan(n_folds=n_folds), folds and fold_table(folds))
 
 
-def cohort(n_cases=60, *, seed=0, share_died=0.7):
+def cohort(n_cases: int = 60, *, seed: int = 0, share_died: float = 0.7) -> tuple[Array, ...]:
     """Return features, the first of which shortens survival, days and deaths."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(n_cases, 6))
@@ -128,7 +137,7 @@ def cohort(n_cases=60, *, seed=0, share_died=0.7):
     return features, np.where(died, days, days * rng.random(n_cases)), died
 
 
-def fit(family, features, days, died=None):
+def fit(family: Family, features: Array, days: Array, died: Array | None = None) -> BaseEstimator:
     if family is COX:
         days = np.column_stack([days, np.ones(len(days)) if died is None else died])
     indices = np.arange(len(days))
@@ -176,7 +185,7 @@ def test_a_wild_prediction_is_a_century_at_most_and_a_wild_ratio_is_finite():
     assert np.exp(hazard.predict(np.full((1, 6), 1e9))) == pytest.approx(1e6)
 
 
-def ratio(features, days, died):
+def ratio(features: Array, days: Array, died: Array) -> float:
     model = fit(COX, np.asarray(features, float)[:, None], days, died)
     return float(np.diff(model.predict(np.array([[0.0], [1.0]])))[0])
 
@@ -197,7 +206,7 @@ def test_a_fit_that_does_not_converge_predicts_the_mean_hazard_and_says_so(monke
     from lifelines import CoxPHFitter
     from lifelines.exceptions import ConvergenceError
 
-    def diverge(*_, **__):
+    def diverge(*_: object, **__: object) -> None:
         raise ConvergenceError("delta contains nan", ValueError())
 
     monkeypatch.setattr(CoxPHFitter, "fit", diverge)

@@ -56,10 +56,11 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str | None, message: 
         read_features(path)
 
 
-def outcomes(folder: Path, *rows: str, header: str = CLINICAL, ids=IDS, **values) -> pd.DataFrame:
+def outcomes(folder: Path, *rows: str, header: str = CLINICAL, **texts: list[str]) -> pd.DataFrame:
     path = folder / "survival_info.csv"
     path.write_text("\n".join([header, *rows]) + "\n")
-    return read_outcomes(make_feature_table([[1.0]] * len(ids), case_ids=ids, **values), [path])
+    texts = {"case_ids": IDS} | texts
+    return read_outcomes(make_feature_table([[1.0]] * len(texts["case_ids"]), **texts), [path])
 
 
 def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) -> None:
@@ -79,11 +80,11 @@ def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) 
 def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_path: Path) -> None:
     row, ids = f"{IDS[0]},60,289,GTR", ["Brats18_X_1"]
     with pytest.raises(UsageError, match=rf"none of the cases .*Brats18_X_1: .*{IDS[0]}.*--clin"):
-        outcomes(tmp_path, row, ids=ids)
+        outcomes(tmp_path, row, case_ids=ids)
     (tmp_path / "name_mapping.csv").write_text(
         f"BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,{IDS[0]}\n"
     )
-    assert outcomes(tmp_path, row, ids=ids)["days"].tolist() == [289]
+    assert outcomes(tmp_path, row, case_ids=ids)["days"].tolist() == [289]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,9 @@ STOPS = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(request, data: FoldData, tmp_path_factory) -> tuple[Path, Config]:
+def undisturbed(
+    request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Config]:
     run_path = tmp_path_factory.mktemp("undisturbed") / "run"
     config = settings(f"schedule.name={request.param}", *RESUMED)
     train(data, run_path, config)

@@ -1,5 +1,6 @@
 import typing
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -23,7 +24,7 @@ from brats_seg.data.transforms import (
     whole_box,
 )
 from brats_seg.labels import BRATS2017
-from brats_seg.voxels.box import Box
+from brats_seg.voxels.box import Box, Triple
 
 SHAPE = (22, 18, 26)
 STILL = (False, False, False)
@@ -142,12 +143,9 @@ CASE_SHAPE, SIZE = (20, 30, 10), (8, 8, 8)
 NONE = (np.empty((0, 3), dtype=np.int32),) * 3
 
 
-def boxes(n: int, *, fraction: float, foreground=NONE, shape=CASE_SHAPE, size=SIZE) -> list[Box]:
-    rng = np.random.default_rng(0)
-    return [
-        choose_box(rng, shape=shape, size=size, foreground_fraction=fraction, foreground=foreground)
-        for _ in range(n)
-    ]
+def boxes(n: int, fraction: float, **case: Triple | Sequence[np.ndarray]) -> list[Box]:
+    rng, case = np.random.default_rng(0), {"foreground": NONE, "shape": CASE_SHAPE} | case
+    return [choose_box(rng, size=SIZE, foreground_fraction=fraction, **case) for _ in range(n)]
 
 
 def test_patches_lie_anywhere_inside_the_case() -> None:
