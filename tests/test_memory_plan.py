@@ -98,7 +98,7 @@ def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
     assert code == 3
-    assert "unet on a GPU of 520MiB (predicted): 8 MiB, beside 512 MiB for torch itself" in out
+    assert "unet on a GPU of 520MiB (predicted): 8 MiB, plus 512 MiB for torch itself" in out
     (rows,) = check_json("plan", run("plan", *CHOSEN, "--device", "520MiB", "--json")[1])
     assert {str(row["patch"]) for row in rows} == {"[40, 40, 40]", "[32, 32, 32]"}
     assert rows[0]["patch"] == [40, 40, 40]

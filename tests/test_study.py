@@ -120,7 +120,7 @@ CENSORED = numbered(censored=[number % 3 != 0 for number in range(12)])
         (make_study(n_cases=12), 4, ["case000", "x"], FoldError, "no row for 11 .*such as case001"),
         (make_study(n_cases=3), 4, None, UsageError, r"3 patients .*too few for 4 folds"),
         (make_study(n_cases=5), 6, None, UsageError, r"too few for 6 folds; expected 6 at least"),
-        (CENSORED, 4, IDS, FoldError, "fold 0 is held out with only 0 deaths in the others"),
+        (CENSORED, 4, IDS, FoldError, "fold 0 leaves only 0 deaths in the other folds"),
     ],
 )
 def test_folds_that_cannot_be_used_are_refused(study, n_folds, folds, error, message):

@@ -147,14 +147,14 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("scans --case X", "there is no case X; there are BraTS2021_00000, BraTS2021_0"),
         ("scans -o a.html", "a.html is one page, for 2 cases; give a folder, or choose"),
         ("results scans -o pages", "several cases would have the page pages/BraTS2021_00000.html"),
-        ("results results -o pages", "pages is for one page, not for 2 of the name cohort.html"),
+        ("results results -o pages", "pages would get 2 pages called cohort.html"),
         ("results --prediction results", "results holds predictions itself"),
         ("results --prepared prepared", "results is none; leave them out"),
         ("results --scores one.nii.gz --reference scans", "are given; expected one"),
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
         ("scans --prediction absent", "absent does not exist"),
         ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
-        ("fold0 --case a", "fold0 is a run, whose page shows no cases of others; leave out --case"),
+        ("fold0 --case a", "fold0 is a run, whose page shows its own cases only; leave out --case"),
     ],
 )
 def test_what_does_not_fit_together_is_said(run, results, arguments, expected):

@@ -55,7 +55,7 @@ def prepare(
         folder=folder, case_ids=case_ids, n_folds=n_folds, folds_table=done.folds_path, damage=[]
     )
     print(f"{counted(len(case_ids), 'case')} prepared, with cases.csv, in {folder}")
-    print(f"the table of {n_folds} folds is {done.folds_path.name} there")
+    print(f"fold table with {n_folds} folds: {done.folds_path}")
     return 0
 
 

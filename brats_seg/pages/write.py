@@ -130,10 +130,10 @@ def _check(inputs: Sequence[Path], options: PageOptions) -> None:
     useless = [f"--{flag.removesuffix('_ids')}" for flag in flags if getattr(options, flag)]
     useless += [str(path) for path in inputs if path not in runs]
     if runs and useless:
-        msg = f"{runs[0]} is a run, whose page shows no cases of others; leave out {', '.join(useless)}"
+        msg = f"{runs[0]} is a run, whose page shows its own cases only; leave out {', '.join(useless)}"
         raise UsageError(msg)
     if options.prepared and not runs:
-        msg = f"--data and --prepared are for a run, and {inputs[0]} is none; leave them out"
+        msg = f"--data and --prepared are for a run, and {inputs[0]} is no run; leave them out"
         raise UsageError(msg)
     if options.scores and options.reference:
         msg = "both --reference and --scores are given; expected one"
@@ -148,7 +148,7 @@ def _page(folder: Path, name: str) -> Path:
 def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path]:
     """Return the page of each folder; raise `UsageError` if several would be one file."""
     if output is not None and len(folders) > 1:
-        msg = f"{output} is for one page, not for {len(folders)} of the name {name}; leave it out"
+        msg = f"{output} would get {len(folders)} pages called {name}; expected one: leave --output out"
         raise UsageError(msg)
     return [_page(output or folder, name) for folder in folders]
 
@@ -209,7 +209,7 @@ def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
         pages = [replace(files, page=_page(output, files.page.name)) for files in pages]
     n_pages = Counter(files.page for files in pages)
     if twice := [str(page) for page, n_cases in n_pages.items() if n_cases > 1]:
-        msg = f"several cases would have the page {some_of(twice)}; write the pages of each folder apart"
+        msg = f"several cases would have the page {some_of(twice)}; give one folder at a time"
         raise UsageError(msg)
     return pages
 

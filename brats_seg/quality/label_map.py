@@ -271,7 +271,7 @@ def _ambiguity_warning(labels: ShownLabels, convention: LabelConvention) -> str:
         return ""
     return (
         f"the scan does not show whether the numbering is {convention.name} or {' or '.join(rivals)}: "
-        "look what each label is, and name the convention with --convention"
+        "check which tissue each label is, and name the convention with --convention"
     )
 
 

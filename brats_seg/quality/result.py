@@ -47,15 +47,15 @@ LIMITS = (
     # at most 0.49 in the real cases
     Limit(ENHANCING, -inf, 0.9, "nearly all of the tumour enhances: look for necrosis and oedema"),
     # at most 29 in the references and 86 in the predictions
-    Limit(PARTS, -inf, 200, "the tumour has very many parts: look for false ones"),
+    Limit(PARTS, -inf, 200, "the tumour has very many parts: look for false positives"),
     # 1.4 to 3.6 in the real cases; 125 equal balls have 5
-    Limit(SURFACE, -inf, 5, "the tumour is scattered: look for grains without a tumour"),
+    Limit(SURFACE, -inf, 5, "the tumour is scattered: look for specks that are no tumour"),
     # at most 0.01 in the references and 0.03 in the predictions; in those of weak networks for
     # held-out patients up to 0.5
     Limit(APART, -inf, 0.15, "the tumour lies in several places: look at each of them"),
     # at most 0.05 in the real cases
     Limit(
-        RIM, -inf, 0.25, "the tumour lies at the border of the brain: is it a rest of the skull?"
+        RIM, -inf, 0.25, "the tumour lies at the border of the brain: is it a remnant of the skull?"
     ),
     # 0.48 or more in 19 of the 20 patients who have any, and 0.21 in one with a weak contrast
     # agent; of 36 predictions of weak networks, ten were below, with a Dice of ET of at most 0.14
@@ -167,7 +167,7 @@ def implausibilities(prediction: JudgedPrediction) -> Iterator[str]:
         measures[UPTAKE] = _enhancement(prediction)
     yield from remarks(LIMITS, {name: {"": value} for name, value in measures.items()})
     if prediction.predicted_dice and prediction.is_unusual:
-        yield "the predicted Dice may be too high: it was fitted on scans without such remarks"
+        yield "the predicted Dice may be too high: it was fitted on scans without remarks"
     if low_dice := ", ".join(str(line) for line in prediction.predicted_dice if line.is_low):
         yield (
             "the predicted Dice is low: look closely at the regions [as in the worst fifth of the "

@@ -81,7 +81,7 @@ SKULL = (
     Limit(SURFACE, -inf, 0, "the scalp does not seem stripped: look around the brain"),
 )
 LIMITS = (
-    Limit(TURN, -inf, 10, "the scan does not seem to be registered to an atlas: it is turned"),
+    Limit(TURN, -inf, 10, "the scan does not seem to be registered to an atlas: it is rotated"),
     Limit(LENGTH, 131, 165, "the brain has an unusual size: check the voxel size"),
     Limit(PROPORTION, 1.02, 1.44, "the brain has an unusual shape: check the voxel size"),
     Limit(END, -inf, 0.25, "a part of the brain seems to be cut off: look at its ends"),

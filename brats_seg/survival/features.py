@@ -183,7 +183,7 @@ def load_networks(
     networks = [*segmenters, *([encoder] if encoder else [])]
     spacings_mm = {model.identity.spacing_mm for model in networks}
     if len(spacings_mm) > 1:
-        msg = f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; expected one"
+        msg = f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; give runs of one"
         raise UsageError(msg)
     return Networks(
         clinical=clinical,
@@ -254,7 +254,7 @@ def with_patients(
     training = []
     for known in model.training_cases:
         if not known.is_complete:
-            log.warning("%s does not name all cases that it was trained on", path)
+            log.warning("%s does not name all cases it was trained on: others are unknown", path)
         pairs = ((case_id, patients.get(case_id, case_id)) for case_id in known.ids)
         ids = {name for pair in pairs for name in patient_ids(clinical, *pair)}
         training.append(TrainingCases(ids=tuple(ids), is_complete=known.is_complete))

@@ -349,7 +349,7 @@ def _held_out(study: Study, folds: Indices) -> Iterator[tuple[int, Mask]]:
     for fold in sorted(set(folds.tolist())):
         n_deaths = int(study.outcomes["died"][folds != fold].sum())
         if n_deaths < FEWEST_DEATHS - 1:
-            msg = f"fold {fold} is held out with only {counted(n_deaths, 'death')} in the others; expected {FEWEST_DEATHS - 1}."
+            msg = f"fold {fold} leaves only {counted(n_deaths, 'death')} in the other folds to train on; expected {FEWEST_DEATHS - 1} at least. Use another --fold-table, or add patients."
             raise FoldError(msg)
         yield fold, folds == fold
 
@@ -391,5 +391,5 @@ def _check_enough(study: Study, plan: Plan, folds: FoldTable | None) -> None:
     n_folds = len(folds.folds) if folds else plan.n_folds
     expected = max(n_folds, FEWEST_DEATHS)
     if n_patients < expected:
-        msg = f"{counted(n_patients, 'patient')} died on a known day: too few for {n_folds} folds; expected {expected} at least."
+        msg = f"{counted(n_patients, 'patient')} died on a known day: too few for {n_folds} folds; expected {expected} at least. Use fewer folds, or add patients."
         raise UsageError(msg)
