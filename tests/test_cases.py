@@ -217,7 +217,7 @@ def test_a_prediction_has_a_convention_of_its_own(brats_root: Path, tmp_path: Pa
     ],
     ids=["case", "folder", "file", "grid", "modality", "labels", "uncertainty"],
 )
-def test_what_cannot_be_read_is_said(brats_root: Path, draw, error: type, words: str) -> None:
+def test_unreadable_input_is_refused(brats_root: Path, draw, error: type, words: str) -> None:
     write_nifti(brats_root / "p" / "other.nii.gz", make_label_map()[:, :, :-1])
     (brats_root / "p" / OUTPUT_MARKER).touch()
     with pytest.raises(error, match=words):

@@ -60,7 +60,7 @@ def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: s
         ("sample scans --modality t1c -o a.png", "no option --modality; it has --case"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(run: Run, tmp_path: Path, line: str, expected: str) -> None:
+def test_unusable_input_is_refused(run: Run, tmp_path: Path, line: str, expected: str) -> None:
     write_case(tmp_path / "scans", labelled=False)
     code, _, error = run("figure", *line.split())
     assert code in {1, 2}

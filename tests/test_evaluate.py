@@ -185,7 +185,7 @@ def test_spacing_and_conventions_are_those_of_the_files(tmp_path: Path) -> None:
     assert [(row["dice"], row["reference_ml"]) for row in rows] == [(1, pytest.approx(0.012))] * 3
 
 
-def test_an_empty_side_pays_the_penalty_and_two_score_1(tmp_path: Path) -> None:
+def test_one_empty_side_has_the_worst_scores_and_two_have_the_best(tmp_path: Path) -> None:
     nothing, everything = np.zeros(SHAPE, np.uint8), np.full(SHAPE, 2, np.uint8)
     for sides in ((REFERENCE, nothing), (nothing, PREDICTION)):
         assert values(scored(tmp_path, *sides)[0])[:4] == [0, 0, 373.12866, 0]

@@ -123,7 +123,7 @@ def changed(model: Path) -> Iterator[dict[str, Any]]:
     ],
 )
 def test_absurd_values_are_refused(exported: Path, name: str, value: object, message: str) -> None:
-    """Those of other parts of the card are in `test_weights.py`."""
+    """Absurd values of other parts of the card are tested in `test_weights.py`."""
     with changed(exported) as description:
         member = description["members"][0]
         (member if name in member else member["card"]["identity"])[name] = value
@@ -306,7 +306,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_ids_of_cases_are_left_out_unless_asked_for(tmp_path, training, held_out, is_named):
-    """But for ids of public releases in the description, so that scores of these cases are marked."""
+    """Ids of public releases stay in the description, so that scores of these cases are marked."""
     run = write_validated(tmp_path / "run", train=(training,), held_out=held_out)
     export_model([run], tmp_path / "model", case_ids=is_named, license_name="CC0")
     for path in (tmp_path / "model").glob("*.*"):

@@ -134,8 +134,8 @@ class Mixing(nn.Module):
         return self.last(mean_over_batch(self.first(image)))
 
 
-def test_what_a_network_computes_between_its_layers_is_its_own_fault() -> None:
-    """A patch of zeros is enough to ask."""
+def test_mixing_between_layers_is_attributed_to_the_network() -> None:
+    """A patch of zeros suffices for the check."""
     with pytest.raises(ConfigError, match=r"the network \(Mixing\) .* mixes them"):
         PatchIndependence(Mixing()).check(torch.zeros(1, 4, 8, 8, 8), CPU)
     with pytest.raises(ConfigError, match=r"the layer '0' \(Mixing\) .* mixes them"):
@@ -192,7 +192,7 @@ def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None
     ask(build_model(config, (size, size, size)), size)
 
 
-def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
+def test_the_check_changes_neither_weights_nor_buffers_nor_random_state() -> None:
     network = around(nn.Sequential(Counts(patches=True), nn.Dropout(0.5)), last_is_zero=True)
     before, random_state = deepcopy(network.state_dict()), torch.get_rng_state()
     ask(network)

@@ -102,7 +102,7 @@ def test_another_convention_reaches_known_cases(tiny_scans: Path) -> None:
 
 
 @pytest.mark.parametrize(("convention", "n_cases"), [(MSD, 2), (BRATS2024_PED, 4)])
-def test_other_numberings(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
+def test_wrong_numbering_refused(tmp_path: Path, convention: LabelConvention, n_cases: int) -> None:
     write_clear_phantoms(tmp_path, n_cases)
     for path in tmp_path.glob("*/*_seg.nii.gz"):
         label_map = read_label_map(path, case_id="").array
@@ -186,7 +186,7 @@ def test_a_scan_has_one_hash_however_it_is_stored_and_others_another(tmp_path: P
         hashes.add(same)
 
 
-def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_case_are_reported_together(tmp_path: Path) -> None:
     folder = builders.write_case(tmp_path, CASE_ID)
     for suffix in ("t1", "t1ce"):
         (folder / f"{CASE_ID}_{suffix}.nii.gz").write_bytes(b"")
@@ -245,7 +245,7 @@ def test_a_named_convention_goes_before_all_others() -> None:
     assert [case.usable for case in named] == [True, False, True]
 
 
-def test_a_guess_and_an_empty_label_map_are_told() -> None:
+def test_a_guessed_convention_and_an_empty_label_map_have_a_remark() -> None:
     values = (0, 1, 2, 3)
     cases = explained(
         *(listed(name, values) for name in ("smith", "jones")),
@@ -283,7 +283,7 @@ def test_of_equal_copies_the_first_is_kept_preferably_a_labelled_one() -> None:
         ({"tumour_ml": 1.5}, {"tumour_ml": 1.6}, "the scan with another label map"),
     ],
 )
-def test_cases_of_one_id(first: dict[str, object], second: dict[str, object], what: str) -> None:
+def test_equal_ids_refused(first: dict[str, object], second: dict[str, object], what: str) -> None:
     a, b = without_duplicates([listed(folder="b", **first), listed(folder="a", **second)])
     assert f"case {CASE_ID}, file a/: found {what} of the same id in b/; " in a.problems[0]
     assert f"file b/: found {what} of the same id in a/" in b.problems[0]

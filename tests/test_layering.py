@@ -91,7 +91,7 @@ def test_the_light_parts_do_not_import_torch() -> None:
 
 
 def test_only_runtime_asks_torch_for_its_devices() -> None:
-    """So that one double stands for a GPU."""
+    """Then one test double can stand in for a GPU."""
     devices = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\b|get_device_module")
 
     def asks(source: str) -> bool:

@@ -73,7 +73,7 @@ def test_a_case_that_fails_does_not_stop_the_others(n_workers, function, results
 
 @with_and_without_processes
 @pytest.mark.parametrize("error", [NO_DISK, WRONG_USE])
-def test_what_no_case_can_help_ends_the_whole(n_workers: int, error: Exception) -> None:
+def test_an_error_that_affects_all_cases_ends_the_batch(n_workers: int, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)):
         map_cases(functools.partial(fail_with, error), CASES, "working", n_workers=n_workers)
 

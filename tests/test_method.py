@@ -57,7 +57,7 @@ def test_direction_background_slope_and_intercept_change_nothing(tmp_path: Path)
     assert np.allclose(read_scan(folder).image, usual.image, atol=2e-3)
 
 
-def test_a_turned_grid_is_mentioned(tmp_path: Path) -> None:
+def test_a_rotated_grid_has_a_warning(tmp_path: Path) -> None:
     cosine, sine = np.cos(0.35), np.sin(0.35)
     turned = np.array([[cosine, -sine, 0, 0], [sine, cosine, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     scan = read_scan(write_scan(tmp_path / "case", make_volumes(), turned))

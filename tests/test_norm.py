@@ -118,7 +118,7 @@ def test_the_output_lies_where_the_input_lay_and_is_left_alone() -> None:
 
 
 def test_a_weight_near_zero_counts_as_the_smallest_of_its_sign() -> None:
-    """And a channel of one value has the gradient of the stock layers."""
+    """A channel of one value has the gradient of the stock layers too."""
     layer = make_layer(4, dtype=torch.float64)
     stock = stock_of(layer)
     with torch.no_grad():
@@ -156,7 +156,7 @@ def block(layer: nn.Module) -> nn.Sequential:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_autocast_gives_what_the_stock_layers_give(inside: bool) -> None:
-    """Whether or not the backward pass runs under autocast too."""
+    """The backward pass may run under autocast or not."""
     image, found = random_features((2, 4, 9, 8, 8)).float(), []
     for network in (block(make_layer()), block(stock_of(make_layer()))):
         with torch.autocast("cpu", dtype=torch.bfloat16):

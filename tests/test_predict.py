@@ -282,7 +282,7 @@ def test_a_case_that_fits_nowhere_is_refused_and_other_errors_stay() -> None:
 
 @pytest.mark.parametrize("tta", [False, True])
 def test_windows_are_counted_as_progress(monkeypatch: pytest.MonkeyPatch, *, tta: bool) -> None:
-    """Over all networks and mirror images, so that the time it takes is known from the first."""
+    """The total covers all networks and mirror images, so that the remaining time is known."""
     model = make_model(Pointwise(), Pointwise(), window=Window(size=(8, 8, 8), overlap=0))
     positions = []
     monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))

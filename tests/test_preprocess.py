@@ -274,7 +274,7 @@ def test_label_maps_of_a_batch_are_on_the_grids_of_the_scanner(tmp_path, doubles
         ([9, 1, 1, 1], 16, ["are not on one grid", "the skull", "the voxels measure 9.00"]),
     ],
 )
-def test_what_scans_lack_is_said(edges_mm: list[float], n_slices: int, reasons: list[str]) -> None:
+def test_raw_scans_are_detected(edges_mm: list[float], n_slices: int, reasons: list[str]) -> None:
     """The volumes are given by their edges in mm and the slices of the last one."""
     scans = []
     for index, edge_mm in enumerate(edges_mm):

@@ -66,7 +66,7 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     ],
     ids=["terminal", "log file", "log file with colours", "notebook"],
 )
-def test_work_is_shown_as_the_place_allows(monkeypatch, screen, file, options, has_bar):
+def test_a_bar_is_drawn_only_where_output_allows_it(monkeypatch, screen, file, options, has_bar):
     draw_to(monkeypatch, file, **options)
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar
@@ -150,7 +150,7 @@ def test_the_work_that_began_last_is_shown(screen: Any) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
-    """Its lock may be held by a thread of the parent, for ever."""
+    """A thread of the parent may hold the lock of the progress bar for ever."""
     file, _ = Terminal(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
     for _ in tracked("a", what="letters", total=1):
@@ -162,7 +162,7 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
 
 
 def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
-    """An error message must stand alone, and the cursor be there again."""
+    """An error message stands alone on its line, and the cursor is visible again."""
     terminal = use_terminal(monkeypatch)
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)

@@ -64,7 +64,7 @@ def said_of(labels: npt.NDArray[np.generic], **values: float) -> str:
     return "\n".join(result.implausibilities(prediction_of(labels, **values)))
 
 
-def test_a_tumour_of_three_shells_is_believed() -> None:
+def test_a_plausible_tumour_has_no_remarks() -> None:
     assert said_of(TUMOUR) == said_of(TUMOUR, mm=2.0) == said_of(with_island(3)) == ""
     # 14 ml of foreground are no brain
     for labels in (2 * BRAIN, TUMOUR * 0, 2 * speckle(0.2)):
@@ -125,7 +125,7 @@ def test_a_low_predicted_dice_is_flagged_and_that_of_an_unusual_scan_is_doubted(
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_real_label_maps_and_good_predictions_are_believed(real_data: Path) -> None:
+def test_real_label_maps_and_good_predictions_have_no_remarks(real_data: Path) -> None:
     predictions = real_data / "metric_fixtures" / "network_predictions"
     n_believed = 0
     weak: list[str] = []

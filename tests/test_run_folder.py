@@ -80,7 +80,7 @@ def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dic
         for n in range(1, count + 1)
     ],
 )
-def test_death_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, batch_dice, n):
+def test_a_kill_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, batch_dice, n):
     dying = trainer_of(data, tmp_path, batch_dice)
     dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):

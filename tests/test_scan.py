@@ -113,13 +113,13 @@ def test_a_phantom_is_usual_in_any_unit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("remark", [*DAMAGES, *SHAPES])
-def test_damage_is_one_line_of_what_to_look_at(remark: str) -> None:
+def test_each_kind_of_damage_has_its_remark(remark: str) -> None:
     images, spacing_mm = (phantom(0)[0], 0) if remark in DAMAGES else (egg(), 3)
     said = remarks_on((DAMAGES | SHAPES)[remark](images), spacing_mm)
     assert any(one.startswith(remark) for one in said), said
 
 
-def test_an_egg_is_usual() -> None:
+def test_an_egg_shaped_brain_has_no_remark_on_its_shape() -> None:
     usual = remarks_on(egg(), 3)
     assert not any(one.startswith(tuple(SHAPES)) for one in usual), usual
 

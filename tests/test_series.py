@@ -140,7 +140,7 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: write_one(folder, RescaleSlope=2), ""),
     ],
 )
-def test_what_is_wrong_with_a_series_is_seen(tmp_path, write, problem):
+def test_the_problem_of_a_series_is_reported(tmp_path, write, problem):
     write(tmp_path / "exam")
     series = only_series(tmp_path / "exam")
     assert problem in series.problem

@@ -112,7 +112,7 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
         ([0.1] * 30 + [-0.001] * 31, False),
     ],
 )
-def test_what_is_sure(differences: list[float], is_sure: bool) -> None:
+def test_a_sure_gain_is_large_and_significant(differences: list[float], is_sure: bool) -> None:
     assert gain_of(np.zeros(len(differences)), np.array(differences)).is_sure == is_sure
 
 

@@ -119,7 +119,7 @@ def test_a_damaged_case_and_an_array_of_another_case_are_named(folder: Path) -> 
 
 
 @pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
-def test_numpy_reads_it_too(tmp_path, rng, shape):
+def test_numpy_reads_the_stored_arrays(tmp_path, rng, shape):
     array = rng.normal(size=shape).astype(np.float16)
     store.write_array(tmp_path / "image.npy", array[:, ::-1])
     for read in (store.open_array(tmp_path / "image.npy"), np.load(tmp_path / "image.npy")):

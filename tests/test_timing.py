@@ -32,7 +32,7 @@ def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals)
     assert signal.getsignal(number) is before
 
 
-def test_hours_of_all_sessions_are_used_up_whatever_the_session_may_take() -> None:
+def test_the_hours_of_a_run_limit_all_its_sessions_together() -> None:
     stop, reasons = StopRequest(max_hours=5), []
     stop.limit_sessions(2, spent_before_s=7190)
     assert (stop.is_used_up, stop.reason) == (False, None)
@@ -85,7 +85,7 @@ class Session:
         self.clock.begin_epoch()
 
 
-def test_nothing_is_expected_from_the_first_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_step_alone_gives_no_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Session(monkeypatch)
     run.train(1, batch_s=60)
     assert run.clock.left_s is None

@@ -69,7 +69,7 @@ SPECK = ("smallest component of WT, mm3", (1 - 2 * 1728 / (2 * 1728 + 27)) / 3)
     ],
     ids=["rim", "few cases", "speck"],
 )
-def test_sure_best_wins(tmp_path: Path, change, n_cases, expected, setting, gain) -> None:
+def test_sure_gains_are_taken(tmp_path: Path, change, n_cases, expected, setting, gain) -> None:
     tuning = fit_cases(write_cases(tmp_path, change, n_cases))
     fits = {fit.setting: fit for fit in tuning.fits}
     assert tuning.fitted.decoding == expected

@@ -110,7 +110,7 @@ def test_scans_alone_or_with_a_given_label_map_have_a_page(run: Run, results: Pa
     assert ">Reference</th>" in page
 
 
-def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) -> None:
+def test_missing_scans_are_reported_and_can_be_given_by_path(run: Run, results: Path) -> None:
     moved = results.parent / "elsewhere"
     moved.mkdir()
     (results.parent / "scans" / IDS[0]).rename(moved / IDS[0])
@@ -157,7 +157,7 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("fold0 --case a", "fold0 is a run, whose page shows its own cases only; leave out --case"),
     ],
 )
-def test_what_does_not_fit_together_is_said(run, results, arguments, expected):
+def test_contradictory_arguments_of_report_are_refused(run, results, arguments, expected):
     write_nifti(results.parent / "one.nii.gz", make_label_map())
     for name in ("config.yaml", "split.csv"):
         path = results.parent / "fold0" / name

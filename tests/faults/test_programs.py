@@ -34,7 +34,7 @@ def test_a_fault_ends_the_command_without_its_result(fault, code: int, folder: P
     assert not (folder / "cases.csv").exists()
 
 
-def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> None:
+def test_fault_injection_detects_hangs_tracebacks_and_lack_of_memory(folder: Path) -> None:
     assert programs.n_moments(INDEX, folder) >= 4
     hung = programs.run(INDEX, folder, timeout_s=0.001)
     died = programs.Ended(code=1, shown="Traceback (most recent call last):\nKeyError")
@@ -45,7 +45,7 @@ def test_moments_hangs_tracebacks_and_taken_memory_are_seen(folder: Path) -> Non
     assert programs.run("phantom other", folder, little_memory).code != 0
 
 
-def test_another_byte_is_another_result(folder: Path) -> None:
+def test_a_changed_byte_is_a_different_result(folder: Path) -> None:
     (folder / "a").write_bytes(b"1")
     expected = results(folder)
     (folder / "a").write_bytes(b"2")
@@ -53,7 +53,7 @@ def test_another_byte_is_another_result(folder: Path) -> None:
     assert differences(results(folder), expected) == "other results: a (other content), b (extra)"
 
 
-def test_a_try_with_a_problem_is_a_failure(stages: Stages, tmp_path: Path) -> None:
+def test_a_failed_try_fails_the_campaign(stages: Stages, tmp_path: Path) -> None:
     tries = Campaign(stages, tmp_path)
     tries.note("one", "")
     tries.finish()
