@@ -149,7 +149,7 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("results scans -o pages", "several cases would have the page pages/BraTS2021_00000.html"),
         ("results results -o pages", "pages would get 2 pages called cohort.html"),
         ("results --prediction results", "results holds predictions itself"),
-        ("results --prepared prepared", "results is none; leave them out"),
+        ("results --prepared prepared", "results is no run; leave them out"),
         ("results --scores one.nii.gz --reference scans", "are given; expected one"),
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
         ("scans --prediction absent", "absent does not exist"),

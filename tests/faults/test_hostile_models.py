@@ -253,7 +253,7 @@ def test_no_file_names_the_loss_that_is_run(way: str, given_run: Path, tiny_prep
 
 
 def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> None:
-    """The negative control: the gadgets run if they are not refused, as a name that a user types."""
+    """The negative control: gadgets that are not refused run, and a network that is trusted is read."""
     name = "torch.fx.graph_module.reduce_graph_module"
     with suppress(ConfigError):
         build_model(ModelConfig(name=name, arguments=GADGETS[name]), (8, 8, 8))
