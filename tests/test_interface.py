@@ -56,7 +56,7 @@ def gradients(
 def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
     is_large = name == "swin-unetr"
     network = make_network(name, 64 if is_large else 16)
-    image = torch.randn(1, 4, 64, 32, 32) if is_large else None
+    image = torch.randn(1, 4, 64, 32, 32) if is_large else IMAGE
     before = gradients(network, image=image)
     network.checkpointing = mode  # also the last one, which no fallback takes on a CPU
     assert same(before, gradients(network, image=image))
