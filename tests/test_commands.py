@@ -56,7 +56,7 @@ FLOW = (
     Step("index data -o table.csv", "6 cases.*brats2021", ("table.csv",)),
     Step(
         "prepare data --prepared ready --set folds.n_folds=2",
-        "6 cases prepared, with cases.csv, in ready\nthe table of 2 folds",
+        "6 cases prepared, with cases.csv, in ready\nfold table with 2 folds: ready",
         ("ready/cases.csv", "ready/folds-2-seed55.csv", "ready/BraTS2021_00000"),
     ),
     Step("prepare data --prepared ready --verify", "6 prepared cases in ready, 0 damaged"),
