@@ -24,9 +24,9 @@ LESIONWISE = PLAIN.join(pd.DataFrame([LESION_VALUES], columns=list(LESION_COLUMN
 HEAD = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"
 
 
-def score_row(case_id: str, dice: float, region: str = "wt") -> dict[str, object]:
-    values = (dice, dice / (2 - dice), 0.0, 1.0, 1.0, 1.0, 1.0)
-    return {"case_id": case_id, "region": region} | dict(zip(REGION_COLUMNS, values, strict=True))
+def score_row(case: str, dice: float, region: str = "wt", hd95: float = 0.0) -> dict[str, object]:
+    values = (dice, dice / (2 - dice), hd95, 1.0, 1.0, 1.0, 1.0)
+    return {"case_id": case, "region": region} | dict(zip(REGION_COLUMNS, values, strict=True))
 
 
 def table_of(*dices: float) -> pd.DataFrame:
