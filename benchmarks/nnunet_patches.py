@@ -53,9 +53,9 @@ def preprocess(index: CaseIndex, folder: Path, size: tuple[int, int, int] | None
         _run("--no_pp")
         return
     _run()
-    plans = json.loads(_plans_path(folder).read_text())
+    plans = json.loads(plans_path(folder).read_text())
     plans["configurations"][_CONFIGURATION]["patch_size"] = list(size)
-    _plans_path(folder).write_text(json.dumps(plans))
+    plans_path(folder).write_text(json.dumps(plans))
 
 
 def trainer(folder: Path) -> Any:
@@ -64,8 +64,8 @@ def trainer(folder: Path) -> Any:
     import torch
     from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
-    plans = {**json.loads(_plans_path(folder).read_text()), "continue_training": False}
-    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
+    plans = {**json.loads(plans_path(folder).read_text()), "continue_training": False}
+    description = json.loads((plans_path(folder).parent / "dataset.json").read_text())
     made = nnUNetTrainer(plans, _CONFIGURATION, "all", description, torch.device("cpu"))
     made.initialize()
     # 0 processes, which means this one, are refused by the planner
@@ -127,13 +127,14 @@ def _preprocessor(folder: Path) -> tuple[Any, tuple[Any, Any, Any]]:
     from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
     from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
 
-    plans = PlansManager(json.loads(_plans_path(folder).read_text()))
-    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
+    plans = PlansManager(json.loads(plans_path(folder).read_text()))
+    description = json.loads((plans_path(folder).parent / "dataset.json").read_text())
     configuration = plans.get_configuration(_CONFIGURATION)
     return DefaultPreprocessor(verbose=False), (plans, configuration, description)
 
 
-def _plans_path(folder: Path) -> Path:
+def plans_path(folder: Path) -> Path:
+    """Return the file of the plans that `preprocess` has made."""
     return folder / "preprocessed" / _DATASET / "nnUNetPlans.json"
 
 

@@ -58,3 +58,11 @@ def test_every_part_of_the_benchmark_of_gpus_runs_on_the_cpu(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     # fewer where the CPU computes no half precision natively
     assert len(found.read_text().splitlines()) in {13, 17}
+
+
+def test_programs_to_compare_with_are_pinned_as_the_tested_versions() -> None:
+    tested, pinned = (
+        dict(line.split("==") for line in (ROOT / name).read_text().splitlines() if "==" in line)
+        for name in ("constraints.txt", "benchmarks/peers.txt")
+    )
+    assert {name: tested[name] for name in tested.keys() & pinned.keys()}.items() <= pinned.items()
