@@ -50,8 +50,7 @@ def test_a_majority_by_hand(tmp_path: Path, n_readers: int, expected: list[int])
     votes = [[1, 2, 4, 0, 4], [1, 4, 4, 2, 0], [2, 1, 0, 0, 0]]
     for index, vote in enumerate(votes[:n_readers]):
         write_nifti(tmp_path / str(index) / "case.nii.gz", np.uint8(vote).reshape(5, 1, 1))
-    folders = sorted(tmp_path.iterdir())
-    (fused,) = fuse_label_maps(folders, tmp_path / "out")
+    (fused,) = fuse_label_maps(sorted(tmp_path.iterdir()), tmp_path / "out")
     assert voxels(fused).ravel().tolist() == expected
 
 
