@@ -41,7 +41,7 @@ FITTED = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest
 @pytest.fixture
 def pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(networks: Sequence[TrainedModel], *_: object) -> Model:
-        return make_model(identity=networks[0].identity)
+        return make_model(identity=networks[0].card.identity)
 
     monkeypatch.setattr(module, "assemble", build)
 

@@ -152,9 +152,9 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
     aliases = dict(zip(("T1", "t1ce", "t2", "flair"), files.values(), strict=True))
     # the run has the identity; the network is built by the caller
     trained = load_trained(run / "best.pt")
-    network = build_model(trained.config.model, trained.identity.patch)
+    network = build_model(trained.card.config.model, trained.card.identity.patch)
     network.load_state_dict(trained.weights)
-    of_network = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
+    of_network = Predictor.of_network(network, trained.card.identity, settings, multiple=(2, 2, 2))
     results = [
         predictor.predict_files(files),
         predictor.predict_files(aliases),
@@ -168,7 +168,9 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
         assert np.array_equal(result.label_map, label_map)
         assert result.probabilities.shape == (3, *label_map.shape)
     with pytest.raises(UsageError, match="trained with normalisation none"):
-        Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)
+        Predictor.of_network(
+            network, replace(trained.card.identity, normalisation="none"), settings
+        )
     with pytest.raises(CaseError, match="a constant volume"):
         predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))
 

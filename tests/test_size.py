@@ -43,10 +43,9 @@ ABOVE_BUDGET = {
     "evaluation": 1267,
     "dicom": 1099,
     "survival": 811,
-    "runtime": 864,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_733, 110
+MOST_LINES, MOST_MODULES = 19_718, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -115,7 +115,7 @@ def test_a_stopped_run_ends_as_an_undisturbed_one(data, tmp_path, undisturbed, n
     resumed = train(data, tmp_path / "run", config)
     assert (stopped.finished, resumed.finished) == (False, True)
     check_same_runs(tmp_path / "run", expected_path)
-    assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
+    assert load_trained(tmp_path / "run" / "best.pt").card.identity.subsets == MODALITY_SUBSETS
 
 
 def test_forgets_optimizer(data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]) -> None:

@@ -145,7 +145,7 @@ def test_fitted_settings_are_stored_and_found_again(runs, tiny_prepared, monkeyp
     assert sum(tuning.after) >= sum(tuning.before)
     for run, one in zip(runs, before, strict=True):
         after = open_held_out(run, tiny_prepared)
-        assert after.data.fingerprint == after.trained.identity.fingerprint
+        assert after.data.fingerprint == after.trained.card.identity.fingerprint
         for name, value in one.trained.weights.items():
             assert torch.equal(after.trained.weights[name], value)
     # no network is asked again

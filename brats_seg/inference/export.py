@@ -202,7 +202,7 @@ def _card(
     """Return the text of the model card, in Markdown."""
     networks = exported.networks
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
-    decoding = networks[0].fitted.decoding
+    decoding = networks[0].card.fitted.decoding
     environments = [
         ", ".join(
             f"{name} {fact.environment[name]}" for name in _PACKAGES if name in fact.environment
@@ -223,9 +223,9 @@ def _card(
         regions=[
             *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
         ],
-        windows=[str(default_of(network)) for network in networks],
+        windows=[str(default_of(network.card)) for network in networks],
         validations=[*_validations(facts)],
-        is_fitted=any(network.fitted != weights.NOT_FITTED for network in networks),
+        is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
         subset_scores=pool_scores(fact for item in networks for fact in item.card.subset_scores),
         conventions=_conventions(networks),
         environments=[*dict.fromkeys(environments)],
@@ -233,7 +233,7 @@ def _card(
 
 
 def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConvention]:
-    names = {name for network in networks for name in network.identity.conventions}
+    names = {name for network in networks for name in network.card.identity.conventions}
     return [convention_named(name) for name in sorted(names)]
 
 

@@ -77,7 +77,7 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     data = None
     with suppress(CaseError):
         data = open_split(prepared, split)
-    if data is None or data.fingerprint != trained.identity.fingerprint:
+    if data is None or data.fingerprint != trained.card.identity.fingerprint:
         msg = f"{run} was not trained on the cases prepared in {prepared}: give --data or --prepared as in its training"
         raise UsageError(msg)
     return HeldOut(run=run, trained=trained, data=data)
@@ -148,11 +148,11 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     that a run for a few processors does not take days here.
     """
     trained = held_out.trained
-    if trained.card.subset_scores or not trained.identity.subsets:
+    if trained.card.subset_scores or not trained.card.identity.subsets:
         return trained.card.subset_scores
-    settings = PredictionSettings(overlap=trained.config.validation.overlap)
+    settings = PredictionSettings(overlap=trained.card.config.validation.overlap)
     model = assemble([trained], device, settings)
-    subsets = (MODALITIES, *trained.identity.subsets)
+    subsets = (MODALITIES, *trained.card.identity.subsets)
     ids = sorted(held_out.data.split.validation)
     indices = np.linspace(0, len(ids) - 1, min(len(ids), MOST_CASES)).round().astype(int)
     # evenly spread over the ids
@@ -161,7 +161,7 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
     rows = np.stack([_measure_dice(subsets, held_out, model, case_id) for case_id in tracked])
     scores = tuple(
         SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
-        for i, subset in enumerate(trained.identity.subsets, start=1)
+        for i, subset in enumerate(trained.card.identity.subsets, start=1)
     )
     held_out.store(trained.card.model_copy(update={"subset_scores": scores}))
     return scores

@@ -178,7 +178,7 @@ def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:
     read = [(path, network) for path in paths for network in weights.read_trained(path)]
     for path, network in read:
         weights.require_task(network, "segmentation", path)
-        _check_known(network.identity)
+        _check_known(network.card.identity)
         _check_agreement(network, read[0][1])
     return tuple(network for _, network in read)
 
@@ -209,13 +209,13 @@ def wrap_network(
     return _as_model([member], [trained], weights.fingerprint_of([trained]), device, settings)
 
 
-def default_of(trained: weights.TrainedModel) -> Window:
+def default_of(card: weights.ModelCard) -> Window:
     """Return the window that a network predicts with where none is given."""
-    return Window(size=default_window(trained.config, trained.identity.patch), overlap=OVERLAP)
+    return Window(size=default_window(card.config, card.identity.patch), overlap=OVERLAP)
 
 
 def _build(trained: weights.TrainedModel) -> Member:
-    config, patch = trained.config.model, trained.identity.patch
+    config, patch = trained.card.config.model, trained.card.identity.patch
     try:
         # the initial weights are overwritten: drawing them must not advance torch's generator
         with torch.random.fork_rng(devices=[]):
@@ -230,19 +230,19 @@ def _build(trained: weights.TrainedModel) -> Member:
 def _member(
     trained: weights.TrainedModel, network: nn.Module, name: str, multiple: Triple
 ) -> Member:
-    identity = trained.identity
+    identity = trained.card.identity
     return Member(
         network=network,
         name=name,
         identity=identity,
         method=standard_method(identity.spacing_mm),
-        window=default_of(trained),
+        window=default_of(trained.card),
         channels=tuple(map(MODALITIES.index, identity.modalities)),
         regions=tuple(map(identity.regions.index, REGIONS))
-        if trained.config.model.task == "segmentation"
+        if trained.card.config.model.task == "segmentation"
         else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
-        decoding=trained.fitted.decoding,
+        decoding=trained.card.fitted.decoding,
     )
 
 

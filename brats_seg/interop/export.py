@@ -129,8 +129,8 @@ def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
         "overlap": member.window.overlap,
         "patch": member.identity.patch,
         "multiple": member.multiple,
-        "spacing_mm": first.identity.spacing_mm,
-        **first.fitted.decoding.model_dump(),
+        "spacing_mm": first.card.identity.spacing_mm,
+        **first.card.fitted.decoding.model_dump(),
         "label_values": _convention(exported).painted,
     }
 
@@ -165,13 +165,13 @@ def _weights_name(index: int) -> str:
 
 def _convention(exported: ExportedModel) -> LabelConvention:
     """Return the label convention that the bundle writes: that of training, if there was only one."""
-    taught = {name for network in exported.networks for name in network.identity.conventions}
+    taught = {name for network in exported.networks for name in network.card.identity.conventions}
     return convention_named(*taught) if len(taught) == 1 else BRATS2023
 
 
 def _facts(exported: ExportedModel, *, is_monai: bool) -> dict[str, Any]:
     """Return the entries of the metadata that depend on the model and the versions."""
-    spacing = "x".join(f"{mm:g}" for mm in exported.networks[0].identity.spacing_mm)
+    spacing = "x".join(f"{mm:g}" for mm in exported.networks[0].card.identity.spacing_mm)
     ours = version("brats_seg")
     required = {name: version(name) for name in ("nibabel", "scipy")}
     required |= {"pytorch-ignite": ">=0.4"} if is_monai else {"brats_seg": ours}

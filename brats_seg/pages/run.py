@@ -131,7 +131,7 @@ def placed_prediction(
     whole, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
     if whole is None or cut is None:
         return None
-    prediction = stored.regions(held_out.trained.fitted.decoding)
+    prediction = stored.regions(held_out.trained.card.fitted.decoding)
     x, y, z = (a - b for a, b in zip(whole.start, cut.start, strict=True))
     box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
     shape = cast("Triple", reference.shape[1:])
@@ -158,7 +158,7 @@ def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
 
 
 def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
-    regions = stored.regions(held_out.trained.fitted.decoding)
+    regions = stored.regions(held_out.trained.card.fitted.decoding)
     counts = count_regions(regions, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))

@@ -193,10 +193,8 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
         patch: Voxels along X, Y and Z.
     """
     before = torch.get_num_threads()
-    if not has_own_thread(device, patch):
-        yield
-        return
-    torch.set_num_threads(1)
+    if has_own_thread(device, patch):
+        torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -283,9 +281,8 @@ def native_dtype(device: torch.device) -> torch.dtype | None:
         # a T4 emulates bf16 slowly, which torch counts as support by default
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
-    if device.type == "cpu" and _has_bf16(_cpu_capabilities()):
-        return torch.bfloat16
-    return None
+    is_native = device.type == "cpu" and _has_bf16(_cpu_capabilities())
+    return torch.bfloat16 if is_native else None
 
 
 def _is_fast_on_cpu(precision: str) -> bool:

@@ -59,11 +59,9 @@ def give_back_memory(device: torch.device) -> None:
     gc.collect()
     if (gpu := gpu_module(device)) is not None:
         gpu.empty_cache()
-    elif sys.platform == "linux":
-        # glibc keeps small freed blocks; other C libraries, such as musl, have no such call
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    elif (trim := _of_glibc("malloc_trim")) is not None:
+        # small freed blocks are kept otherwise
+        trim(0)
 
 
 def keep_to_limit_of_address_space() -> None:
@@ -89,16 +87,18 @@ def keep_freed_memory() -> None:
 
 
 def _is_address_space_limited() -> bool:
-    if sys.platform != "linux":
-        return False
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return sys.platform == "linux" and limit != resource.RLIM_INFINITY
 
 
 def _set_malloc_option(option: int, value: int) -> None:
-    """Set an option of glibc; other C libraries, such as musl, have no such call."""
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if set_option is not None:
+    if (set_option := _of_glibc("mallopt")) is not None:
         set_option(option, value)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return a function of glibc; None with another C library, such as musl, which lacks it."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -156,21 +156,6 @@ class TrainedModel:
     card: ModelCard
     cases: TrainingCases = NO_RECORD
 
-    @property
-    def identity(self) -> ModelIdentity:
-        """Data that the network was trained on."""
-        return self.card.identity
-
-    @property
-    def config(self) -> Config:
-        """Settings of the run of the network."""
-        return self.card.config
-
-    @property
-    def fitted(self) -> FittedPrediction:
-        """Settings of prediction that were fitted to the network."""
-        return self.card.fitted
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExportedModel:
@@ -267,7 +252,7 @@ def read_exported(folder: Path) -> ExportedModel:
 
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
     """Raise `UsageError` if the network read from `path` was trained for another task."""
-    found = trained.config.model
+    found = trained.card.config.model
     if found.task != task:
         msg = f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. {_INSTEAD[task]}"
         raise UsageError(msg)
@@ -291,8 +276,8 @@ def _fingerprint(trained: TrainedModel) -> str:
     defaults |= Decoding().model_dump()
     given = {name: value for name, value in entries_of(trained).items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
-    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
-    key.update(str(trained.config.patch.size).encode())
+    key.update(trained.card.config.model.model_dump_json(exclude_defaults=True).encode())
+    key.update(str(trained.card.config.patch.size).encode())
     for scores in trained.card.subset_scores:
         key.update(scores.model_dump_json().encode())
     for name, weights in sorted(trained.weights.items()):
@@ -303,7 +288,7 @@ def _fingerprint(trained: TrainedModel) -> str:
 
 def entries_of(trained: TrainedModel) -> dict[str, Any]:
     """Return identity and fitted settings as one mapping, for hashes and comparisons."""
-    return {**asdict(trained.identity), **trained.fitted.decoding.model_dump()}
+    return {**asdict(trained.card.identity), **trained.card.fitted.decoding.model_dump()}
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:

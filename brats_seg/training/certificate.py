@@ -118,7 +118,7 @@ def certify_run(
         raise UsageError(msg)
     trained = load_trained(path)
     require_task(trained, "segmentation", run_path)
-    config, patch = trained.config, trained.identity.patch
+    config, patch = trained.card.config, trained.card.identity.patch
     check_stored(path, config.loss.name, config.loss.arguments)
     try:
         network = build_with(partial(build_model, config.model, patch), trained.weights)

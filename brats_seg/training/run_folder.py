@@ -208,7 +208,7 @@ def read_source(path: Path) -> weights.TrainedModel:
     if rest:
         msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
         raise UsageError(msg)
-    _check_identity(trained.identity, path)
+    _check_identity(trained.card.identity, path)
     return trained
 
 
@@ -235,7 +235,7 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     loaded, unfit = match_weights(network, source.weights)
     if is_shipped and (unfit or len(loaded) < len(source.weights)):
         return None
-    model = source.config.model
+    model = source.card.config.model
     name = f"{path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
     if is_shipped:
         name = "the network that brats_seg carries (--start-from none draws all weights anew)"
@@ -314,7 +314,7 @@ def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
 
 def _log_differences(source: weights.TrainedModel, path: Path, data: FoldData) -> None:
     """Log what the weights learnt from, where it may matter to this run."""
-    spacings_mm = source.identity.spacing_mm, data.spacing_mm
+    spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
     if spacings_mm[0] != spacings_mm[1]:
         text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
         log.warning(text, path, *map(spacing_text, spacings_mm))
