@@ -2,9 +2,9 @@
 
 All compute forward and backward of one patch, in turn in one process, with the same widths, heads, loss,
 threads and memory allocator. nnU-Net's network (`dynamic_network_architectures`) runs in float32, its
-default on a CPU, and in bf16, as ours does. Shown are the median CPU time over rounds, the paired ratio
-to ours in bf16, and the floating-point operations per second as a
-share of those of a big matrix product.
+default on a CPU, and in bf16 where the CPU computes it natively, as ours does there. Shown are the median
+CPU time over rounds, the paired ratio to ours in that precision, and the floating-point operations per
+second as a share of those of a big matrix product.
 
     python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 1
 """
@@ -27,6 +27,7 @@ from brats_seg.models.build import build_model
 from brats_seg.models.convolution import Convolution
 from brats_seg.models.interface import as_output
 from brats_seg.models.unet import level_strides
+from brats_seg.runtime.device import native_dtype
 
 NNUNET = "dynamic_network_architectures"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -44,7 +45,7 @@ class Contender:
 
 
 def main() -> None:
-    """Compare each contender with ours in bf16, and append the comparisons."""
+    """Compare each contender with ours in the precision of this CPU, and append the comparisons."""
     arguments = options_of(__doc__, patch=64, widths=[16, 32, 64, 128, 160], threads=1, rounds=7)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -56,15 +57,16 @@ def main() -> None:
     ours, *peers = steps
     seconds = seconds_in_turn(steps, arguments.rounds)
     rate = _flops(steps[ours]) / statistics.median(seconds[ours])
-    share = rate / matrix_product_rate(torch.bfloat16)
-    task = f"training step in bf16, patch {patch}, widths {arguments.widths}"
-    print(f"{task}, {arguments.threads} threads: {share:.2f} of a bf16 matrix product")
+    precision = contenders[0].precision
+    share = rate / matrix_product_rate(DTYPES[precision])
+    task = f"training step in {precision}, patch {patch}, widths {arguments.widths}"
+    print(f"{task}, {arguments.threads} threads: {share:.2f} of a {precision} matrix product")
     goals = {name: GOAL for name in peers if "nnU-Net" in name and "fp32" in name}
     report(compare_with_first(task, seconds, goals), arguments.json)
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:
-    """Return the networks in both precisions, ours in bf16 first."""
+    """Return the networks in bf16, if it is native here, and in float32; ours first."""
     dynunet = build_model(ModelConfig(name="dynunet", widths=widths), patch)
     for layer in dynunet.modules():
         if type(layer) is Convolution:
@@ -78,7 +80,7 @@ def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Co
     return [
         Contender(name=f"{name}, {precision}", network=network, precision=precision)
         for name, network in networks.items()
-        for precision in DTYPES
+        for precision in (DTYPES if native_dtype(torch.device("cpu")) else ("fp32",))
     ]
 
 

@@ -42,10 +42,9 @@ ABOVE_BUDGET = {
     "top level": 1527,
     "evaluation": 1267,
     "dicom": 1099,
-    "survival": 811,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_718, 110
+MOST_LINES, MOST_MODULES = 19_707, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -150,8 +150,7 @@ def study_survival(
     plan = Plan(n_repeats=n_repeats)
     if find_spec("lifelines") is not None:
         plan = replace(plan, families=(*plan.families, COX))
-    fold_table = None if folds is None else read_folds(folds)
-    predictions = models.cross_validate(study, plan, fold_table, track)
+    predictions = models.cross_validate(study, plan, read_folds(folds) if folds else None, track)
     result = summarise(study, predictions, plan.seed)
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
@@ -174,9 +173,9 @@ def accuracy(reported: Days, predicted: Days) -> Days:
 
 def spearman(reported: Days, predicted: Days) -> Days:
     """Return the rank correlation; 0 where one side is constant and has no order."""
-    one, other = _ranks(reported), _ranks(predicted)
-    scale = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
-    return (one * other).sum(axis=-1) / np.where(scale == 0, 1, scale)
+    true, found = _ranks(reported), _ranks(predicted)
+    scale = np.sqrt((true**2).sum(axis=-1) * (found**2).sum(axis=-1))
+    return (true * found).sum(axis=-1) / np.where(scale == 0, 1, scale)
 
 
 def _ranks(days: Days) -> Days:
@@ -230,7 +229,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     """
     rng = np.random.default_rng(seed)
     # a separate generator: the other figures are the same with and without lifelines
-    concordance_rng = rng.spawn(1)[0]
+    cox_rng = rng.spawn(1)[0]
     scored = predictions.held_out
     reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))
     patients = study.table["patient_id"].to_numpy()[scored]
@@ -245,9 +244,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
             figures[name] |= estimates(days_figures, values, patients[died], rng)
         if with_cox:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
-            figures[name] |= estimates(
-                concordance_figure, rows, patients, concordance_rng, n_resamples=n
-            )
+            figures[name] |= estimates(concordance_figure, rows, patients, cox_rng, n_resamples=n)
     selected, baseline = times[SELECTED][died], times[BASELINE.name][died]
     return SurvivalStudy(
         study=study,

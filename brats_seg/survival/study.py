@@ -93,8 +93,7 @@ def fit_family(family: Family, features: Matrix, outcomes: Matrix, splits: Split
     name = pipeline.steps[-1][0]
     grid = {f"{name}__{parameter}": list(values) for parameter, values in family.grid.items()}
     grid["selectkbest__k"] = sorted({min(k, features.shape[1]) for k in family.n_kept})
-    search = GridSearchCV(pipeline, grid, scoring=family.scoring, cv=splits)
-    return search.fit(features, outcomes)
+    return GridSearchCV(pipeline, grid, scoring=family.scoring, cv=splits).fit(features, outcomes)
 
 
 def concordance(days: Matrix, died: npt.NDArray[np.bool_], predicted: Matrix) -> float:
@@ -156,8 +155,7 @@ class CoxEstimator(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, features: Matrix) -> Matrix:
         """Return the log hazard ratio (n,) to a case whose features are all 0."""
-        ratios: Matrix = features @ self.coefficients_
-        return np.clip(ratios, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+        return np.clip(features @ self.coefficients_, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
 
 
 def _days_strength(features: Matrix, days: Matrix) -> Matrix:
@@ -305,15 +303,12 @@ def cross_validate(
     n_chosen = {family.name: 0 for family in plan.families if family is not COX}
     sums = pd.DataFrame(0.0, study.features.index, [SELECTED, BASELINE.name, *n_chosen, COX.name])
     for held_out, seed in track(rounds, what="fitting", total=len(rounds)):
-        scores = {}
-        predicted = {}
+        scores, predicted = {}, {}
         for family in (BASELINE, *plan.families):
             features = study.features.to_numpy()[:, : 1 if family is BASELINE else None]
             fit = _fit(study, family, features, ~held_out, seed)
-            scores[family.name], predicted[family.name] = (
-                fit.best_score_,
-                fit.predict(features[held_out]),
-            )
+            scores[family.name] = fit.best_score_
+            predicted[family.name] = fit.predict(features[held_out])
         best = max(n_chosen, key=scores.__getitem__)
         n_chosen[best] += 1
         for name, values in [(SELECTED, predicted[best]), *predicted.items()]:
@@ -374,15 +369,14 @@ def _cases(study: Study) -> list[Case]:
     """Return the cases of known outcome, with the facts that balance folds."""
     facts = study.table.reindex(columns=["case_id", "patient_id", "wt_ml"])
     facts = facts.assign(age=study.outcomes[AGE])[study.outcomes["known"]].replace({np.nan: None})
-    rows: list[Any] = list(facts.itertuples())
     return [
         Case(
-            case_id=row.case_id,
-            patient_id=row.patient_id,
+            case_id=row["case_id"],
+            patient_id=row["patient_id"],
             release="unknown",
-            facts=CaseFacts(age_years=row.age, tumour_ml=row.wt_ml),
+            facts=CaseFacts(age_years=row["age"], tumour_ml=row["wt_ml"]),
         )
-        for row in rows
+        for row in facts.to_dict("records")
     ]
 
 

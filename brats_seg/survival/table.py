@@ -53,9 +53,8 @@ def read_features(path: Path) -> pd.DataFrame:
     if table.empty:
         msg = f"{path} has no rows; expected one for each case. {_MAKE_FEATURES}"
         raise UsageError(msg)
-    repeated = table["case_id"][table["case_id"].duplicated()]
-    if len(repeated):
-        msg = f"{path} has several rows for {some_of(sorted(set(repeated)))}; expected one each."
+    if repeated := sorted(set(table["case_id"][table["case_id"].duplicated()])):
+        msg = f"{path} has several rows for {some_of(repeated)}; expected one each."
         raise UsageError(msg)
     for name, known in ((LABELS_SEEN, ("", *_ANSWERS)), (LATENT_SEEN, _ANSWERS)):
         if unknown := set(table.get(name, ())) - set(known):
@@ -82,8 +81,7 @@ def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
             ("yes", "networks that were trained on their patients, so the figures may be too good"),
             ("unknown", "networks without a record of the patients they were trained on"),
         ):
-            n = int((table[column] == answer).sum()) if column in table else 0
-            if n:
+            if column in table and (n := int((table[column] == answer).sum())):
                 yield f"the {kind} of {n} of {len(table)} cases is of {networks}"
 
 
