@@ -161,7 +161,7 @@ def score_folders(
         ...     data, table = Path(folder) / "data", Path(folder) / "scores.csv"
         ...     write_phantom_cases(data, n_cases=2, seed=0)
         ...     scored = score_folders(data, data, table, protocol_named("legacy"))
-        >>> [(one.region, one.n_cases, one.spreads[0].mean) for one in scored.summaries]
+        >>> [(part.region, part.n_cases, part.spreads[0].mean) for part in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
     pairing = find_pairs(reference, prediction, only_predicted=only_predicted)

@@ -129,7 +129,7 @@ def match_lesions(
     rules = protocol.matching
     assert rules is not None
     sides = (np.ascontiguousarray(masks.swapaxes(1, 3)) for masks in (reference, prediction))
-    rows = [_match_region(one, other, rules, scale) for one, other in zip(*sides, strict=True)]
+    rows = [_match_region(true, found, rules, scale) for true, found in zip(*sides, strict=True)]
     return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
 
 

@@ -133,11 +133,11 @@ def surface_distances(
     Neither mask `(X, Y, Z)` may be empty.
     """
     # a surface voxel has at least one of its six neighbours outside the mask
-    one, other = (
+    true, found = (
         side & ~ndimage.binary_erosion(side, _FACE_NEIGHBOURS)
         for side in cropped(reference, prediction)
     )
-    return _distances(one, other, spacing_mm), _distances(other, one, spacing_mm)
+    return _distances(true, found, spacing_mm), _distances(found, true, spacing_mm)
 
 
 def surface_dice(sides: Sequence[Values], tolerance_mm: float) -> float:

@@ -341,9 +341,9 @@ def _borders(labels: LabelMap) -> npt.NDArray[np.int64]:
     counts = np.zeros(n * n, dtype=np.int64)
     for axis in range(3):
         along = np.moveaxis(labels, axis, 0).astype(np.uint8)
-        one, other = along[:-1], along[1:]
-        differ = one != other
-        counts += np.bincount(one[differ] * np.uint8(n) + other[differ], minlength=n * n)
+        before, after = along[:-1], along[1:]
+        differ = before != after
+        counts += np.bincount(before[differ] * np.uint8(n) + after[differ], minlength=n * n)
     faces = counts.reshape(n, n)
     faces = faces + faces.T
     faces[:, _NO_BRAIN] = 0

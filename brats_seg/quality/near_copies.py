@@ -92,7 +92,7 @@ def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:
     """
     compared = [index for index, case in enumerate(cases) if case.facts.fingerprint]
     pairs = _pairs(_signs([cases[index].facts.fingerprint for index in compared]))
-    copies = sorted((compared[one], compared[other]) for one, other in pairs)
+    copies = sorted((compared[i], compared[j]) for i, j in pairs)
     return tuple((a, b) for a, b in copies if cases[a].patient_id != cases[b].patient_id)
 
 
@@ -100,9 +100,9 @@ def with_near_copies(cases: Sequence[Case]) -> tuple[Case, ...]:
     """Return the cases with the ids of their near copies, and a remark if there are any."""
     marked = list(cases)
     copies: defaultdict[int, list[str]] = defaultdict(list)
-    for one, other in near_copies(cases):
-        copies[one].append(cases[other].case_id)
-        copies[other].append(cases[one].case_id)
+    for first, second in near_copies(cases):
+        copies[first].append(cases[second].case_id)
+        copies[second].append(cases[first].case_id)
     for index, case_ids in copies.items():
         remark = (
             f"nearly the same scan as {', '.join(sorted(case_ids))}, under the id of another patient: "

@@ -200,18 +200,18 @@ def check_modalities(
             next_step = "Put the image of that modality in its place."
             raise CaseError(case_id, volume.file, problem, "a scan", next_step)
     likeness = _correlations(sample.values)
-    for first, second in combinations(range(len(modalities)), 2):
-        names = f"{modalities[first]} and {modalities[second]}"
-        one, other = volumes[first], volumes[second]
-        is_alike = abs(likeness[first, second]) > SAME_IMAGE
+    for i, j in combinations(range(len(modalities)), 2):
+        names = f"{modalities[i]} and {modalities[j]}"
+        first, second = volumes[i], volumes[j]
+        is_alike = abs(likeness[i, j]) > SAME_IMAGE
         problem = f"the same image for {names}, but for its brightness" if is_alike else ""
         # values that are all equal in the sample have no correlation
-        if (is_alike or likeness[first, second] == 0) and np.array_equal(one.array, other.array):
+        if (is_alike or likeness[i, j] == 0) and np.array_equal(first.array, second.array):
             problem = f"the same voxels for {names}"
         if problem:
             next_step = "One modality was given twice: put the right file in its place."
-            expected = "four different modalities"
-            raise CaseError(case_id, f"{one.file} and {other.file}", problem, expected, next_step)
+            files = f"{first.file} and {second.file}"
+            raise CaseError(case_id, files, problem, "four different modalities", next_step)
 
 
 def scan_remarks(

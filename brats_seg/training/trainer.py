@@ -271,7 +271,7 @@ class Trainer:
         whole = patch_loss = None
         if plan.is_validated(progress.epoch, progress.n_epochs):
             case_ids = self.ranks.share(plan.data.split.validation)
-            cases = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
+            cases = (whole_case(plan.data.folder, name, plan.task.target_of) for name in case_ids)
             whole = self._sums(
                 track(cases, what="validation", total=len(case_ids)), case_predictor(plan)
             )
