@@ -65,7 +65,6 @@ RECIPES: dict[str, list[str]] = {
     "warm-up": ["schedule.name=cosine", "schedule.warmup_steps=50"],
     "batch 1": ["training.effective_batch=1"],
     "batch 4": ["training.effective_batch=4"],
-    "ema": ["optimizer.ema=0.98"],
     "batch dice": ["loss.batch_dice=true"],
     "bce 0.3": ["loss.bce=0.3"],
     "foreground 0.67": ["patch.foreground=0.67"],

@@ -219,8 +219,6 @@ class OptimizerConfig(Section):
     """Weight decay, decoupled in `adamw` and `muon`, and added to the gradient in the others."""
     clip_norm: PositiveFloat | None = 12.0
     """Largest norm of the gradient of an effective batch; null disables clipping."""
-    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay per step of the exponential moving average of the weights; null disables it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -133,7 +133,7 @@ def test_a_tensor_on_the_host_and_a_read_in_the_loop_are_found() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(data, tmp_path, precision):
-    changes = ["training.n_epochs=2", "validation.every=1", "optimizer.ema=0.9"]
+    changes = ["training.n_epochs=2", "validation.every=1"]
     changes += ["loss.batch_dice=true", "validation.overlap=0.5", "optimizer.name=adamw"]
     on_card = tiny_settings(*changes, "training.device=card", f"training.precision={precision}")
     train(data, tmp_path / "card", on_card, StopAtCheck(2))

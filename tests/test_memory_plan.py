@@ -149,13 +149,12 @@ def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
     ("assignments", "n_kept"),
     [
         (["optimizer.name=adamw"], 4),
-        (["optimizer.name=adamw", "optimizer.ema=0.9"], 5),
         (["optimizer.name=muon"], 3),
         (["optimizer.name=sgd"], 3),
     ],
 )
-def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kept: int) -> None:
-    """Weights, gradients, two moments or one, average: each as large as the weights."""
+def test_the_state_of_the_optimizer_is_counted(assignments: list[str], n_kept: int) -> None:
+    """Weights, gradients, two moments or one: each as large as the weights."""
     network = nn.Conv3d(4, 8, 25, bias=False)
     weights = 4 * 8 * 25**3 * 4
     footprint = footprint_of(settings(*assignments), network)
@@ -200,7 +199,7 @@ def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
 
 
 def test_counting_leaves_network_and_random_state_alone() -> None:
-    config = settings("optimizer.ema=0.9")
+    config = settings()
     network = build_model(config.model, PATCH)
     set_activation_checkpointing(network, ActivationCheckpointing.TOP)
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}

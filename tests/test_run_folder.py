@@ -183,7 +183,7 @@ def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path, data: FoldD
 
 
 def start_settings(*changes: str) -> Config:
-    usual = ["optimizer.lr=0.01", "optimizer.ema=0.9", "schedule.name=cosine"]
+    usual = ["optimizer.lr=0.01", "schedule.name=cosine"]
     usual += ["training.n_epochs=2", "training.effective_batch=2"]
     return tiny_settings(*usual, *changes)
 
@@ -207,8 +207,6 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", config, StopAtCheck(0))
     assert same(weights(tmp_path / "run" / "last.pt"), weights(tiny_run / "best.pt"))
-    entries = read_checkpoint(tmp_path / "run" / "last.pt")
-    assert same(entries["ema"], entries["model"])
     saved = read_state(tmp_path / "run" / "last.pt")
     assert saved.started_from is not None
     assert saved.started_from.path == str(tiny_run)

@@ -87,7 +87,7 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
     assert overlap_columns(best.progress.sums)["dice"] == outcome.best
 
 
-RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
+RESUMED = ["training.augment=full", "training.modality_dropout=0.5"]
 QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
 """Stops after the first batch, between batches, in the validation, and before the last case."""
 STOPS = [

@@ -25,10 +25,6 @@ def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
     trained = weights.load_trained(tmp_path / "best.pt")
     assert torch.equal(trained.weights["weight"], torch.arange(300.0))
     assert trained.card == CARD
-    # averaged weights, where the run kept them
-    ema = {"weight": torch.ones(300)}
-    save_run(tmp_path / "last.pt", WEIGHTS, CARD, ema=ema)
-    assert torch.equal(weights.load_trained(tmp_path / "last.pt").weights["weight"], ema["weight"])
 
 
 def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -130,7 +126,6 @@ IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f
         ({"model": [1]}, "found list in place of the weights"),
         ({"model": {"weight": "text"}}, "the weight 'weight' is no tensor"),
         ({"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}}, "more values than the file"),
-        ({"ema": {"weight": 7}}, "is no tensor"),
         ({"history": nested(9, 9)}, "its values are too many"),
         ({"history": nested(40, 1)}, "nested too deeply"),
     ],

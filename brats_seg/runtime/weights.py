@@ -211,11 +211,10 @@ def shipped_network() -> Path | None:
 
 
 def load_trained(path: Path) -> TrainedModel:
-    """Read a network from a checkpoint; its weights are averaged if the run kept an average."""
+    """Read a network from a checkpoint."""
     content = read_checkpoint(path)
     try:
         weights = checked_weights(content["model"])
-        weights = checked_weights(content["ema"]) if content.get("ema") else weights
         cases = _training_cases(content.get("started_from"), path.parent / SPLIT_NAME)
     except _INVALID as error:
         raise _unreadable(path, error) from None

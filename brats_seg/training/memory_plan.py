@@ -381,8 +381,6 @@ class Footprint:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             self._optimizer = optimizer
-            averaged = self._network.state_dict().values() if config.optimizer.ema else ()
-            self._averaged = [torch.empty_like(tensor) for tensor in averaged]
         self._peak_of_update = self._live.peak
 
     def counted_bytes(self, patch: Size, mode: MemoryMode, device: Device) -> int:

@@ -100,8 +100,6 @@ class RunFolder:
         check_start(start, self.path, begins=False)
         if fresh or not self.is_begun:
             state.started_from = start_from(state.network, start, plan.data)
-            if state.ema is not None:
-                state.ema.module.load_state_dict(state.network.state_dict())
         with ExitStack() as locks:
             error = self._lock(locks, fresh=fresh) if ranks.is_first else None
             # every rank raises it: the others would wait for the first one

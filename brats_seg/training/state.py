@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeAlias
 import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from brats_seg.config import Config, Size
 from brats_seg.cpu_threads import available_cpus
@@ -94,20 +93,13 @@ class RunState:
     fallback: Fallback[optimisation.MemoryMode]
     """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: optimisation.Schedule
-    ema: AveragedModel | None
-    """Moving average of the weights, if the settings ask for one."""
     card: ModelCard
     progress: Progress = field(default_factory=Progress)
     started_from: StartedFrom | None = None
     """The weights that the run started from; None if all were drawn from the seed."""
 
-    @property
-    def evaluated(self) -> nn.Module:
-        """Network that is validated and saved as the best: the average of the weights, if kept."""
-        return self.network if self.ema is None else self.ema.module
-
     def after_batch(self, result: optimisation.StepResult) -> None:
-        """Count a batch, and update schedule, average and sums unless its step was skipped."""
+        """Count a batch, and update schedule and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
         progress.n_skipped = progress.n_skipped + 1 if result.skipped else 0
@@ -120,8 +112,6 @@ class RunState:
             return
         progress.n_steps += 1
         self.schedule.after_step()
-        if self.ema is not None:
-            self.ema.update_parameters(self.network)
         progress.sums.loss_sum += result.loss * result.n_patches
         progress.sums.n_patches += result.n_patches
 
@@ -140,7 +130,7 @@ class RunState:
     def best_entries(self, validation: RunningSums) -> dict[str, Any]:
         """Return the entries of a checkpoint for prediction, with the sums of its validation."""
         progress = {**asdict(self.progress), "sums": asdict(validation)}
-        return {**self._entries(progress), "model": self.evaluated.state_dict()}
+        return {**self._entries(progress), "model": self.network.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the entries of the checkpoint from which the run is resumed."""
@@ -165,9 +155,6 @@ class RunState:
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
         self.card = self.card.model_copy(update={"notes": saved.card.notes})
-        if self.ema is not None:
-            # updated after every step; the first update copies the weights
-            self.ema.n_averaged.fill_(self.progress.n_steps)
 
     def _entries(self, progress: dict[str, Any]) -> dict[str, Any]:
         start = self.started_from
@@ -189,7 +176,6 @@ class RunState:
             "schedule": self.schedule,
             "criterion": criterion if isinstance(criterion, nn.Module) else None,
             "scaler": scaler if scaler.is_enabled() else None,
-            "ema": None if self.ema is None else self.ema.module,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -249,16 +235,12 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         ranks=ranks,
         n_at_once=available_cpus() if is_plain and has_thread else 1,
     )
-    ema = None
-    if (decay := config.optimizer.ema) is not None:
-        ema = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
     state = RunState(
         plan=plan,
         network=network,
         accumulator=accumulator,
         fallback=optimisation.step_fallback(accumulator, config.training.micro_batch),
         schedule=optimisation.Schedule(optimizer, config.schedule),
-        ema=ema,
         card=ModelCard(identity=plan.identity, config=config),
     )
     state.set_epochs(None if config.training.hours else config.training.n_epochs)

@@ -283,7 +283,7 @@ class Trainer:
 
     def _sums(self, samples: Iterable[Sample], predict: Predict) -> RunningSums:
         """Return the sums over the samples of all ranks."""
-        share = validate(self.state.evaluated, self.plan, self._until_stopped(samples), predict)
+        share = validate(self.state.network, self.plan, self._until_stopped(samples), predict)
         sums = RunningSums()
         for part_of_rank in self.ranks.gather(share):
             sums.add_all(part_of_rank)

@@ -26,7 +26,7 @@ _FIXED = "--prepared prepared --precision fp32"
 _NETWORK = (
     f"{_FOLDS} --set training.n_epochs=2 --set training.effective_batch=2 --set patch.size=16,16,16 "
     "--set model.widths=[4,8] --set training.n_workers=0 "
-    "--set training.augment=full --set optimizer.ema=0.9 "
+    "--set training.augment=full "
     # a checkpoint after every batch
     "--set training.checkpoint_minutes=1e-9"
 )
