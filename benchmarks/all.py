@@ -166,7 +166,7 @@ def page_of(outcomes: Sequence[Outcome]) -> str:
             "",
             *_machine_lines(),
             "",
-            "Costs were measured in turn in one process, in rounds. The ratio is the cost of the other "
+            "Costs were measured in turn, in rounds. The ratio is the cost of the other "
             "program divided by ours in the same round (median and range over rounds): above 1, ours is "
             "less.",
             "",

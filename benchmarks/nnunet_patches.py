@@ -109,16 +109,20 @@ def case_preparer(folder: Path, *, labels: bool) -> Callable[..., np.ndarray | N
 
 
 def _write_raw(index: CaseIndex, case: Case, raw: Path) -> None:
-    for channel, scan in enumerate(case.images):
-        (raw / "imagesTr" / f"{case.case_id}_{channel:04d}.nii.gz").symlink_to(
-            (index.root / scan.path).resolve()
-        )
+    link_scans(case, raw / "imagesTr")
     image = nib.load(index.root / case.label.path)
     labels = np.asarray(image.dataobj).astype(np.uint8)
     # nnU-Net wants consecutive labels
     labels[labels == 4] = 3
     written = nib.Nifti1Image(labels, image.affine)
     nib.save(written, raw / "labelsTr" / f"{case.case_id}.nii.gz")
+
+
+def link_scans(case: Case, folder: Path) -> None:
+    """Link the scans of a case in a folder, under the names of nnU-Net."""
+    for channel, scan in enumerate(case.images):
+        name = f"{case.case_id}_{channel:04d}.nii.gz"
+        (folder / name).symlink_to(case.path_of(scan).resolve())
 
 
 def _preprocessor(folder: Path) -> tuple[Any, tuple[Any, Any, Any]]:

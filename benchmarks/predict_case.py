@@ -42,7 +42,7 @@ from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.find import find_cases
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.model import Member, load_model
-from brats_seg.labels import RegionMasks
+from brats_seg.labels import BRATS2017, BRATS2023, RegionMasks, regions_of
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import SHIPPED
 
@@ -64,8 +64,8 @@ NAMES = {
 }
 """Names of our weights, and of nnU-Net's, whose decoder counts its levels from the lowest: `-0` is the last."""
 
-Start = Callable[[Case, Path, Path], Sequence[object]]
-"""Returns the command that predicts a case, from the folder of its scans to another folder."""
+Start = Callable[[Case, Path], Sequence[object]]
+"""Returns the command that predicts a case and writes its label map to a folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,12 +91,11 @@ def main() -> None:
             pool.submit(_write_models, index, Path(name)).result()
         programs = _programs(Path(name))
         found: dict[str, list[Result]] = {program: [] for program in programs}
-        references = [_regions(root / case.label.path) for case in index.cases if case.label]
+        references = [_regions(case.path_of(case.label)) for case in index.cases if case.label]
         for case in index.cases:
-            scans = (root / case.images[0].path).parent
             for number, (program, start) in enumerate(programs.items()):
                 output = Path(name) / f"{case.case_id}-{number}"
-                found[program].append(_run(start(case, scans, output), output))
+                found[program].append(_run(start(case, output), output))
     peers = [name for name in programs if name not in {OURS, AS_NNUNET}]
     comparisons = _compared("predict a case", found, references, [OURS, *peers])
     if AS_NNUNET in found:
@@ -127,44 +126,45 @@ def _write_models(index: CaseIndex, folder: Path) -> None:
 def _programs(folder: Path) -> Mapping[str, Start]:
     """Return how each program is started whose model was written."""
     model = folder / MODEL
-    ours = [sys.executable, "-m", "brats_seg", "predict", "--device", "cpu"]
-    programs: dict[str, Start] = {
-        OURS: lambda case, scans, output: [*ours, scans, "-o", output, "--model", SHIPPED]
-    }
+    programs: dict[str, Start] = {OURS: partial(_of_ours, SHIPPED)}
     if find_spec("fire") and find_spec("ignite"):
         programs[MONAI] = partial(_of_monai, folder / BUNDLE)
     if model.exists():
-        script = Path(sys.executable).with_name("nnUNetv2_predict_from_modelfolder")
-        options = ("-f", "0", "-device", "cpu", "--disable_tta", "--disable_progress_bar")
-        programs[AS_NNUNET] = lambda case, scans, output: [
-            *(*ours, scans, "-o", output, "--model", model)
-        ]
-        programs[NNUNET] = lambda case, scans, output: [
-            *(script, "-i", _scans_of_nnunet(case, scans, output), "-o", output, "-m", model),
-            *options,
-        ]
+        programs |= {AS_NNUNET: partial(_of_ours, model), NNUNET: partial(_of_nnunet, model)}
     if (model / CONVERTED).exists():
-        programs[OPENVINO] = lambda case, scans, output: [
-            *(sys.executable, __file__, "--openvino", model, "--output", output),
-            *("--data", _scans_of_nnunet(case, scans, output)),
-        ]
+        programs[OPENVINO] = partial(_of_openvino, model)
     return programs
 
 
-def _of_monai(bundle: Path, case: Case, scans: Path, output: Path) -> list[object]:
-    files = [str(scans / scan.path.name) for scan in case.images]
+def _of_ours(model: Path, case: Case, output: Path) -> list[object]:
+    scans = case.path_of(case.images[0]).parent
+    predict = [sys.executable, "-m", "brats_seg", "predict", scans, "-o", output]
+    return [*predict, "--model", model, "--device", "cpu"]
+
+
+def _of_monai(bundle: Path, case: Case, output: Path) -> list[object]:
+    files = [str(case.path_of(scan)) for scan in case.images]
     run = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", bundle]
     config = ["--config_file", bundle / "configs/inference.json"]
     return [*run, *config, "--image", repr(files), "--output_dir", output]
 
 
-def _scans_of_nnunet(case: Case, scans: Path, output: Path) -> Path:
+def _of_nnunet(model: Path, case: Case, output: Path) -> list[object]:
+    script = Path(sys.executable).with_name("nnUNetv2_predict_from_modelfolder")
+    options = ["-f", "0", "-device", "cpu", "--disable_tta", "--disable_progress_bar"]
+    return [script, "-i", _linked_scans(case, output), "-o", output, "-m", model, *options]
+
+
+def _of_openvino(model: Path, case: Case, output: Path) -> list[object]:
+    again = [sys.executable, __file__, "--openvino", model]
+    return [*again, "--data", _linked_scans(case, output), "--output", output]
+
+
+def _linked_scans(case: Case, output: Path) -> Path:
     """Return a folder with the scans of a case under the names of nnU-Net."""
     folder = output.with_name(f"{output.name}-scans")
     folder.mkdir()
-    for channel, scan in enumerate(case.images):
-        name = f"{case.case_id}_{channel:04d}.nii.gz"
-        (folder / name).symlink_to((scans / scan.path.name).resolve())
+    nnunet_patches.link_scans(case, folder)
     return folder
 
 
@@ -192,8 +192,13 @@ def _write_nnunet(member: Member, plans_path: Path, folder: Path) -> nn.Module:
     for name, value in same.named_parameters():
         if name.endswith("conv.bias"):
             nn.init.zeros_(value)
-    ours = member.network.state_dict()
-    same.load_state_dict({_name_of(k, len(levels)): v for k, v in ours.items()}, strict=False)
+    # the coarser heads work in training only
+    ours = {
+        k: v for k, v in member.network.state_dict().items() if not re.match(r"heads\.[1-9]", k)
+    }
+    named = {_name_of(k, len(levels)): v for k, v in ours.items()}
+    if unknown := same.load_state_dict(named, strict=False).unexpected_keys:
+        sys.exit(f"nnU-Net's network has no weights {unknown}")
     (folder / "fold_0").mkdir(parents=True)
     (folder / "plans.json").write_text(json.dumps(plans))
     shutil.copy(plans_path.with_name("dataset.json"), folder)
@@ -259,9 +264,9 @@ def _run(command: Sequence[object], output: Path) -> Result:
 
 
 def _regions(path: Path) -> RegionMasks:
-    """Return WT, TC and ET of a label map of any release, whose ET is 3 or 4."""
-    labels = np.asarray(nib.load(path).dataobj)
-    return np.stack([np.isin(labels, wanted) for wanted in ((1, 2, 3, 4), (1, 3, 4), (3, 4))])
+    """Return the regions of a label map in the convention of 2017, whose ET is 4, or of 2023."""
+    labels = np.asarray(nib.load(path).dataobj).astype(np.uint8)
+    return regions_of(labels, BRATS2017 if (labels == BRATS2017.regions[-1]).any() else BRATS2023)
 
 
 def _compared(
