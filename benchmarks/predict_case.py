@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -64,6 +65,13 @@ NAMES = {
 }
 """Names of our weights, and of nnU-Net's, whose decoder counts its levels from the lowest: `-0` is the last."""
 
+STAGES = {
+    "start": r"_find_and_load",
+    "network": r"\bforward \(",
+    "files": r"nibabel|nifti|SimpleITK|sitk|deflate",
+}
+"""Stages of a program, by what stands in a stack of its calls; the first applies."""
+
 Start = Callable[[Case, Path], Sequence[object]]
 """Returns the command that predicts a case and writes its label map to a folder."""
 
@@ -96,12 +104,17 @@ def main() -> None:
             for number, (program, start) in enumerate(programs.items()):
                 output = Path(name) / f"{case.case_id}-{number}"
                 found[program].append(_run(start(case, output), output))
+        stages = {
+            program: _stages(start, index.cases[0], Path(name) / f"stages-{number}")
+            for number, (program, start) in enumerate(programs.items())
+        }
     peers = [name for name in programs if name not in {OURS, AS_NNUNET}]
-    comparisons = _compared("predict a case", found, references, [OURS, *peers])
+    compared = partial(_compared, found=found, references=references, stages=stages)
+    comparisons = compared("predict a case", programs=[OURS, *peers])
     if AS_NNUNET in found:
         same = "predict a case with the model of nnU-Net"
         of_nnunet = [name for name in peers if name != MONAI]
-        comparisons += _compared(same, found, references, [AS_NNUNET, *of_nnunet])
+        comparisons += compared(same, programs=[AS_NNUNET, *of_nnunet])
     report(comparisons, arguments.json)
 
 
@@ -263,6 +276,20 @@ def _run(command: Sequence[object], output: Path) -> Result:
     )
 
 
+def _stages(start: Start, case: Case, output: Path) -> str:
+    """Return the shares of the stages of a program in its work, in percent."""
+    samples, spy = output.with_suffix(".txt"), Path(sys.executable).with_name("py-spy")
+    record = [spy, "record", "--subprocesses", "--format", "raw", "--output", samples, "--"]
+    _run([*record, *start(case, output)], output)
+    counts = Counter[str]()
+    for line in samples.read_text().splitlines():
+        stack, _, n_samples = line.rpartition(" ")
+        stack = stack.partition(";")[2]  # before it is the command
+        stage = next((name for name, text in STAGES.items() if re.search(text, stack)), "rest")
+        counts[stage] += int(n_samples)
+    return " ".join(f"{s} {100 * counts[s] / counts.total():.0f} %" for s in (*STAGES, "rest"))
+
+
 def _regions(path: Path) -> RegionMasks:
     """Return the regions of a label map in the convention of 2017, whose ET is 4, or of 2023."""
     labels = np.asarray(nib.load(path).dataobj).astype(np.uint8)
@@ -273,6 +300,7 @@ def _compared(
     task: str,
     found: Mapping[str, Sequence[Result]],
     references: Sequence[RegionMasks],
+    stages: Mapping[str, str],
     programs: Sequence[str],
 ) -> list[Comparison]:
     """Compare the first of some programs, which is ours, with the others."""
@@ -287,7 +315,8 @@ def _compared(
         share = mean((a.regions != b.regions).any(0).mean() for a, b in pairs)
         sizes = f"{memory[ours]:.0f} MB against {memory[peer]:.0f}"
         means = f"Dice {scores[ours]:.3f} against {scores[peer]:.3f}"
-        return f"{sizes}, {means}, {1e6 * share:.0f} voxels of a million differ"
+        shares = f"{stages[ours]} against {stages[peer]}"
+        return f"{sizes}, {means}, {1e6 * share:.0f} voxels of a million differ; {shares}"
 
     seconds = {name: [result.cpu_s for result in found[name]] for name in programs}
     goals = {peer: LEAST[ours, peer] for peer in programs if (ours, peer) in LEAST}

@@ -1,5 +1,6 @@
 """The convolution of one small image on a CPU, and the memory format of features."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
@@ -35,6 +36,10 @@ FAST: list[Case] = [
     ((2, 4, 8, 8, 8), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
     ((1, 4, 8, 8, 8), (1, 4, 4), (1, 1, 1), (0, 2, 2)),
 ]
+POINTS: list[Case] = [
+    ((1, 6, 9, 8, 7), (1, 1, 1), (1, 1, 1), (0, 0, 0)),
+    ((2, 64, 24, 24, 2), (1, 1, 1), (1, 1, 1), (0, 0, 0)),
+]
 
 
 def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,16 +51,20 @@ def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
     return image_, weight, bias
 
 
-def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
+def kernels(
+    function: Callable[..., Tensor], image: Tensor, weight: Tensor, *strides: tuple[int, ...]
+) -> set[str]:
     with profile(activities=[ProfilerActivity.CPU]) as measured:
-        functional.conv3d(image, weight, None, case[2], case[3])
+        function(image, weight, None, *strides)
     return {event.key for event in measured.key_averages()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
-@pytest.mark.parametrize("case", CASES + FAST)
-def test_slabs_equal_torch(case: Case, layout: torch.memory_format, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", CASES + FAST + POINTS)
+def test_slabs_and_products_equal_torch(
+    case: Case, layout: torch.memory_format, dtype: torch.dtype
+) -> None:
     image, weight, bias = tensors(case, dtype)
     laid = image.contiguous(memory_format=layout)
     expected = functional.conv3d(laid, weight, bias, case[2], case[3])
@@ -65,7 +74,7 @@ def test_slabs_equal_torch(case: Case, layout: torch.memory_format, dtype: torch
     wanted = (expected, *torch.autograd.grad(expected, (image, weight, bias), upstream))
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.shape == theirs.shape
-        if dtype is torch.float64:
+        if dtype is torch.float64:  # computed by torch itself
             assert torch.equal(ours, theirs)
         error = (ours - theirs).double().norm() / theirs.double().norm()
         assert error < 1e-5
@@ -75,9 +84,23 @@ def test_the_limit_is_where_torch_changes_its_kernel() -> None:
     """A torch that no longer needs slabs, or needs them elsewhere, is noticed here."""
     for case in CASES + FAST:
         image, weight, _ = tensors(case)
-        is_slow_in_torch = "aten::slow_conv3d_forward" in kernels(image, weight, case)
+        is_slow_in_torch = "aten::slow_conv3d_forward" in kernels(
+            functional.conv3d, image, weight, *case[2:]
+        )
         # a stride selects oneDNN in no torch that is known
         assert is_slow(image, weight) == is_slow_in_torch, case
+
+
+def test_single_voxels_are_a_product_where_channels_are_last() -> None:
+    image, weight, _ = tensors(POINTS[0])
+    rows = image.contiguous(memory_format=torch.channels_last_3d)
+    slow, once, none = "aten::slow_conv3d_forward", (1, 1, 1), (0, 0, 0)
+    assert slow in kernels(functional.conv3d, rows, weight, once, none)
+    assert slow not in kernels(convolve, rows, weight, once, none)
+    assert slow in kernels(convolve, image, weight, once, none)
+    for stride, padding in (((2, 1, 1), 0), ((1, 1, 1), 1)):
+        expected = functional.conv3d(rows, weight, None, stride, padding)
+        assert torch.equal(convolve(rows, weight, None, stride, (padding,) * 3), expected)
 
 
 def test_other_types_autocast_and_export_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

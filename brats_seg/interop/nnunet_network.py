@@ -132,7 +132,7 @@ def _decoder(stages: Stages, n_out: int) -> nn.ModuleDict:
         upsampling = nn.ConvTranspose3d(n_below, width, stride, stride, bias=stages.conv_bias)
         layers["transpconvs"].append(upsampling)
         layers["stages"].append(_stage("convs", (2 * width, width), n, kernel, _ONE, stages))
-        layers["seg_layers"].append(nn.Conv3d(width, n_out, 1))
+        layers["seg_layers"].append(Convolution(width, n_out, 1))
     return nn.ModuleDict(layers)
 
 

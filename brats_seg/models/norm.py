@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.convolution import is_on_cpu
+from brats_seg.models.convolution import has_channels_last, is_on_cpu
 
 log = logging.getLogger(__name__)
 
@@ -194,8 +194,7 @@ def _is_split(patch: Tensor) -> bool:
 
 def _is_in_rows(patch: Tensor) -> bool:
     """Return whether a patch `(1, C, X, Y, Z)` on the CPU holds the channels of a voxel side by side."""
-    channels_last = patch.is_contiguous(memory_format=torch.channels_last_3d)
-    return is_on_cpu(patch) and channels_last and not patch.is_contiguous()
+    return is_on_cpu(patch) and has_channels_last(patch)
 
 
 def _as_rows(patch: Tensor) -> Tensor:

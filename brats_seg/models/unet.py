@@ -106,7 +106,7 @@ class UNet(nn.Module):
         self.encoder = nn.ModuleList(map(Level, above, widths, strides))
         self.decoder = nn.ModuleList(map(Decoder, widths[1:], widths[:-1], strides[1:]))
         with_head = widths[: max(1, len(widths) - 2)]
-        self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in with_head)
+        self.heads = nn.ModuleList(Convolution(width, n_out, 1) for width in with_head)
         self.checkpointing = ActivationCheckpointing.NONE
         self.apply(initialise)
 
