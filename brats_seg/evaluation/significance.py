@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 CONFIDENCE = 0.95
 """Confidence level of an interval."""
@@ -98,7 +98,7 @@ def bootstrap_interval(
     if len(members) == 1:
         whole = np.asarray(statistic(*values))
         return whole, whole
-    ends = stats.bootstrap(
+    ends = scipy.stats.bootstrap(
         (np.arange(len(members)),),
         of_groups,
         method="percentile",
@@ -142,7 +142,7 @@ def permutation_p_value(
         # scipy needs at least two values
         permuted = [values, -values] if permutation_type == "samples" else [values]
         return float(np.mean(statistic(np.array(permuted)) >= statistic(values)))
-    test = stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (values,),
         lambda permuted, axis: statistic(permuted),
         permutation_type=permutation_type,
@@ -163,7 +163,7 @@ def signed_rank_p_value(
     Pairs without a difference are left out; without any difference the p value is 1.
     """
     changed = differences[differences != 0]
-    return float(stats.wilcoxon(changed, alternative=alternative).pvalue) if changed.size else 1.0
+    return float(scipy.stats.wilcoxon(changed, alternative=alternative).pvalue) if changed.size else 1.0
 
 
 def gain_of(before: Values, after: Values) -> Gain:
