@@ -7,9 +7,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from importlib.metadata import distribution
 from io import StringIO
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple, get_type_hints
 from unittest.mock import patch
 
@@ -23,9 +26,23 @@ from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cli import main
 from brats_seg.labels import BRATS2017, MODALITIES, MSD, LabelConvention, label_map_of
 
+PRELOADED = [
+    *("torch", "monai.losses", "monai.networks.nets", "monai.transforms", "matplotlib.figure"),
+    *("matplotlib.backends.backend_agg", "lifelines", "sklearn.linear_model", "yaml", "pytest"),
+    # torch imports them when it first loads weights, makes an optimizer or computes a gradient twice
+    *("torch.utils.serialization", "torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
+    *("brats_seg", "brats_seg.cli", "brats_seg.crossval", "brats_seg.training.trainer"),
+    *("brats_seg.inference.batch", "brats_seg.inference.export", "brats_seg.inference.tuning"),
+    *("brats_seg.inference.reconstruct", "brats_seg.survival.features", "brats_seg.cases.phantom"),
+    *("brats_seg.survival.results", "brats_seg.figures.draw", "brats_seg.training.certificate"),
+]
+FORKS = get_context("forkserver")
+"""Makes processes that are forked from one that has imported torch, MONAI and the package."""
+FORKS.set_forkserver_preload(PRELOADED)
+
 
 class Done(NamedTuple):
-    code: int
+    code: int | None
     out: str
     err: str
 
@@ -60,6 +77,21 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 500}
     return subprocess.run(command, cwd=folder, env=environment, check=False, **options)
+
+
+def call_in_fork(function: Callable[..., int | None], *arguments: object) -> Done:
+    """Call a function in a process of `FORKS`, which exits with what it returns."""
+    with NamedTemporaryFile("w+") as shown:
+        process = FORKS.Process(target=_call_shown, args=(shown.name, function, arguments))
+        process.start()
+        process.join(500)
+        return Done(code=process.exitcode, out=shown.read(), err="")
+
+
+def _call_shown(path: str, function: Callable[..., int | None], arguments: tuple[Any, ...]) -> None:
+    with Path(path).open("w") as sys.stdout, redirect_stderr(sys.stdout):
+        code = function(*arguments)
+    sys.exit(code)
 
 
 def shell(lines: str, folder: Path, environment: Mapping[str, str]) -> str:
@@ -214,16 +246,25 @@ def touch(root: Path, *names: str) -> Path:
 
 def check_json(command: str, text: str) -> list[Any]:
     """Check what a command has printed with `--json` against its schema, and return the values."""
-    from brats_seg.cli.json_output import LINES, output_schema
+    from brats_seg.cli.json_output import LINES
 
     # of several cases there is a line each
     values = [json.loads(line) for line in (text.splitlines() if command in LINES else [text])]
-    every = output_schema()
+    every = checked_schema()
     schema = {**every["properties"][command], "$defs": every["$defs"]}
     assert values
     for value in values:
-        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+        jsonschema.Draft202012Validator(schema).validate(value)
     return values
+
+
+@cache
+def checked_schema() -> dict[str, Any]:
+    from brats_seg.cli.json_output import output_schema
+
+    schema = output_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
 
 
 def variables_of_installation(folder: Path) -> dict[str, str]:

@@ -30,6 +30,7 @@ from tests.training_builders import StopAtCheck, tiny_settings, train
 
 HALF, BF16 = torch.float16, torch.bfloat16
 PATCH = (16, 16, 16)
+NARROW = "model.widths=4,8"
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +49,7 @@ class Step:
         criterion: nn.Module | None = None,
         ranks: ranks.Ranks | None = None,
     ) -> None:
-        narrow = [] if "model.name" in "".join(settings) else ["model.widths=4,8"]
-        config = load_config(assignments=["patch.size=16,16,16", *narrow, *settings])
+        config = load_config(assignments=["patch.size=16,16,16", NARROW, *settings])
         device = Device(torch_device=torch.device(where), autocast_dtype=dtype)
         torch.manual_seed(0)
         self.network = build_model(config.model, PATCH).to(device.torch_device).train()
@@ -133,7 +133,8 @@ def test_a_tensor_on_the_host_and_a_read_in_the_loop_are_found() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(data, tmp_path, precision):
-    changes = ["training.n_epochs=2", "validation.every=1"]
+    # few windows: a simulated operation takes a millisecond
+    changes = ["training.n_epochs=2", "validation.every=1", "patch.size=16,16,16"]
     changes += ["loss.batch_dice=true", "validation.overlap=0.5", "optimizer.name=adamw"]
     on_card = tiny_settings(*changes, "training.device=card", f"training.precision={precision}")
     train(data, tmp_path / "card", on_card, StopAtCheck(2))
@@ -236,16 +237,17 @@ def peak_of_step(config: Config, checkpointing: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "preset", [pytest.param(p, marks=[] if p == "demo" else pytest.mark.slow) for p in PRESETS]
+    "preset", ["narrow", *(pytest.param(preset, marks=pytest.mark.slow) for preset in PRESETS)]
 )
 def test_a_planned_peak_is_at_least_what_a_step_takes_and_not_much_more(monkeypatch, preset):
-    config = load_config(preset=preset)
+    is_narrow = preset == "narrow"
+    config = load_config(preset="demo" if is_narrow else preset, assignments=[NARROW] * is_narrow)
     counter = memory_plan._Counter.of(config, gpu_named("t4"), None)
     planned = {row.checkpointing: row.predicted_mib for row in counter.rows(config.patch.size, 1)}
     peaks = {kind: peak_of_step(config, kind) for kind in ("none", "all")}
     ratios = [planned[kind] / peak for kind, peak in peaks.items()]
     assert 1.0 <= min(ratios) <= max(ratios) <= 1.4, ratios
-    if preset == "demo":
+    if is_narrow:
         # the negative control: the check of the network passes two whole patches
         monkeypatch.setattr(independence, "parts_to_probe", lambda image: [image[:1]])
         assert peak_of_step(config, "all") > 1.2 * peaks["all"]

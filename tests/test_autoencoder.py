@@ -15,8 +15,10 @@ from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.models import autoencoder
 from brats_seg.models.autoencoder import Autoencoder
+from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import build_task
+from brats_seg.training.trainer import Trainer
 from tests.training_builders import train
 
 
@@ -80,7 +82,7 @@ def settings(*changes: str) -> Config:
 
 def test_a_run_has_its_files_without_dice(data, tmp_path, tiny_run, monkeypatch):
     monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
-    outcome = train(data, tmp_path / "run", settings())
+    outcome = Trainer(data=data, config=settings(), run_path=tmp_path / "run").run(track=untracked)
     names = [{path.name for path in run.iterdir()} for run in (tmp_path / "run", tiny_run)]
     assert names[0] == names[1]
     history = pd.read_csv(tmp_path / "run" / "history.csv")

@@ -28,7 +28,7 @@ from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
 from brats_seg.inference.results import OutputFolder, Record
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import make_volumes, write_case, write_nifti
+from tests.builders import FORKS, make_volumes, write_case, write_nifti
 from tests.inference_builders import (
     CASES,
     CPU,
@@ -104,7 +104,9 @@ def test_cases_that_the_model_was_trained_on_are_marked(two_folds, tiny_scans, r
         batch.predict_folder([tiny_scans], [two_folds / name], tmp_path / name, PLAIN_SETTINGS)
     _, said, _ = run("evaluate", tiny_scans, "first", "-o", "scores.csv")
     _, unknown, _ = run("evaluate", tiny_scans, "alone.pt", "-o", "unknown.csv")
-    run("report", "first", "--reference", tiny_scans)
+    report = "report", "first", "--reference", tiny_scans
+    run(*report, "--no-case-pages")
+    run(*report, "--case", CASES[3], "--case", CASES[4])
     scores = pd.read_csv("scores.csv")
     volumes = pd.read_csv("first/volumes.csv")["in_training"].tolist()
     assert scores["in_training"][::3].tolist() == volumes == ["yes"] * 4 + ["no"] * 2
@@ -371,6 +373,7 @@ def test_without_dask_and_without_processes_the_remedy_is_named(job, monkeypatch
         patched.setitem(sys.modules, "distributed", None)
         with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
             next(batch.shared_outcomes([], job, "tls://127.0.0.1:1"))
+    monkeypatch.setattr(batch, "get_context", lambda _: FORKS)
     monkeypatch.setattr(batch, "user_value", lambda _: None)
     monkeypatch.setattr(batch, "torch", SimpleNamespace(set_num_threads=dies_at_once))
     killed = r"worker process was killed, .*Use fewer --workers"

@@ -111,7 +111,10 @@ def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def flow(work: Path) -> dict[int, Done]:
-    return {number: type_line(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("brats_seg.training.memory_plan._CUBES", (16,))
+        patched.setattr("brats_seg.training.memory_plan._BOXES", ())
+        return {number: type_line(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
 
 
 @pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])

@@ -16,7 +16,6 @@ from brats_seg.labels import MODALITIES
 from tests.builders import touch
 
 LEGACY = ("_t1", "_t1ce", "_t2", "_flair")
-MODERN = ("-t1n", "-t1c", "-t2w", "-t2f")
 PLAIN = ("t1", "t1ce", "t2", "flair")
 BIDS = ("_T1w", "_ce-gadolinium_T1w", "_T2w", "_FLAIR")
 SESSION = ("_acq-ax_T1w", "_acq-ax_ce-gd_T1w", "_T2w", "_acq-space_FLAIR")

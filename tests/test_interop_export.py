@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 from monai.bundle import ConfigParser
+from monai.data import decollate_batch
 
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
-from tests.builders import ROOT, plain_environment, shell, start, write_case
+from tests.builders import ROOT, call_in_fork, plain_environment, shell, start, write_case
 from tests.foreign_builders import FP32
 from tests.inference_builders import CPU, IDENTITY, NAMES, write_run
 from tests.test_readme import PAGES, blocks
@@ -28,36 +28,31 @@ DEEPER = Config(model=ModelConfig(widths=(4, 6, 8)), patch=PatchConfig(size=(16,
 DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20)
 MODELS = {"plain": (1, NOT_FITTED), "fitted": (2, FittedPrediction(decoding=DECODING))}
 """Number of networks and fitted settings of each exported model."""
-PROGRAM = """
-import sys
-sys.modules["brats_seg"] = None
-import torch
-from monai.bundle import ConfigParser
-from monai.data import decollate_batch
-root, *files = sys.argv[1:]
-for name in ("plain", "fitted"):
-    folder = f"{root}/{name}"
-    config = ConfigParser()
-    config.read_config(f"{folder}/configs/inference.json")
-    config.update({"bundle_root": folder, "output_dir": f"{root}/out/{name}", "image": files})
-    (batch,) = config.get_parsed_content("dataloader")
-    inferer = config.get_parsed_content("inferer")
-    n = len(config["handlers"])
-    for number in range(n):
-        network = config.get_parsed_content(f"network{number}").eval()
-        weights = torch.load(f"{folder}/models/model{number or ''}.pt", weights_only=True)
-        network.load_state_dict(weights)
-        with torch.no_grad():
-            batch["pred" if n == 1 else f"pred{number}"] = inferer(batch["image"], network)
-    for case in decollate_batch(batch):
-        config.get_parsed_content("postprocessing")(case)
-"""
-"""What the evaluators of `monai.bundle run` do, which need ignite."""
+
+
+def run_bundles(root: Path, files: list[str]) -> None:
+    """Do what the evaluators of `monai.bundle run` do, which need ignite, without this package."""
+    sys.modules |= dict.fromkeys(name for name in sys.modules if name.startswith("brats_seg"))
+    for name in MODELS:
+        folder, config = f"{root}/{name}", ConfigParser()
+        config.read_config(f"{folder}/configs/inference.json")
+        config.update({"bundle_root": folder, "output_dir": f"{root}/out/{name}", "image": files})
+        (batch,) = config.get_parsed_content("dataloader")
+        inferer = config.get_parsed_content("inferer")
+        n = len(config["handlers"])
+        for number in range(n):
+            network = config.get_parsed_content(f"network{number}").eval()
+            weights = torch.load(f"{folder}/models/model{number or ''}.pt", weights_only=True)
+            network.load_state_dict(weights)
+            with torch.no_grad():
+                batch["pred" if n == 1 else f"pred{number}"] = inferer(batch["image"], network)
+        for case in decollate_batch(batch):
+            config.get_parsed_content("postprocessing")(case)
 
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_case(tmp_path_factory.mktemp("scans"), shape=(60, 50, 36))
+    return write_case(tmp_path_factory.mktemp("scans"), shape=(36, 30, 26))
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +66,8 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, case: Path) -> Path:
             for n in range(n_networks)
         ]
         export_model(runs, root / name, file_format="bundle")
-    program = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(root), *files_of(case)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = call_in_fork(run_bundles, root, files_of(case))
+    assert done.code == 0, done.out
     return root
 
 

@@ -99,10 +99,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "UNet": {**LEVELS, "num_res_units": 1, "norm": "batch"},
     "VNet": SIZES,
 }
+LARGE = ("SwinUNETR", "HighResNet")
+NETWORKS = [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in MONAI_NETWORKS]
 
 
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
-@pytest.mark.parametrize("name", MONAI_NETWORKS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_known_network_is_read(tmp_path: Path, name: str) -> None:
     size = [64 if name in {"SwinUNETR", "UNETR"} else 32] * 3
     windows = part("SlidingWindowInferer", roi_size=size)

@@ -157,13 +157,12 @@ def test_scans_are_placed_in_the_atlas_and_label_maps_return_exactly(tmp_path, d
 
 
 def returned(label_map: npt.NDArray[np.uint8], name: str, grid: Geometry) -> npt.NDArray[np.uint8]:
-    """Look up each voxel of a scan alone."""
+    """Look up each voxel of a scan at its position in the atlas."""
     result = np.zeros(grid.shape, np.uint8)
     to_atlas = np.linalg.inv(ATLAS.affine) @ np.linalg.inv(FROM_T1C[name] @ TO_T1C) @ grid.affine
-    for voxel in np.ndindex(grid.shape):
-        place = np.floor(to_atlas @ [*voxel, 1] + 0.5)[:3].astype(int)
-        if (place >= 0).all() and (place < ATLAS.shape).all():
-            result[voxel] = label_map[tuple(place)]
+    positions = np.floor(apply_affine(to_atlas, voxels(grid)) + 0.5).astype(int)
+    is_inside = ((positions >= 0) & (positions < ATLAS.shape)).all(axis=-1)
+    result[is_inside] = label_map[tuple(positions[is_inside].T)]
     return result
 
 

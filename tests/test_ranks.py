@@ -1,20 +1,24 @@
 """Test that several processes make the same step as one process."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch import distributed, nn
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.training import ranks
 from brats_seg.training.ranks import Ranks, joined_ranks
-from tests.builders import ROOT, start
-from tests.test_optimisation import CRITERIA, LEARNT
+from tests import test_optimisation as steps
+from tests.builders import call_in_fork, start
 
 
 def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -64,19 +68,102 @@ def test_processes_take_a_gpu_each_and_gloo_for_the_cpu(monkeypatch, device, n_g
     assert calls == ({"index": 1} if "nccl" in backend else {})
 
 
+SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
+
+
+def ordinary(
+    network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks
+) -> torch.Tensor:
+    """Compute the gradient as DDP does: the mean over ranks of the gradients of mean losses."""
+    network.zero_grad()
+    for micro_batch in micro_batches:
+        loss = criterion(network(micro_batch.image), micro_batch.target).mean()
+        (loss / len(micro_batches)).backward()
+    found = (
+        steps.gradient(network)
+        if micro_batches
+        else 0 * torch.cat([p.flatten() for p in network.parameters()])
+    )
+    return ranks.sum(found.detach()) / ranks.n_ranks
+
+
+def compare(rank: int, port: int, output: Path) -> None:
+    """Write the errors of one rank's steps, as rank 0."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = (rank, rank, 2, 2, "localhost", port)
+    os.environ.update(zip(names, map(str, values), strict=True))
+    rows = []
+    with joined_ranks("cpu") as ranks:
+        calls: list[int] = []
+        all_reduce = distributed.all_reduce
+
+        def counted(tensor: torch.Tensor) -> None:
+            calls.append(tensor.numel())
+            all_reduce(tensor)
+
+        distributed.all_reduce = counted
+        for name in (*steps.CRITERIA, *steps.LEARNT):
+            for share, (n_first, _) in SHARES.items():
+                network, batch = steps.trained(torch.float64), steps.patches(4, torch.float64)
+                criterion = (
+                    steps.CRITERIA[name] if name in steps.CRITERIA else steps.LEARNT[name](network)
+                )
+                if isinstance(criterion, nn.Module):
+                    criterion.double()
+                micro_batches = steps.cut(batch, [1] * 4)
+                whole = steps.accumulator_of(network, criterion).step(micro_batches)
+                modules = steps.modules_of(network, criterion)
+                expected = [steps.gradient(module).clone() for module in modules]
+                own = micro_batches[:n_first] if ranks.is_first else micro_batches[n_first:]
+                calls.clear()
+                result = steps.accumulator_of(network, criterion, ranks=ranks).step(own)
+                n_parameters = sum(p.numel() for p in network.parameters())
+                found = [steps.gradient(module) for module in modules]
+                rows.append(
+                    {
+                        "criterion": name,
+                        "share": share,
+                        "error": max(map(steps.relative_error, found, expected)),
+                        "loss_error": abs(result.loss - whole.loss) / abs(whole.loss),
+                        "n_patches": result.n_patches,
+                        "gradient_exchanges": sum(n >= n_parameters for n in calls),
+                    }
+                )
+                if name == "patch Dice":
+                    rows[-1]["ordinary_error"] = steps.relative_error(
+                        ordinary(network, own, criterion, ranks), expected[0]
+                    )
+    if ranks.is_first:
+        threads = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+        found = {"rows": rows, "threads_afterwards": threads}
+        output.write_text(json.dumps(found))
+
+
+def run_ranks(output: Path) -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    context = get_context("fork")
+    ranks = [context.Process(target=compare, args=(rank, port, output)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)
+
+
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "tests.ranks_program", str(tmp_path / "rows.json")]
     for _ in range(3):
-        done = start(program, ROOT)
+        done = call_in_fork(run_ranks, tmp_path / "rows.json")
         # another program may take the free port first
-        if "EADDRINUSE" not in done.stderr:
+        if "EADDRINUSE" not in done.out:
             break
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.out
     found = json.loads((tmp_path / "rows.json").read_text())
     # a thread of the group that outlives it aborts the process now and then, as Python ends
     assert not [name for name in found["threads_afterwards"] if "gloo" in name]
     rows = found["rows"]
-    assert len(rows) == 3 * (len(CRITERIA) + len(LEARNT))
+    assert len(rows) == 3 * (len(steps.CRITERIA) + len(steps.LEARNT))
     for row in rows:
         assert row["error"] <= 1e-12, row
         assert row["loss_error"] <= 1e-12, row

@@ -58,7 +58,8 @@ def settings(*changes: str) -> Config:
 def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A run of two epochs that nothing interrupted, with the settings of these tests."""
     run_path = tmp_path_factory.mktemp("finished") / "run"
-    return run_path, train(data, run_path, settings())
+    trainer = Trainer(data=data, config=settings(), run_path=run_path)
+    return run_path, trainer.run(track=untracked)
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path
     expected = (copied / "history.csv").read_bytes()
     (copied / "history.png").unlink()
     (copied / "history.csv").write_bytes(b"")
-    train(data, copied, settings())
+    Trainer(data=data, config=settings(), run_path=copied).run(track=untracked)
     assert (copied / "history.csv").read_bytes() == expected
     assert (copied / "history.png").exists()
 

@@ -163,7 +163,11 @@ def signed_rank_p_value(
     Pairs without a difference are left out; without any difference the p value is 1.
     """
     changed = differences[differences != 0]
-    return float(scipy.stats.wilcoxon(changed, alternative=alternative).pvalue) if changed.size else 1.0
+    return (
+        float(scipy.stats.wilcoxon(changed, alternative=alternative).pvalue)
+        if changed.size
+        else 1.0
+    )
 
 
 def gain_of(before: Values, after: Values) -> Gain:

@@ -27,6 +27,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from tests.builders import FORKS
+
 Fault: TypeAlias = Callable[[Path], None]
 """Prepares the process of a command, in its folder, for what is to happen to it."""
 Act: TypeAlias = Callable[[int, str], object]
@@ -34,16 +36,6 @@ Act: TypeAlias = Callable[[int, str], object]
 
 PATIENCE_S = 120.0
 """Time after which a command counts as hung; the slowest takes 4 s on an idle machine."""
-_PRELOADED = [
-    *("torch", "monai.losses", "monai.networks.nets", "monai.transforms", "matplotlib.figure"),
-    *("matplotlib.backends.backend_agg", "lifelines", "sklearn.linear_model", "yaml"),
-    # torch imports them when it first loads weights, makes an optimizer or computes a gradient twice
-    *("torch.utils.serialization", "torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
-    *("brats_seg", "brats_seg.cli", "brats_seg.crossval", "brats_seg.training.trainer"),
-    *("brats_seg.inference.batch", "brats_seg.inference.export", "brats_seg.inference.tuning"),
-    *("brats_seg.inference.reconstruct", "brats_seg.survival.features", "brats_seg.cases.phantom"),
-    *("brats_seg.survival.results", "brats_seg.figures.draw", "brats_seg.training.certificate"),
-]
 _CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"})
 _TAKES_SPACE = frozenset({"open", "os.mkdir", "fsync"})
 _NETWORK = frozenset({"socket.__new__", "socket.connect", "socket.getaddrinfo", "socket.sendto"})
@@ -55,9 +47,6 @@ _N_SHOWN = 250
 """Characters of its end that a problem shows."""
 _TRACEBACK = "Traceback (most recent call last)"
 _BUG = "This is a bug of brats_seg"
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(_PRELOADED)
 
 
 class Ended(NamedTuple):
@@ -84,10 +73,10 @@ class Ended(NamedTuple):
 class Running:
     def __init__(self, words: str, folder: Path, fault: Fault | None = None) -> None:
         # a pipe: limits on the size of files do not apply to it
-        self._shown, shown = _context.Pipe(duplex=False)
+        self._shown, shown = FORKS.Pipe(duplex=False)
         fcntl.fcntl(self._shown.fileno(), fcntl.F_SETPIPE_SZ, _SHOWN_BYTES)
         arguments = (words.split(), folder, shown, fault)
-        self._process: ForkServerProcess = _context.Process(target=_command, args=arguments)
+        self._process: ForkServerProcess = FORKS.Process(target=_command, args=arguments)
         self._process.start()
         shown.close()
 

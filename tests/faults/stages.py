@@ -42,6 +42,7 @@ class Command(NamedTuple):
 
 
 TRAIN = f"train --data scans {_FIXED} {_NETWORK}"
+_PREDICT = "predict scans -o out --model runs/fold0 --precision fp32"
 _FEATURES = f"features scans -o features/features.csv --model runs/fold0 {_FIXED}"
 COMMANDS: Mapping[str, Command] = {
     "index": Command("index scans -o cases.csv", "scans"),
@@ -49,7 +50,8 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(f"{TRAIN} --fold 0", "prepared"),
     "tune": Command(f"tune runs/fold0 runs/fold1 {_FIXED}", "trained"),
     "crossval": Command(f"crossval --data scans {_FIXED} {_NETWORK}", "scans"),
-    "predict": Command("predict scans -o out --model runs/fold0 --precision fp32", "trained"),
+    "predict": Command(_PREDICT, "trained"),
+    "predict, label maps alone": Command(f"{_PREDICT} --set preview=false", "trained"),
     "features": Command(_FEATURES, "trained"),
     "export": Command("export runs/fold0 runs/fold1 -o model", "trained"),
     "certify": Command("certify --run runs/fold0", "trained"),

@@ -40,7 +40,7 @@ MOMENTS = {
             for disk in DISKS
             for name, shares in MOMENTS.items()
         ),
-        ("predict", "full", TWICE),
+        ("predict, label maps alone", "full", TWICE),
         ("evaluate", "full", TWICE),
     ],
 )

@@ -113,7 +113,7 @@ def case(tmp_path: Path) -> LoadedCase:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("step", [14, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [28, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, campaign):
     folder = WRITERS[name](tmp_path / "model")
     expected = probabilities_of(load(folder), case)

@@ -88,7 +88,7 @@ SCANNING = {
         "prepare scans --prepared new --skip-bad --set folds.n_folds=2",
         "new/{}/case.json",
     ),
-    "predict": (f"{COMMANDS['predict'].words} --set preview=false", "out/{}.nii.gz"),
+    "predict": (COMMANDS["predict, label maps alone"].words, "out/{}.nii.gz"),
     "features": ("features scans -o features/features.csv", "features/features.csv"),
 }
 """Commands that read scans, and the file of each case, or the table in which it has a row."""

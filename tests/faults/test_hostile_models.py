@@ -267,12 +267,13 @@ def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> Non
         load_model([given_run], CPU)
     with trusting(name):
         assert load_model([given_run], CPU).members[0].name == name
-    words = ["predict", tiny_scans, "-o", "out", "--model", given_run]
+    words = ["predict", tiny_scans / CASES[0], "-o", "out", "--model", given_run]
+    words += ["--set", "preview=false"]
     assert "asks for code" in call(given_run.parent, *words)[2]
     ended = call(given_run.parent, "--trust-code", name, *words)
     assert ended.code == 0, ended.err
     words[3] = "by-workers"
-    ended = call(given_run.parent, "--trust-code", name, *words, "--workers", "2")
+    ended = call(given_run.parent, "--trust-code", name, *words, "--workers", "1")
     assert (ended.code, "0 failed" in ended.out) == (0, True), ended.err
     again = choose_settings(run_paths=[given_run], assignments=[f"model.name={name}"])
     assert again.config.model.arguments == arguments

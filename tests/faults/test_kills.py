@@ -30,15 +30,15 @@ def kills(n_kills: int, alone: Undisturbed) -> Iterator[Fault]:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_kills", "options"),
+    ("name", "n_kills"),
     [
-        *(pytest.param(*row, "", marks=pytest.mark.slow) for row in N_KILLS.items()),
-        ("prepare", 3, ""),
-        ("predict", 3, " --set preview=false"),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in N_KILLS.items()),
+        ("prepare", 3),
+        ("predict, label maps alone", 3),
     ],
 )
-def test_a_kill_loses_nothing(name: str, n_kills: int, options: str, campaign: Campaign) -> None:
-    command = COMMANDS[name]._replace(words=COMMANDS[name].words + options)
+def test_a_kill_loses_nothing(name: str, n_kills: int, campaign: Campaign) -> None:
+    command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     for number, fault in enumerate(kills(n_kills, alone)):
         folder = campaign.start(command.stage, f"killed{number}")
