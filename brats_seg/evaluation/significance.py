@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import scipy
+import scipy as sp  # imports `scipy.stats` when it is used, which takes most of a second
 
 CONFIDENCE = 0.95
 """Confidence level of an interval."""
@@ -98,7 +98,7 @@ def bootstrap_interval(
     if len(members) == 1:
         whole = np.asarray(statistic(*values))
         return whole, whole
-    ends = scipy.stats.bootstrap(
+    ends = sp.stats.bootstrap(
         (np.arange(len(members)),),
         of_groups,
         method="percentile",
@@ -142,7 +142,7 @@ def permutation_p_value(
         # scipy needs at least two values
         permuted = [values, -values] if permutation_type == "samples" else [values]
         return float(np.mean(statistic(np.array(permuted)) >= statistic(values)))
-    test = scipy.stats.permutation_test(
+    test = sp.stats.permutation_test(
         (values,),
         lambda permuted, axis: statistic(permuted),
         permutation_type=permutation_type,
@@ -162,12 +162,8 @@ def signed_rank_p_value(
 
     Pairs without a difference are left out; without any difference the p value is 1.
     """
-    changed = differences[differences != 0]
-    return (
-        float(scipy.stats.wilcoxon(changed, alternative=alternative).pvalue)
-        if changed.size
-        else 1.0
-    )
+    pairs = differences[differences != 0]
+    return float(sp.stats.wilcoxon(pairs, alternative=alternative).pvalue) if pairs.size else 1.0
 
 
 def gain_of(before: Values, after: Values) -> Gain:

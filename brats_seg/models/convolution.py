@@ -115,12 +115,8 @@ def cpu_as_gpu(*, is_needed: bool = True) -> Iterator[None]:
 
 def _is_float32_on_cpu(image: Tensor) -> bool:
     """Return whether an image is computed in float32 on a CPU, and not traced for files of ONNX."""
-    return (
-        is_on_cpu(image)
-        and image.dtype is torch.float32
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.onnx.is_in_onnx_export()
-    )
+    is_other = torch.is_autocast_enabled("cpu") or torch.onnx.is_in_onnx_export()
+    return is_on_cpu(image) and image.dtype is torch.float32 and not is_other
 
 
 def _is_plain(layer: nn.Conv3d) -> bool:

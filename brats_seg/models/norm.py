@@ -35,11 +35,9 @@ SMALLEST_WEIGHT = 1e-3
 
 The gradient is that of the replacement, so that a weight can cross zero. Weights start at 1.
 """
-_VOXELS_AT_A_TIME = {"cpu": 2**21, "gpu": 2**25}
-"""Voxels of the channels that are inverted together.
-
-They are few enough for small temporaries and the cache of a CPU, and enough to keep a GPU busy.
-"""
+_VOXELS_AT_A_TIME = 2**25
+"""Voxels of the channels of contiguous features that are inverted together: few enough for small temporaries,
+and enough to keep a GPU busy. On a CPU only small features are contiguous."""
 _NUMBERS_AT_A_TIME = 2**18
 """Numbers of channels-last features that a CPU computes together: they stay in its cache."""
 _NUMBERS_TO_SPLIT = 2**25
@@ -112,8 +110,7 @@ def _agrees_with_stock(device: torch.device) -> bool:
                 output = compute(leaf * 1)
                 inputs = (leaf, layer.weight, layer.bias)
                 # of a sum, as torch imports SymPy where it is given the gradients of outputs
-                gradients = torch.autograd.grad((output * by_output).sum(), inputs)
-                results.append((output, *gradients))
+                results.append((output, *torch.autograd.grad((output * by_output).sum(), inputs)))
         pairs = zip(*results, strict=True)
         return all(torch.allclose(own, stock, rtol=1e-3, atol=1e-4) for own, stock in pairs)
     except RuntimeError:  # the device lacks a kernel
@@ -182,10 +179,7 @@ def _groups_of_channels(output: Tensor) -> list[slice]:
     n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
     if not output.is_contiguous():  # with channels last, splitting them would copy
         return [slice(None)]
-    on_cpu = is_on_cpu(output)
-    size = max(1, _VOXELS_AT_A_TIME["cpu" if on_cpu else "gpu"] // n_voxels)
-    if on_cpu:
-        size = max(size, torch.get_num_threads())  # threads work on different channels
+    size = max(1, _VOXELS_AT_A_TIME // n_voxels)
     return [slice(start, start + size) for start in range(0, n_channels, size)]
 
 

@@ -93,13 +93,9 @@ def _sample(array: npt.NDArray[Any], shape: Triple) -> Field:
     sampled = np.asarray(array, dtype=np.float32)
     for axis, (n_before, n_after) in enumerate(zip(array.shape, shape, strict=True)):
         # the centre of voxel i of the new grid is at (i + 1/2) * scale - 1/2 voxels of the old one
-        positions = (np.arange(n_after) + 0.5) * n_before / n_after - 0.5
-        positions = positions.clip(0, n_before - 1)
+        positions = ((np.arange(n_after) + 0.5) * n_before / n_after - 0.5).clip(0, n_before - 1)
         below = positions.astype(np.intp)
         weights = (positions - below).astype(np.float32).reshape(-1, *[1] * (2 - axis))
-        lower = sampled.take(below, axis)
-        sampled = sampled.take(below + 1, axis, mode="clip")
-        sampled -= lower
-        sampled *= weights
-        sampled += lower
+        lower, upper = sampled.take(below, axis), sampled.take(below + 1, axis, mode="clip")
+        sampled = lower + weights * (upper - lower)
     return sampled
