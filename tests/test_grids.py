@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.ndimage import affine_transform
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
 from brats_seg.voxels.grids import AXES, SPACING_TOLERANCE, Resampling, find_turn, turned, undo_turn
@@ -75,3 +76,16 @@ def test_voxels_of_half_a_millimetre_are_averaged_in_pairs():
     assert result.geometry.spacing_mm == pytest.approx(MM)
     # the middle of the first new voxel, between those of the first two old ones
     assert result.geometry.affine[0, 3] == pytest.approx(10.25)
+
+
+@pytest.mark.parametrize("shape", [(9, 5, 12), (4, 7, 3), (1, 8, 20)])
+def test_resampling_is_linear_as_by_scipy(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+    array = rng.normal(size=(6, 8, 5))
+    scale = np.divide(array.shape, shape)
+    options = {"offset": (scale - 1) / 2, "output_shape": shape, "order": 1, "mode": "nearest"}
+    expected = affine_transform(array, scale, **options)
+    resampling = Resampling(before=array.shape, after=shape)
+    np.testing.assert_allclose(resampling.forward(array), expected, atol=1e-6)
+    turned_over = array[::-1].transpose(2, 0, 1)
+    resampling = Resampling(before=(5, 6, 8), after=(5, 6, 8))
+    assert np.array_equal(resampling.back(turned_over), turned_over.astype(np.float32))
