@@ -17,12 +17,14 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from comparison import compare_with_first, options_of, report, seconds_in_turn
 from machine import version_of
 
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold
+from brats_seg.runtime.device import native_dtype
 
 EDGE = 64
 _WIDTHS = (16, 32, 64, 128, 160)
@@ -36,7 +38,7 @@ n = {len(_WIDTHS)}
 strides = [1] + [2] * (n - 1)
 network = DynUNet(3, 4, 3, [3] * n, strides, strides[1:], filters={_WIDTHS})
 optimizer = torch.optim.AdamW(network.parameters())
-with torch.autocast("cpu", torch.bfloat16):
+with torch.autocast("cpu", torch.bfloat16, enabled={native_dtype(torch.device("cpu")) is not None}):
     output = network(torch.randn(1, 4, *[{EDGE}] * 3))
     target = torch.randint(2, output.shape).float()
     DiceCELoss(sigmoid=True)(output, target).backward()
