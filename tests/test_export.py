@@ -16,18 +16,19 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.config import StartConfig
 from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
 from brats_seg.files import alone_at
 from brats_seg.inference.export import CrossValidationScores, export_model
 from brats_seg.inference.model import load_model
-from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
+from brats_seg.runtime.weights import SHIPPED, Decoding, FittedPrediction, read_trained
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from tests.builders import limited_files
 from tests.faults.test_hostile_inputs import UNREADABLE
-from tests.inference_builders import CPU, write_run
+from tests.inference_builders import CONFIG, CPU, write_run
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 PERFECT = [[4, 4, 0], [0, 0, 0], [0, 0, 0], [12, 12, 16]]
@@ -61,6 +62,16 @@ def test_an_exported_model_predicts_as_its_runs(exported: Path, tmp_path: Path) 
         assert (one.name, one.window, one.multiple) == (other.name, other.window, other.multiple)
         for name, value in one.network.state_dict().items():
             assert torch.equal(value, other.network.state_dict()[name])
+
+
+def test_it_names_no_folder_of_the_user(tmp_path: Path) -> None:
+    start = tmp_path / "of somebody"
+    config = CONFIG.model_copy(update={"start": StartConfig(path=str(start))})
+    export_model([write_run(tmp_path / "run", config=config)], tmp_path / "model")
+    assert start.name in str(read_trained(tmp_path / "run")[0].card)
+    written = [path for path in (tmp_path / "model").iterdir() if path.suffix != ".safetensors"]
+    assert not [path for path in written if start.name in path.read_text()]
+    assert "/" not in json.dumps(json.loads((SHIPPED / "model.json").read_text())["members"])
 
 
 def test_it_holds_weights_and_no_pickle(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

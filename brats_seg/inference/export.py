@@ -190,7 +190,8 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     entry = weights.ExportedNetwork(
         weights=path.name, sha256=weights.sha256_of(path), card=network.card, cases=network.cases
     )
-    return entry.model_dump(mode="json")
+    # the weights that a run started from lie in a folder of the user
+    return entry.model_dump(mode="json", exclude={"card": {"config": {"start"}}})
 
 
 def _card(
