@@ -245,6 +245,12 @@ def test_a_run_starts_from_the_shipped_network(data, tiny_run, tmp_path, monkeyp
     lines = [line for line in caplog.text.splitlines() if "network that brats_seg carries" in line]
     assert len(lines) == 1
     assert "--start-from none" in lines[0]
+    assert "held out here" not in caplog.text
+    # another split, whose held-out cases it has learnt from
+    ids = data.split.train
+    other = replace(data, split=replace(data.split, train=data.split.validation, validation=ids))
+    start_from(build_network(config, (8, 8, 8)), StartConfig(), other)
+    assert f"anew) learnt from {len(ids)} of {len(ids)} cases that are held out here" in caplog.text
     # a run that was begun goes on without it
     monkeypatch.setattr(shipped, tmp_path / "nothing")
     assert train(data, tmp_path / "run", config).finished

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -62,11 +62,15 @@ class TrainingCases(Section):
 
     def seen(self, *ids: str) -> Seen:
         """Return whether one of the cases is of the patient with these ids."""
-        # the tables of the releases disagree about upper and lower case
-        same = {parse_case_id(name)[1].lower() for name in ids}
-        if any(parse_case_id(name)[1].lower() in same for name in self.ids):
+        if self.seen_among(ids):
             return "yes"
         return "no" if self.is_complete else "unknown"
+
+    def seen_among(self, ids: Iterable[str]) -> list[str]:
+        """Return those of some cases whose patients are among these."""
+        # the tables of the releases disagree about upper and lower case
+        patients = {parse_case_id(name)[1].lower() for name in self.ids}
+        return [name for name in ids if parse_case_id(name)[1].lower() in patients]
 
 
 NO_RECORD = TrainingCases()

@@ -246,8 +246,7 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     log.info("started from %s: %d of %d layers loaded", name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
-    if not is_shipped:
-        _log_differences(source, Path(path), data)
+    _log_differences(source, name if is_shipped else path, data, is_shipped=is_shipped)
     return StartedFrom(
         path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
         fingerprint=weights.fingerprint_of([source]),
@@ -310,15 +309,17 @@ def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
             raise UsageError(msg)
 
 
-def _log_differences(source: weights.TrainedModel, path: Path, data: FoldData) -> None:
+def _log_differences(
+    source: weights.TrainedModel, name: str | Path, data: FoldData, *, is_shipped: bool
+) -> None:
     """Log what the weights learnt from, where it may matter to this run."""
     spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
-    if spacings_mm[0] != spacings_mm[1]:
+    if spacings_mm[0] != spacings_mm[1] and not is_shipped:
         text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-        log.warning(text, path, *map(spacing_text, spacings_mm))
+        log.warning(text, name, *map(spacing_text, spacings_mm))
     if not source.cases.is_complete:
         text = "%s does not name its training cases; if some are held out here, scores will be too good"
-        log.info(text, path)
-    if seen := sorted({*data.split.validation}.intersection(source.cases.ids)):
+        log.info(text, name)
+    if seen := source.cases.seen_among(data.split.validation):
         text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        log.warning(text, path, len(seen), len(data.split.validation), some_of(seen))
+        log.warning(text, name, len(seen), len(data.split.validation), some_of(seen))
