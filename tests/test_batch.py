@@ -48,7 +48,7 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     break_in_ten_ways(tmp_path / "scans")
     out = tmp_path / "out"
     done, outcomes = predict_into(tmp_path / "scans", out)
-    assert (done.n_predicted, done.n_skipped, len(done.failures)) == (4, 0, 10)
+    assert (len(done.predicted), done.n_skipped, len(done.failures)) == (4, 0, 10)
     case_ids = [outcome.record.case_id for outcome in outcomes]
     assert case_ids == sorted(case_ids)
     failures = pd.read_csv(out / "failures.csv")
@@ -128,14 +128,14 @@ def test_cases_that_the_model_was_trained_on_are_marked(two_folds, tiny_scans, r
 
 def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_path):
     out = tmp_path / "out"
-    assert predict_into(brats_root, out)[0].n_predicted == 6
+    assert len(predict_into(brats_root, out)[0].predicted) == 6
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.nii.gz")}
 
     def n_predicted(**changes: object) -> int:
-        return predict_into(brats_root, out, **changes)[0].n_predicted
+        return len(predict_into(brats_root, out, **changes)[0].predicted)
 
     again, outcomes = predict_into(brats_root, out)
-    assert (again.n_predicted, again.n_skipped) == (0, 6)
+    assert (len(again.predicted), again.n_skipped) == (0, 6)
     assert not any(outcome.is_new for outcome in outcomes)
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert len(pd.read_csv(out / "volumes.csv")) == 6
@@ -191,7 +191,7 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
     assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
     done = finish(lambda outcome: None)
     (failure,) = done.failures
-    assert (failure.case_id, failure.error, done.n_predicted) == (CASES[0], "IndexError", 5)
+    assert (failure.case_id, failure.error, len(done.predicted)) == (CASES[0], "IndexError", 5)
     assert "IndexError" in caplog.text
 
 
@@ -254,7 +254,7 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch):
     assert pd.read_csv(out / "failures.csv").empty
     assert pd.read_csv(out / "volumes.csv")["case_id"].tolist() == list(CASES[:3])
     again = batch.predict_folder([root], [run], out, PLAIN_SETTINGS)
-    assert (again.n_predicted, again.n_skipped) == (0, 3)
+    assert (len(again.predicted), again.n_skipped) == (0, 3)
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ def test_processes_predict_without_a_port(brats_root, job, tmp_path, monkeypatch
     killed = {CASES[2]: "KilledWorker"} if n_deaths > 3 else {}
     errors = {failure.case_id: failure.error for failure in done.failures}
     assert errors == killed | {"BraTS2021_00099": "CaseError"}
-    assert done.n_predicted == 6 - len(killed)
+    assert len(done.predicted) == 6 - len(killed)
     assert (max(n_processes) >= n_processes[0] + n_workers, opened) == (True, set())
     if n_deaths:
         assert (job.output_path / "deaths").read_text() == "x" * min(n_deaths, 3)

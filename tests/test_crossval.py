@@ -45,7 +45,7 @@ def test_each_case_is_predicted_by_the_run_without_it(cases: HeldOutCases, tmp_p
     outcome = predict(cases, tmp_path / "out")
     records = OutputFolder(tmp_path / "out").records()
     fingerprints = [load_model([run], CPU).fingerprint for run in cases]
-    assert (outcome.n_predicted, outcome.failures) == (6, ())
+    assert (len(outcome.predicted), outcome.failures) == (6, ())
     assert fingerprints[0] != fingerprints[1]
     for held_out, fingerprint in zip(cases.values(), fingerprints, strict=True):
         for one in held_out:

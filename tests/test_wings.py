@@ -40,7 +40,7 @@ index = index_cases(folder / "scans")
 assert [case.usable for case in index.cases] == [True], index.cases[0].problems
 settings = PredictionSettings(device="cpu", preview=False)
 outcome = predict_folder([folder / "scans"], [folder / "run"], copy / "out", settings)
-assert (outcome.n_predicted, outcome.failures) == (1, ()), outcome
+assert (len(outcome.predicted), outcome.failures) == (1, ()), outcome
 evaluation = evaluate_pairs(find_pairs(folder / "scans", copy / "out"), protocol_named("legacy"))
 assert (len(evaluation.scores), evaluation.failures) == (3, ()), evaluation
 """

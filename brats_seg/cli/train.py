@@ -272,7 +272,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     _print_tuning(results.tuning)
     batch = results.batch
     n_failed = len(batch.failures)
-    n_cases = batch.n_predicted + batch.n_skipped + n_failed
+    n_cases = len(batch.predicted) + batch.n_skipped + n_failed
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     print_remarks(results.evaluation, output / "predictions")
     print_summaries(results.evaluation)

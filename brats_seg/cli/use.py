@@ -127,7 +127,7 @@ def predict(
         return 128 + signal.SIGINT if every else 0
     for remark in outcome.remarks:
         print(remark if convention else f"{remark}; --convention chooses another")
-    predicted, skipped, failed = outcome.n_predicted, outcome.n_skipped, len(outcome.failures)
+    predicted, skipped, failed = len(outcome.predicted), outcome.n_skipped, len(outcome.failures)
     print(f"{predicted} predicted, {skipped} finished before, {failed} failed.", end=" ")
     print(f"Results and tables are in {output}. Research use only.")
     return int(failed > 0)

@@ -83,11 +83,6 @@ class BatchOutcome:
     remarks: tuple[str, ...] = ()
     """Sentences about label conventions that were not those of the scans."""
 
-    @property
-    def n_predicted(self) -> int:
-        """Number of the cases that were predicted now."""
-        return len(self.predicted)
-
 
 def _ignore(outcome: CaseOutcome) -> None:
     pass
