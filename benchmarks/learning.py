@@ -11,9 +11,9 @@ Runs that are in the tables are not repeated, so that an interrupted comparison 
 every recipe is compared with the first, case by case, for the same folds and seeds. The interval is a
 bootstrap over patients and seeds; with one seed it does not contain the chance of training.
 
-    python benchmarks/learning.py /path/to/BraTS --recipes default adamw "loss.bce=0.3 patch.foreground=0.67"
+    python benchmarks/learning.py /path/to/BraTS --recipes default rule start.path=auto "loss.bce=0.3 patch.foreground=0.67"
 
-A recipe is one of `RECIPES`, or the settings in which it differs from the default.
+A recipe is the settings in which it differs from the default. The rule is a threshold that learns nothing.
 The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
 """
@@ -49,17 +49,8 @@ SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]", "start.path=no
 """The network and patch of the comparison, and no weights to start from; see `--size`."""
 EPOCH_PATCHES = 64
 """Patches of an epoch, about."""
-RECIPES: dict[str, list[str]] = {
-    "default": [],
-    "polynomial": ["schedule.name=polynomial"],
-    "plateau alone": ["schedule.cool_down=0"],
-    "adamw": ["optimizer.name=adamw", "optimizer.lr=1e-3"],
-    "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
-    "from the package": ["start.path=auto"],
-    "from the package, 1.5 mm": ["start.path=auto", "store.spacing_mm=[1.5,1.5,1.5]"],
-    "rule": [],
-}
-"""Settings in which the recipes with a name differ from the default; the rule learns nothing."""
+WITHOUT_SETTINGS = ("default", "rule")
+"""Recipes that are the default, and the rule, which learns nothing."""
 
 
 def main() -> None:
@@ -91,7 +82,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("data", type=Path, help="folder of labelled cases")
     parser.add_argument("--work", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--recipes", nargs="+", default=list(RECIPES))
+    parser.add_argument("--recipes", nargs="+", default=WITHOUT_SETTINGS)
     parser.add_argument("--patches", type=int, default=500)
     parser.add_argument("--n-folds", type=int, default=3)
     parser.add_argument("--folds", type=int, nargs="+", default=[0])
@@ -120,7 +111,7 @@ def _train(order: dict[str, Any]) -> None:
     data = Path(order["data"])
     settings = [
         *order["size"],
-        *RECIPES.get(run["recipe"], run["recipe"].split()),
+        *(() if run["recipe"] in WITHOUT_SETTINGS else run["recipe"].split()),
         f"folds.n_folds={run['n_folds']}",
         f"training.seed={run['seed']}",
         # the cases are scored once, below
