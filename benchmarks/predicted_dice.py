@@ -17,12 +17,7 @@ from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
-from brats_seg.quality.result import (
-    Values,
-    fit_predicted_dice,
-    mean_probabilities,
-    predicted_dice,
-)
+from brats_seg.quality.result import Values, fit_predicted_dice, mean_probabilities, predicted_dice
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import Decoding
 

@@ -29,14 +29,7 @@ import torch
 from learning import dice_of, difference, network, rule
 from torch import Tensor
 
-from brats_seg import (
-    Trainer,
-    export_model,
-    load_config,
-    open_fold,
-    open_index,
-    write_phantom_cases,
-)
+from brats_seg import Trainer, export_model, load_config, open_fold, open_index, write_phantom_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.labels import REGIONS
 from brats_seg.runtime.weights import (
