@@ -37,11 +37,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2063,
+    "inference": 2060,
     "cases": 2509,
-    "top level": 1527,
-    "evaluation": 1267,
-    "dicom": 1099,
+    "top level": 1526,
+    "evaluation": 1266,
+    "dicom": 1098,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_687, 110
