@@ -31,6 +31,8 @@ from torch import Tensor
 
 from brats_seg import Trainer, export_model, load_config, open_fold, open_index, write_phantom_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.config import Config
+from brats_seg.data.fold import FoldData
 from brats_seg.labels import REGIONS
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -64,7 +66,7 @@ PATIENTS = " and {} patients of TCGA (CC BY 3.0, see its LICENSE)"
 
 
 def main() -> None:
-    """Teach, judge or ship."""
+    """Teach, finish, judge or ship."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", choices=("teach", "finish", "judge", "ship"))
     parser.add_argument("data", type=Path, nargs="?", help="folder of labelled cases")
@@ -77,8 +79,10 @@ def main() -> None:
     parser.add_argument("--dice", type=float, nargs=3, help="means of judge, for ship")
     parser.add_argument("--patients", type=int, help="number of patients they are of, for ship")
     options = parser.parse_args()
-    if options.what in {"teach", "finish"}:
+    if options.what == "teach":
         teach(options)
+    elif options.what == "finish":
+        finish(options)
     elif options.what == "ship":
         export(options.work, SHIPPED, options.dice, options.patients)
     else:
@@ -86,28 +90,36 @@ def main() -> None:
 
 
 def teach(options: argparse.Namespace) -> None:
-    """Train on made-up cases, or on the patients of TCGA, and export the network in half precision."""
-    work, is_finish = options.work, options.what == "finish"
-    scans = options.data if is_finish else work / "scans"
-    if not is_finish:
-        write_phantom_cases(
-            scans, n_cases=options.cases, seed=options.seed, shape=SHAPE, variety=1, n_workers=2
-        )
-    settings = [f"{key}={options.epochs}" for key in ("training.n_epochs", "validation.every")]
-    of_patients = [*ON_PATIENTS, f"training.seed={options.seed}"]
-    settings += of_patients if is_finish else ["folds.n_folds=50"]
-    settings.append(f"start.path={options.start}")
-    if options.start != "none":
-        settings.append(f"optimizer.lr={LATER_RATE}")
-    config = load_config(preset="cpu", assignments=[*SETTINGS, *settings])
-    fold = open_fold(scans, fold=0, config=config, prepared_path=work / "prepared")
-    if is_finish:
-        # the case that is held out chooses nothing: only the last weights are stored
-        ids = sorted([*fold.split.train, *fold.split.validation])
-        learnt = tuple(name for name in ids if name.startswith(TCGA))
-        fold = replace(fold, split=replace(fold.split, train=learnt, validation=tuple(ids[:1])))
-    run_path = work / (f"run{options.seed}" if is_finish else "run")
-    if Trainer(data=fold, config=config, run_path=run_path).run().finished:
+    """Write made-up cases, train on them, and export the network in half precision."""
+    scans = options.work / "scans"
+    write_phantom_cases(
+        scans, n_cases=options.cases, seed=options.seed, shape=SHAPE, variety=1, n_workers=2
+    )
+    config = _config(options, ["folds.n_folds=50"])
+    fold = open_fold(scans, fold=0, config=config, prepared_path=options.work / "prepared")
+    _train(fold, config, options.work, "run")
+
+
+def finish(options: argparse.Namespace) -> None:
+    """Train on the patients of TCGA, and export the mean of the runs of the work folder."""
+    config = _config(options, [*ON_PATIENTS, f"training.seed={options.seed}"])
+    fold = open_fold(options.data, fold=0, config=config, prepared_path=options.work / "prepared")
+    # the case that is held out chooses nothing: only the last weights are stored
+    ids = sorted([*fold.split.train, *fold.split.validation])
+    learnt = tuple(name for name in ids if name.startswith(TCGA))
+    fold = replace(fold, split=replace(fold.split, train=learnt, validation=tuple(ids[:1])))
+    _train(fold, config, options.work, f"run{options.seed}")
+
+
+def _config(options: argparse.Namespace, settings: list[str]) -> Config:
+    lengths = [f"{key}={options.epochs}" for key in ("training.n_epochs", "validation.every")]
+    rate = [] if options.start == "none" else [f"optimizer.lr={LATER_RATE}"]
+    start = f"start.path={options.start}"
+    return load_config(preset="cpu", assignments=[*SETTINGS, *lengths, *settings, start, *rate])
+
+
+def _train(fold: FoldData, config: Config, work: Path, run: str) -> None:
+    if Trainer(data=fold, config=config, run_path=work / run).run().finished:
         export(work, work / "model")
 
 
