@@ -52,10 +52,9 @@ SETTINGS = [
     "patch.size=64,64,64",
     "training.modality_dropout=0.1",
     "schedule.name=polynomial",
+    "start.lr_factor=0.6",
 ]
 ON_PATIENTS = ["store.spacing_mm=[1.5,1.5,1.5]", "patch.per_case=12", "training.augment=full"]
-LATER_RATE = 6e-3
-"""Learning rate of a round that starts from the network of another."""
 
 REMARK = (
     "This network learnt from made-up brains{}: Dice of WT, TC, ET {} on {} other patients. "
@@ -113,9 +112,8 @@ def finish(options: argparse.Namespace) -> None:
 
 def _config(options: argparse.Namespace, settings: list[str]) -> Config:
     lengths = [f"{key}={options.epochs}" for key in ("training.n_epochs", "validation.every")]
-    rate = [] if options.start == "none" else [f"optimizer.lr={LATER_RATE}"]
     start = f"start.path={options.start}"
-    return load_config(preset="cpu", assignments=[*SETTINGS, *lengths, *settings, start, *rate])
+    return load_config(preset="cpu", assignments=[*SETTINGS, *lengths, *settings, start])
 
 
 def _train(fold: FoldData, config: Config, work: Path, run: str) -> None:

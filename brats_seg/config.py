@@ -186,6 +186,8 @@ class StartConfig(Section):
     path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.DEFAULT_START
     """Run, checkpoint or exported model to take weights from; `none` draws all from the seed, and `auto` too,
     unless the network that the package carries has the very layers of this one."""
+    lr_factor: PositiveFloat = 0.3
+    """Factor of the learning rate of a run that starts from weights."""
 
 
 class LossConfig(Section):

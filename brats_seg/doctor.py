@@ -103,7 +103,7 @@ def versions_required() -> dict[str, str]:
     """Return the oldest accepted version of each package that is always needed."""
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
-    return {_normalise_name(match[1]): match[2] or "" for match in matches if match}
+    return {match[1]: match[2] or "" for match in matches if match}
 
 
 def installed_version(name: str) -> str:
@@ -112,10 +112,6 @@ def installed_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _normalise_name(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -654,6 +654,9 @@ def rates(n_steps: int, lr: float = 1.0, **config: object) -> list[float]:
 def test_the_rate_follows_its_curve(config, n_steps, expected):
     for rate, value in zip(rates(n_steps, **config), expected, strict=True):
         assert value is None or rate == pytest.approx(value)
+    lowered = scheduled(n_steps, **config)
+    lowered.lower_to(0.3)
+    assert rate_of(lowered) == pytest.approx(0.3 * expected[0])
     # and does not fall below the lowest
     assert min(rates(50, lr=1e-7, name="cosine")) == pytest.approx(1e-7)
 

@@ -38,7 +38,8 @@ class Autoencoder(nn.Module):
         super().__init__()
         lowest, per_cell = _WIDTHS[-1], latent // (CELLS[0] * CELLS[1] * CELLS[2])
         above = (n_channels, *_WIDTHS[:-1])
-        self.encoder = nn.ModuleList(map(_descent, above, _WIDTHS))
+        pairs = zip(above, _WIDTHS, strict=True)
+        self.encoder = nn.ModuleList(Block(*pair, (2, 2, 2)) for pair in pairs)
         self.to_cells = nn.Sequential(
             Block(lowest, lowest), nn.Conv3d(lowest, per_cell, 1), nn.AdaptiveAvgPool3d(CELLS)
         )
@@ -73,10 +74,6 @@ class Autoencoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Return the reconstruction of an image `(N, C, X, Y, Z)`, of the same shape."""
         return self.decode(self.encode(image), image.shape[2:])
-
-
-def _descent(n_above: int, n_here: int) -> Block:
-    return Block(n_above, n_here, (2, 2, 2))
 
 
 def _ascent(n_below: int, n_here: int, level: int) -> nn.Sequential:

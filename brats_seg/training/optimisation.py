@@ -385,7 +385,7 @@ class _Position:
     n_worse: int
     """Losses in a row that were not below the lowest."""
     lowered: float
-    """Factor of the rate after all plateaus."""
+    """Factor of the rate after a start from weights, and after all plateaus."""
 
 
 class Schedule:
@@ -398,6 +398,11 @@ class Schedule:
         self._config, self._optimizer = config, optimizer
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._at = _Position(step=0, lowest_loss=math.inf, n_worse=0, lowered=1.0)
+        self._set_rates()
+
+    def lower_to(self, factor: float) -> None:
+        """Multiply the rates of the settings by a factor, from this step on."""
+        self._at.lowered = factor
         self._set_rates()
 
     def after_step(self) -> None:
@@ -414,8 +419,8 @@ class Schedule:
         if loss < at.lowest_loss * (1 - _LEAST_GAIN):
             at.lowest_loss, at.n_worse = loss, 0
         if at.n_worse > self._config.patience:
-            at.lowered, at.n_worse = at.lowered * PLATEAU_FACTOR, 0
-            self._set_rates()
+            at.n_worse = 0
+            self.lower_to(at.lowered * PLATEAU_FACTOR)
 
     def state_dict(self) -> dict[str, float]:
         """Return the state in plain values, without the number of steps."""
@@ -426,17 +431,16 @@ class Schedule:
         self._at = _Position(**state)
 
     def _set_rates(self) -> None:
-        factor = self._factor()
+        factor = self._at.lowered * self._curve()
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = max(rate * factor, min(LOWEST_RATE, rate))
 
-    def _factor(self) -> float:
+    def _curve(self) -> float:
         config, at, n_warmup = self._config, self._at, self._config.warmup_steps
         if at.step < n_warmup:
             return (at.step + 1) / (n_warmup + 1)
-        if self.n_steps is None:
-            return at.lowered
-        left = 1 - min((at.step - n_warmup) / max(self.n_steps - n_warmup, 1), 1.0)
+        n_steps = self.n_steps or math.inf
+        left = 1 - min((at.step - n_warmup) / max(n_steps - n_warmup, 1), 1.0)
         if config.name == "plateau":
-            return at.lowered * (left / config.cool_down if left < config.cool_down else 1)
+            return left / config.cool_down if left < config.cool_down else 1.0
         return _CURVES[config.name](1 - left)

@@ -9,6 +9,7 @@ last.pt, best.pt  the latest state; the weights with the best watched value, for
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ FREE_SETTINGS = frozenset(
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
 CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "environment.json"
-_WRAPPERS = ("module.", "network.", "_orig_mod.")
+_WRAPPERS = re.compile(r"((module|network|_orig_mod)\.)*")
 """Prefixes of names in averaged, wrapped and compiled networks."""
 _CHOOSE = "Choose other weights, or leave out --start-from."
 _NEXT_STEPS = "Use those, choose another --run, or start anew with --fresh."
@@ -100,6 +101,7 @@ class RunFolder:
         check_start(start, self.path, begins=False)
         if fresh or not self.is_begun:
             state.started_from = start_from(state.network, start, plan.data)
+            state.schedule.lower_to(start.lr_factor if state.started_from else 1.0)
         with ExitStack() as locks:
             error = self._lock(locks, fresh=fresh) if ranks.is_first else None
             # every rank raises it: the others would wait for the first one
@@ -178,8 +180,7 @@ class RunFolder:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
         before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:
-            n_epochs = before.training.n_epochs
-            msg = f"{self.path} was begun without --hours, for {n_epochs} epochs. {_NEXT_STEPS}"
+            msg = f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. {_NEXT_STEPS}"
             raise ResumeError(msg)
         free = FREE_SETTINGS
         # these schedules do not depend on the length of the run, and hours decide it
@@ -243,7 +244,8 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         raise UsageError(msg)
     network.load_state_dict(loaded, strict=False)
     n_layers = len(_by_layer(network.state_dict()))
-    log.info("started from %s: %d of %d layers loaded", name, len(_by_layer(loaded)), n_layers)
+    text = "started from %s: %d of %d layers loaded, learning rate times %g"
+    log.info(text, name, len(_by_layer(loaded)), n_layers, config.lr_factor)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     _log_differences(source, name if is_shipped else path, data, is_shipped=is_shipped)
@@ -286,10 +288,7 @@ def match_weights(
 
 def _unwrap(name: str) -> str:
     """Return the name of a weight without the wrappers around its network."""
-    for prefix in _WRAPPERS:
-        if name.startswith(prefix):
-            return _unwrap(name.removeprefix(prefix))
-    return name
+    return _WRAPPERS.sub("", name, count=1)
 
 
 def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:

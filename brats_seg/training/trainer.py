@@ -375,7 +375,6 @@ def validate(
                 # a label map has no tumour outside the brain
                 output.masked_fill_(~foreground_mask(sample.image[None].to(device)), -1)
             sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
-    network.train()
     return sums
 
 
