@@ -188,6 +188,10 @@ def start_settings(*changes: str) -> Config:
     return tiny_settings(*usual, *changes)
 
 
+def rate_of(run_path: Path) -> float:
+    return float(read_checkpoint(run_path / "last.pt")["optimizer"]["param_groups"][0]["lr"])
+
+
 def test_layers_are_taken_whole_by_name_and_shape() -> None:
     """A bias that fits beside a convolution that does not is not taken."""
     network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1), nn.Conv3d(3, 3, 1))
@@ -213,8 +217,7 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     assert saved.started_from.learnt_from == data.split.train
     assert str(tiny_run) in (tmp_path / "run" / "config.yaml").read_text()
     assert re.search(r"widths 4,8\): 14 of 14 layers loaded, learning rate times 0.3", caplog.text)
-    entries = read_checkpoint(tmp_path / "run" / "last.pt")
-    assert entries["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.3 * config.optimizer.lr)
+    assert rate_of(tmp_path / "run") == pytest.approx(0.3 * config.optimizer.lr)
     assert "held out here" not in caplog.text
 
 
@@ -275,6 +278,7 @@ def test_other_and_given_networks_keep_their_weights(data, tiny_run, tmp_path, m
     with pytest.raises(ResumeError, match="of another network"):
         trainer.run()
     trainer.run(fresh=True, stop=StopAtCheck(0))
+    assert rate_of(run_path) == settings.optimizer.lr
     name = "encoder.0.0.convolution.weight"
     assert torch.equal(weights(run_path / "last.pt")[name], before.state_dict()[name])
 
