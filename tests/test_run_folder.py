@@ -216,7 +216,10 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     assert saved.started_from.path == str(tiny_run)
     assert saved.started_from.learnt_from == data.split.train
     assert str(tiny_run) in (tmp_path / "run" / "config.yaml").read_text()
-    assert re.search(r"widths 4,8\): 14 of 14 layers loaded, learning rate times 0.3", caplog.text)
+    loaded = (
+        r"model.name 'unet', model.widths 4,8\): 14 of 14 layers loaded, learning rate times 0.3"
+    )
+    assert re.search(loaded, caplog.text)
     assert rate_of(tmp_path / "run") == pytest.approx(0.3 * config.optimizer.lr)
     assert "held out here" not in caplog.text
 
