@@ -341,7 +341,7 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     assert done.code == again.code == 0, done.err
     check_json("crossval", done.out)
     check_json("tune", tuned.out)
-    assert "tuned on 6 held-out cases of 2 runs, for the mean Dice" in tuned.err
+    assert "tuned on 6 held-out cases of 2 runs, for the mean of Dice" in tuned.err
     assert (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns == time_before
     assert "6 held-out cases, 0 failed" in done.err
     assert len(pd.read_csv(work / "crossval" / "scores.csv")) == 3 * 6

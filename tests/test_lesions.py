@@ -43,10 +43,14 @@ def painted(*boxes: tuple[int, Box]) -> LabelMap:
 
 
 def scored(
-    reference: LabelMap, prediction: LabelMap, protocol: ScoringProtocol, spacing_mm: Spacing = MM
+    reference: LabelMap,
+    prediction: LabelMap,
+    protocol: ScoringProtocol,
+    spacing_mm: Spacing = MM,
+    **options: bool,
 ) -> dict[str, LesionScores]:
     penalty_mm = protocol.hd95_penalty(reference.shape, spacing_mm)
-    scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm)
+    scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm, **options)
     sides = (
         np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
         for side in (reference, prediction)
@@ -59,9 +63,11 @@ def dice_of(reference: Mask, prediction: Mask) -> float:
     return float(dice(count_regions(prediction[None], reference[None], "T"))[0])
 
 
-def scored_2023(reference: list[Box], prediction: list[Box], task: str = "GLI") -> LesionScores:
+def scored_2023(
+    reference: list[Box], prediction: list[Box], task: str = "GLI", **options: bool
+) -> LesionScores:
     maps = (painted(*((2, box) for box in boxes)) for boxes in (reference, prediction))
-    return scored(*maps, protocol_named("lesionwise2023", task))["wt"]
+    return scored(*maps, protocol_named("lesionwise2023", task), **options)["wt"]
 
 
 VECTORS_2023 = {
@@ -92,6 +98,7 @@ def test_reproduces_the_program_of_2023(name: str) -> None:
     assert [scores.n_lesions, scores.n_false_positive] == counts
     assert dice_of(cubes(*reference), cubes(*prediction)) == pytest.approx(whole_dice, abs=5e-5)
     assert hausdorff95(cubes(*reference), cubes(*prediction), MM) == pytest.approx(whole_hd95)
+    assert scored_2023(reference, prediction, with_distances=False).dice == scores.dice
 
 
 ALL_WELL = (1, 0, 1, 1)

@@ -243,7 +243,7 @@ def _print_tuning(tuning: "Tuning") -> None:
     from brats_seg.labels import REGIONS
 
     cases, runs = counted(tuning.n_cases, "held-out case"), counted(len(tuning.runs), "run")
-    print(f"tuned on {cases} of {runs}, for the mean Dice of WT, TC and ET")
+    print(f"tuned on {cases} of {runs}, for the mean of Dice and lesion-wise Dice of WT, TC and ET")
     rows = []
     for fit in tuning.fits:
         gain = fit.gain
@@ -251,8 +251,9 @@ def _print_tuning(tuning: "Tuning") -> None:
         rows.append((fit.setting, fit.default, fit.best, *counts, fit.chosen))
     columns = ("setting", "default", "best", "gain", "better", "worse", "p", "stored")
     options.print_table(columns, rows)
-    means = [", ".join(f"{score:.4f}" for score in part) for part in (tuning.before, tuning.after)]
-    print(f"WT, TC, ET: {means[0]} before, {means[1]} after.")
+    for name, *sides in zip(("Dice", "lesion-wise Dice"), tuning.before, tuning.after, strict=True):
+        means = [", ".join(f"{score:.4f}" for score in scores) for scores in sides]
+        print(f"{name} of WT, TC, ET: {means[0]} before, {means[1]} after.")
     if tuning.before != tuning.after:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if scores := tuning.subset_scores:

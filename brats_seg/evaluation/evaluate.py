@@ -234,9 +234,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         for case_id, path in references.items()
     ]
     written = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
-    remark = (
-        f"{reference}, the first path, was written by `predict`, and is scored as the reference"
-    )
+    remark = f"{reference}, given first, was written by `predict`, and is scored as the reference"
     pairing = Pairing(
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),

@@ -6,7 +6,7 @@ matched one to one. The scores are written from descriptions of the programs of 
 against their output. The list is for a person who reads it; its lesions are not merged by dilation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +49,13 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Size of the voxels of an image, and the penalty in mm that goes with it."""
+    """Size of the voxels of an image, and how distances in it are scored."""
 
     spacing_mm: Spacing
     penalty_mm: float
     """HD95 of a missed or a false positive lesion."""
+    with_distances: bool = True
+    """Whether distances are measured, which takes nearly all of the time; else those of lesions are NaN."""
 
     @property
     def voxel_mm3(self) -> float:
@@ -105,14 +107,10 @@ def score_lesions(
     rules, regions = protocol.lesions, protocol.regions
     assert rules is not None
     references = group_lesions(reference, regions, rules)
+    predictions: Iterable[Lesions] = map(number_components, prediction)
     if rules.merges_predictions:
         grouped = zip(group_lesions(prediction, regions, rules), regions, strict=True)
-        predictions = [
-            without_small(lesions, region.minimum_mm3, scale.voxel_mm3)
-            for lesions, region in grouped
-        ]
-    else:
-        predictions = [number_components(mask) for mask in prediction]
+        predictions = [_without_small(*pair, scale) for pair in grouped]
     sides = zip(references, predictions, regions, strict=True)
     rows = [_score_region(*side, rules, scale) for side in sides]
     return pd.DataFrame(rows, columns=list(LESION_COLUMNS))
@@ -158,9 +156,8 @@ def dilated(mask: Mask, steps: int) -> Mask:
     return ndimage.binary_dilation(mask, _DILATION, iterations=steps)
 
 
-def without_small(lesions: Lesions, minimum_mm3: float, voxel_mm3: float) -> Lesions:
-    """Remove the lesions up to a volume."""
-    kept = np.bincount(lesions.ravel()) * voxel_mm3 > minimum_mm3
+def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
+    kept = np.bincount(lesions.ravel()) * scale.voxel_mm3 > region.minimum_mm3
     return np.where(kept[lesions], lesions, 0)
 
 
@@ -303,9 +300,8 @@ def _hd95_and_nsd(
 ) -> tuple[float, float]:
     """Return the 95th percentile of the distances of both surfaces together, and the surface Dice."""
     sides = metrics.surface_distances(reference, prediction, spacing_mm)
-    return float(np.percentile(np.concatenate(sides), 95)), metrics.surface_dice(
-        sides, tolerance_mm
-    )
+    hd95 = float(np.percentile(np.concatenate(sides), 95))
+    return hd95, metrics.surface_dice(sides, tolerance_mm)
 
 
 def _mean_scores(
@@ -369,17 +365,20 @@ def _match_lesions(
             continue
         around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
         pair = lesions[around] == number, np.isin(predicted[around], numbers)
-        matches.append(_compare(*pair, scale.spacing_mm) if numbers else None)
+        matches.append(_compare(*pair, scale) if numbers else None)
     return matches, len(unmatched)
 
 
-def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float, ...]:
+def _compare(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
     """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that match it."""
     counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
-    sides = metrics.surface_distances(lesion, predicted, spacing_mm)
+    dice = float(metrics.dice_of_counts(*counts))
+    if not scale.with_distances:
+        return (dice, *(np.nan for _ in _BEST[1:]))
+    sides = metrics.surface_distances(lesion, predicted, scale.spacing_mm)
     return (
-        float(metrics.dice_of_counts(*counts)),
-        metrics.hausdorff95(lesion, predicted, spacing_mm),
+        dice,
+        metrics.hausdorff95(lesion, predicted, scale.spacing_mm),
         *(metrics.surface_dice(sides, tolerance) for tolerance in protocols.NSD_TOLERANCES_MM),
     )
 

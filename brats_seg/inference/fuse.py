@@ -119,9 +119,7 @@ def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]
     is_folder = {path.is_dir() for path in inputs}
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
     if len(inputs) < 2 or len(is_folder) > 1 or output.resolve() in folders:
-        msg = (
-            f"expected two label maps or more, or folders of them, and another output than {output}"
-        )
+        msg = f"expected two label maps or more, or folders, and another output than {output}"
         raise UsageError(msg)
     sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
     for path, label_maps in zip(inputs, sets, strict=True):

@@ -119,9 +119,7 @@ class Model:
             expected = f"at least one of {', '.join(MODALITIES)}, in this order"
         else:
             subsets = "; ".join(", ".join(subset) for subset in self.subsets)
-            expected = (
-                f"all four modalities, or one of the sets that the model was trained for: {subsets}"
-            )
+            expected = f"all four modalities, or one of the sets that it was trained for: {subsets}"
         problem = f"no {', '.join(absent_from(modalities))}"
         next_step = "Add the missing files, or use a model trained with training.modality_dropout."
         raise CaseError(case_id, file, problem, expected, next_step)
