@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
-SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
 """Smallest components to try."""
 SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
