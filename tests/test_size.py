@@ -40,7 +40,7 @@ ABOVE_BUDGET = {
     "inference": 2060,
     "cases": 2509,
     "top level": 1525,
-    "evaluation": 1266,
+    "evaluation": 1263,
     "dicom": 1098,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
