@@ -62,7 +62,7 @@ ON_PATIENTS = ["store.spacing_mm=[1.5,1.5,1.5]", "patch.per_case=12", "training.
 
 REMARK = (
     "This network learnt from made-up brains{}: Dice of WT, TC, ET {} on {} other patients. "
-    "Train your own for better results."
+    "Components of WT and TC below .2 ml are left out."
 )
 """What the network says of itself; it must be ASCII, without a backslash."""
 PATIENTS = " and {} patients of TCGA (CC BY 3.0, see its LICENSE)"
