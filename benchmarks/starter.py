@@ -57,7 +57,8 @@ SETTINGS = [
     "start.lr_factor=0.6",
 ]
 SMALLEST_MM3 = (200.0, 200.0, 0.0)
-"""Smallest components of WT, TC, ET. On made-up brains `tune` chooses 500, but few of those have a core so small."""
+"""Smallest components of WT, TC, ET. Made-up brains, fitted as `tune` does with thresholds of .5, ask for 500; few of
+them have a core so small."""
 ON_PATIENTS = ["store.spacing_mm=[1.5,1.5,1.5]", "patch.per_case=12", "training.augment=full"]
 
 REMARK = (

@@ -55,7 +55,7 @@ class Scale:
     penalty_mm: float
     """HD95 of a missed or a false positive lesion."""
     with_distances: bool = True
-    """Whether distances are measured, which takes nearly all of the time; else those of lesions are NaN."""
+    """Whether `score_lesions` measures distances, which take nearly all of its time; without, they are NaN."""
 
     @property
     def voxel_mm3(self) -> float:

@@ -54,7 +54,7 @@ Workers: TypeAlias = int | str | None
 
 MAX_KILLED_WORKERS = 3
 """Workers that may die over one case."""
-_WHEN_KILLED = f"its worker died {MAX_KILLED_WORKERS} times, most likely out of memory. Predict it alone, or on a machine with more."
+_WHEN_KILLED = f"its worker died {MAX_KILLED_WORKERS} times, most likely because memory ran out. Predict it alone, or on a machine with more memory."
 ANSWER_S = 20.0
 """Time in which a scheduler must answer; a busy one takes less than a second."""
 

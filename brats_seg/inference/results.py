@@ -151,7 +151,7 @@ def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
         known[bids_name(case_id)].append(case_id)
     for name, ids in known.items():
         if len(ids) > 1 or name == "sub-":
-            msg = f"the cases {', '.join(ids)} would be called {name} in BIDS, of letters and digits; rename them, or use --layout plain"
+            msg = f"the cases {', '.join(ids)} would be called {name} in BIDS, which has letters and digits only; expected a name for each. Rename them, or write them with --layout plain"
             raise UsageError(msg)
 
 

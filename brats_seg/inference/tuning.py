@@ -2,8 +2,8 @@
 
 One setting is fitted after another, the inner regions first because the outer ones contain them: the
 threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
-The score is the mean of Dice and of the lesion-wise Dice of 2023, to which a false speck is a lesion: Dice
-hardly sees it. A default is replaced only where the gain is more than chance (`evaluation.significance`).
+The score is the mean of Dice, which a false speck hardly changes, and of the lesion-wise Dice of 2023, which
+counts it as a lesion. A default is replaced only where the gain is more than chance (`evaluation.significance`).
 Several runs are tuned together, because an ensemble has one decoding; each case is predicted by the run
 that it was held out of. The result is stored with the weights of each run.
 """
@@ -57,7 +57,7 @@ _TUNED = (
 )
 """Fields of `Decoding` in the order of fitting, the innermost region first: the index of the region,
 the words for the table of results, and the values to try."""
-_LESIONS = protocol_named("lesionwise2023")
+_PROTOCOL = protocol_named("lesionwise2023")
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 Cases: TypeAlias = Sequence[held_out.HeldOutCase]
@@ -161,7 +161,7 @@ def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> 
         return np.stack(on_cases(partial(_score_case, decodings=decodings), "fitting"), axis=1)
 
     decoding, fits = _fit_decoding(score)
-    means = score([Decoding(), decoding]).mean(axis=1).reshape(2, 2, len(REGIONS)).tolist()
+    means = score([Decoding(), decoding]).mean(axis=1).tolist()
     before, after = (tuple(map(tuple, rows)) for rows in means)
     notes: dict[str, JsonValue] = {}
     if (checks := judges("result")) is not None:
@@ -202,11 +202,11 @@ def _warn_of_few(n_cases: int) -> None:
 def _fit_decoding(
     score: Callable[[Sequence[Decoding]], Scores],
 ) -> tuple[Decoding, list[FittedSetting]]:
-    """Fit one setting after another to the mean of scores (decodings, cases, n)."""
+    """Fit one setting after another to the mean of scores (decodings, cases, 2, regions)."""
     decoding, fits = Decoding(), []
     for name, region, label, values in _TUNED:
         candidates = [decoding, *(_change(decoding, name, region, value) for value in values)]
-        means = score(candidates).mean(axis=2)
+        means = score(candidates).mean(axis=(2, 3))
         sure = significance.best_candidate(means[0], list(means[1:]))
         chosen = 0 if sure is None else sure + 1
         best = chosen or int(np.argmax(means.mean(axis=1)))
@@ -237,15 +237,15 @@ def _change(decoding: Decoding, name: str, region: int | None, value: float) -> 
 
 
 def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Scores:
-    """Return the Dice of WT, TC, ET, and the lesion-wise Dice (decodings, 6) of a case."""
+    """Return the Dice and the lesion-wise Dice of each region (decodings, 2, 3) of a case."""
     stored = case.read()
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0, with_distances=False)
     rows = []
     for decoding in decodings:
         masks = stored.regions(decoding)
         whole = dice(count_regions(masks, stored.reference, case.case_id))
-        of_lesions = score_lesions(stored.reference, masks, _LESIONS, scale)["lesionwise_dice"]
-        rows.append([*whole, *of_lesions])
+        of_lesions = score_lesions(stored.reference, masks, _PROTOCOL, scale)["lesionwise_dice"]
+        rows.append([whole, of_lesions])
     return np.array(rows)
 
 
