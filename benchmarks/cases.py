@@ -137,7 +137,7 @@ def _agreements(task: Task) -> dict[str, str]:
 
 def _reading_alone(index: CaseIndex, *, has_nnunet: bool) -> Task:
     others: dict[str, Callable[[Case], Iterable[np.ndarray]]] = {
-        NIBABEL: partial(_with_nibabel, as_stored=True),
+        NIBABEL: _with_nibabel,
         MONAI: partial(_with_monai, Compose(monai_patches.loaded(labels=False))),
     }
     if find_spec("SimpleITK"):
@@ -183,9 +183,8 @@ def _normalised(case: Case) -> np.ndarray:
     return extract_brain(case.case_id, _volumes(case), None).image
 
 
-def _with_nibabel(case: Case, *, as_stored: bool) -> list[np.ndarray]:
-    images = (nib.load(case.path_of(scan)) for scan in case.images)
-    return [np.asanyarray(image.dataobj) if as_stored else image.get_fdata() for image in images]
+def _with_nibabel(case: Case) -> list[np.ndarray]:
+    return [np.asanyarray(nib.load(case.path_of(scan)).dataobj) for scan in case.images]
 
 
 def _with_monai(steps: Compose, case: Case) -> np.ndarray:
@@ -323,12 +322,7 @@ def _reading(index: CaseIndex) -> Task:
         name="read and check the scans to predict",
         n_cases=len(index.cases),
         ours=partial(_each, _checked, index),
-        others={
-            f"{NIBABEL}, {words}, no checks": partial(
-                _each, partial(_with_nibabel, as_stored=as_stored), index
-            )
-            for words, as_stored in (("dataobj", True), ("get_fdata", False))
-        },
+        others={f"{NIBABEL}, dataobj, no checks": partial(_each, _with_nibabel, index)},
         agreement=_difference,
     )
 

@@ -8,10 +8,10 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -160,11 +160,10 @@ def options_of(description: str, **defaults: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def in_a_process(arguments: Sequence[str]) -> Any:
-    """Return the JSON that this program prints, run again in a process of its own."""
-    command = [sys.executable, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout)
+def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
+    """Return the result of a function in a new process, which has a peak of memory of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def report(comparisons: Sequence[Comparison], path: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Compare training recipes on labelled cases, at a budget of patches.
+"""Compare training recipes on labelled cases, at budgets of patches and of cases to learn from.
 
 Each run trains a recipe on one fold with one seed, predicts the held-out cases whole, and adds rows to
 two tables in the work folder:
@@ -9,30 +9,38 @@ cases.csv   the Dice of each held-out case
 
 Runs that are in the tables are not repeated, so that an interrupted comparison continues. At the end
 every recipe is compared with the first, case by case, for the same folds and seeds. The interval is a
-bootstrap over patients and seeds; with one seed it does not contain the chance of training.
+bootstrap over patients and seeds; with one seed it does not contain the chance of training. learning.png
+shows the mean Dice of all runs of the work folder.
 
-    python benchmarks/learning.py /path/to/BraTS --recipes default rule start.path=auto "loss.bce=0.3 patch.foreground=0.67"
+    python benchmarks/learning.py --data BraTS --recipes default rule start.path=auto "loss.bce=0.3 patch.foreground=0.67"
+    python benchmarks/learning.py --data BraTS --recipes default rule nnunet --patches 128 512 --n-train 4 8 16 --n-folds 4
 
-A recipe is the settings in which it differs from the default. The rule is a threshold that learns nothing.
-The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
+A recipe is the settings in which it differs from the default. The rule is a threshold that learns nothing;
+nnunet is the trainer of nnU-Net, with a network and patches of the same size (peers.txt). Its model is
+predicted by the package, voxel for voxel as nnU-Net predicts it (predict_case.py), in the same windows.
+`--n-train` cases of a fold are drawn by the seed; 0 takes all. The default network is small (patches of 64^3,
+16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
 """
 
 import argparse
-import json
 import resource
-import subprocess
-import sys
+import shutil
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import nibabel
+import nnunet_patches
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from comparison import in_a_process, options_of
+from matplotlib.figure import Figure
 from scipy import ndimage
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
@@ -49,50 +57,35 @@ SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]", "start.path=no
 """The network and patch of the comparison, and no weights to start from; see `--size`."""
 EPOCH_PATCHES = 64
 """Patches of an epoch, about."""
-WITHOUT_SETTINGS = ("default", "rule")
-"""Recipes that are the default, and the rule, which learns nothing."""
+DEFAULT, RULE, NNUNET = "default", "rule", "nnunet"
+"""Recipes without settings: the default, the rule, which learns nothing, and that of nnU-Net."""
 
 
 def main() -> None:
     """Run what is missing and print the comparison."""
-    options = _options()
-    if options.child is not None:
-        _train(json.loads(options.child))
-        return
-    options.work.mkdir(parents=True, exist_ok=True)
-    for recipe in options.recipes:
-        for fold in options.folds:
-            for seed in options.seeds:
-                run = {
-                    "recipe": recipe,
-                    "patches": options.patches,
-                    "fold": fold,
-                    "n_folds": options.n_folds,
-                    "seed": seed,
-                }
-                if not _is_done(options.work, run):
-                    work = {"data": str(options.data), "work": str(options.work)}
-                    order = {**run, **work, "size": options.size, "windows": options.windows}
-                    child = [sys.executable, __file__, str(options.data)]
-                    subprocess.run([*child, "--child", json.dumps(order)], check=True)
-    _print_comparison(options)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("data", type=Path, help="folder of labelled cases")
-    parser.add_argument("--work", type=Path, default=Path("runs/learning"))
-    parser.add_argument("--recipes", nargs="+", default=WITHOUT_SETTINGS)
-    parser.add_argument("--patches", type=int, default=500)
-    parser.add_argument("--n-folds", type=int, default=3)
-    parser.add_argument("--folds", type=int, nargs="+", default=[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument(
-        "--windows", type=int, nargs="+", default=[96], help="edges of the windows of prediction"
+    options = options_of(
+        __doc__,
+        data=Path,
+        work=Path("runs/learning"),
+        recipes=[DEFAULT, RULE],
+        patches=[500],
+        n_train=[0],
+        n_folds=3,
+        folds=[0],
+        seeds=[1],
+        window=96,
+        size=SIZE,
     )
-    parser.add_argument("--size", nargs="+", default=SIZE)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    every = product(options.recipes, options.patches, options.n_train, options.folds, options.seeds)
+    for recipe, patches, n_train, fold, seed in every:
+        budget = {"recipe": recipe, "patches": patches, "n_train": n_train}
+        run = {**budget, "fold": fold, "n_folds": options.n_folds, "seed": seed}
+        if not _is_done(options.work, run):
+            in_a_process(_train, options, run)
+    for patches, n_train in product(options.patches, options.n_train):
+        _print_comparison(options, patches, n_train)
+    draw(pd.read_csv(options.work / "runs.csv"), options.work / "learning.png")
 
 
 def _is_done(work: Path, run: dict[str, Any]) -> bool:
@@ -104,14 +97,12 @@ def _rows_of(table: pd.DataFrame, run: dict[str, Any]) -> pd.DataFrame:
     return table[np.logical_and.reduce([table[key] == value for key, value in run.items()])]
 
 
-def _train(order: dict[str, Any]) -> None:
+def _train(options: argparse.Namespace, run: dict[str, Any]) -> None:
     """Train and score one run, and add it to the tables."""
-    keys = ("recipe", "patches", "fold", "n_folds", "seed")
-    run, work = {key: order[key] for key in keys}, Path(order["work"])
-    data = Path(order["data"])
+    recipe, data, work = run["recipe"], options.data, options.work
     settings = [
-        *order["size"],
-        *(() if run["recipe"] in WITHOUT_SETTINGS else run["recipe"].split()),
+        *options.size,
+        *(() if recipe in (DEFAULT, RULE, NNUNET) else recipe.split()),
         f"folds.n_folds={run['n_folds']}",
         f"training.seed={run['seed']}",
         # the cases are scored once, below
@@ -124,33 +115,39 @@ def _train(order: dict[str, Any]) -> None:
     fold = open_fold(data, fold=run["fold"], config=config, prepared_path=prepared)
     index = read_index(prepared / "cases.csv", data)
     held_out = [case for case in index.cases if case.case_id in fold.split.validation]
-    n_train = len(fold.split.train)
+    drawn = np.random.default_rng(run["seed"]).permutation(fold.split.train).tolist()
+    split = replace(fold.split, train=tuple(sorted(drawn[: run["n_train"] or None])))
+    fold, n_train = replace(fold, split=split), len(split.train)
     per_case = max(1, round(EPOCH_PATCHES / n_train))
     n_epochs = max(1, round(run["patches"] / (n_train * per_case)))
     lengths = [f"patch.per_case={per_case}", f"training.n_epochs={n_epochs}"]
     config = load_config(assignments=[*settings, *lengths, f"validation.every={n_epochs}"])
-    name = f"{run['recipe']}-{run['patches']}-{run['fold']}-{run['seed']}".replace(" ", "_")
-    path = work / name
+    path = work / "-".join(map(str, run.values())).replace(" ", "_")
+    if recipe == NNUNET and not (folder := work / "nnunet").exists():
+        # whole or not there
+        shutil.rmtree(unfinished := work / "nnunet-unfinished", ignore_errors=True)
+        nnunet_patches.preprocess(index, unfinished, config.patch.size, config.model.widths)
+        unfinished.rename(folder)
     start_s, start_cpu_s = time.monotonic(), time.process_time()
-    if run["recipe"] != "rule":
+    if recipe == NNUNET:
+        nnunet_patches.train(folder, split, run["patches"], path)
+    elif recipe != RULE:
         Trainer(data=fold, config=config, run_path=path).run(fresh=True, track=untracked)
     train_cpu_s, train_s = time.process_time() - start_cpu_s, time.monotonic() - start_s
-    for window in order["windows"]:
-        started_s = time.process_time()
-        segment = rule if run["recipe"] == "rule" else network(path, window)
-        rows = [{"case": case.case_id, **dice_of(segment(case), case)} for case in held_out]
-        result = {
-            **run,
-            "window": window,
-            **{name: np.mean([row[name] for row in rows]) for name in (*REGIONS, "mean")},
-            "train_cpu_s": train_cpu_s,
-            "predict_cpu_s": time.process_time() - started_s,
-            "train_s": train_s,
-            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
-        _append(work / "cases.csv", [{**run, "window": window, **row} for row in rows])
-        _append(work / "runs.csv", [result])
-        print(run["recipe"], *(f"{key}={result[key]:.4g}" for key in list(result)[1:]))
+    started_s = time.process_time()
+    segment = rule if recipe == RULE else network(path, options.window)
+    rows = [{"case": case.case_id, **dice_of(segment(case), case)} for case in held_out]
+    result = {
+        **run,
+        **{name: np.mean([row[name] for row in rows]) for name in (*REGIONS, "mean")},
+        "train_cpu_s": train_cpu_s,
+        "predict_cpu_s": time.process_time() - started_s,
+        "train_s": train_s,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+    _append(work / "cases.csv", [{**run, **row} for row in rows])
+    _append(work / "runs.csv", [result])
+    print(recipe, *(f"{key}={result[key]:.4g}" for key in list(result)[1:]))
 
 
 def network(path: Path, window: int) -> Callable[[Case], RegionMasks]:
@@ -212,24 +209,37 @@ def _append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     pd.DataFrame(rows).to_csv(path, mode="a", header=not path.exists(), index=False)
 
 
-def _print_comparison(options: argparse.Namespace) -> None:
+def _print_comparison(options: argparse.Namespace, patches: int, n_train: int) -> None:
     """Print the mean Dice of each recipe, and its difference from the first with an interval."""
-    cases = pd.read_csv(options.work / "cases.csv")
-    cases = cases[cases.patches == options.patches]
-    # the same recipe is predicted with the window that suits it best
-    best = cases.groupby(["recipe", "window"])["mean"].mean().groupby("recipe").idxmax()
-    cases = pd.concat(cases[(cases.recipe == r) & (cases.window == w)] for r, w in best)
+    cases = _rows_of(
+        pd.read_csv(options.work / "cases.csv"), {"patches": patches, "n_train": n_train}
+    )
     first = options.recipes[0]
-    print(f"torch {torch.__version__}, {options.patches} patches, each with its best window")
-    print(f"{'recipe':22} window runs    WT    TC    ET  mean  difference from {first}")
+    of = f"{n_train} cases" if n_train else "all cases of a fold"
+    print(f"torch {torch.__version__}, {patches} patches of {of}")
+    print(f"{'recipe':22} runs    WT    TC    ET  mean  difference from {first}")
     for recipe in options.recipes:
         rows = cases[cases.recipe == recipe]
         n_runs = len(rows[["fold", "seed"]].drop_duplicates())
         means = " ".join(f"{rows[column].mean():.3f}" for column in (*REGIONS, "mean"))
         gain, low, high = difference(cases, first, recipe)
-        window = rows.window.iloc[0] if n_runs else 0
-        text = f"{recipe:22} {window:6} {n_runs:4} {means}"
-        print(f"{text}  {gain:+.3f} ({low:+.3f} to {high:+.3f})")
+        print(f"{recipe:22} {n_runs:4} {means}  {gain:+.3f} ({low:+.3f} to {high:+.3f})")
+
+
+def draw(runs: pd.DataFrame, path: Path) -> None:
+    """Draw the mean Dice of each recipe against patches, a panel for each number of cases."""
+    by_size = runs.groupby("n_train")
+    figure = Figure(figsize=(3.5 * len(by_size), 3.5), layout="constrained")
+    panels = figure.subplots(1, len(by_size), sharey=True, squeeze=False)[0]
+    for panel, (n_train, own) in zip(panels, by_size, strict=True):
+        for recipe, rows in own.groupby("recipe"):
+            means = rows.groupby("patches")["mean"].mean()
+            panel.plot(means.index, means, marker="o", label=recipe)
+        panel.set(title=f"{n_train or 'all'} cases to learn from", xlabel="patches", xscale="log")
+        panel.set_xticks(sorted(set(own.patches)), labels=sorted(set(own.patches)), minor=False)
+        panel.legend()
+    panels[0].set_ylabel("mean Dice of held-out cases")
+    figure.savefig(path)
 
 
 def difference(cases: pd.DataFrame, first: str, other: str) -> tuple[float, float, float]:

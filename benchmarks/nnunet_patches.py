@@ -1,11 +1,11 @@
-"""Prepare cases and make patches with nnU-Net, as its users do: its planner, preprocessing and loader."""
+"""Prepare cases, make patches and train with nnU-Net, as its users do: its planner, loader and trainer."""
 
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ import nibabel as nib
 import numpy as np
 
 from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.folds import Split
+from brats_seg.models.unet import level_strides
 
 _DATASET = "Dataset501_BraTS"
 _CONFIGURATION = "3d_fullres"
 _MODALITIES = ("T1", "T1c", "T2", "FLAIR")
+_EPOCHS = 16
+"""Epochs of a training, after each of which nnU-Net lowers its rate."""
 
 
 def is_installed() -> bool:
@@ -27,13 +31,19 @@ def is_installed() -> bool:
     return found
 
 
-def preprocess(index: CaseIndex, folder: Path, size: tuple[int, int, int] | None) -> None:
+def preprocess(
+    index: CaseIndex,
+    folder: Path,
+    size: tuple[int, int, int] | None,
+    widths: Sequence[int] | None = None,
+) -> None:
     """Let nnU-Net plan and preprocess the cases of an index, in its own processes.
 
     Args:
         index: Labelled cases of BraTS, whose scans are `.nii.gz`.
         folder: Folder for all files of nnU-Net.
         size: Voxels of a training patch in the plans; None plans, and preprocesses no case.
+        widths: Channels of each level of the network; None leaves the planned one.
     """
     raw = folder / "raw" / _DATASET
     for name in ("imagesTr", "labelsTr"):
@@ -54,11 +64,43 @@ def preprocess(index: CaseIndex, folder: Path, size: tuple[int, int, int] | None
         return
     _run()
     plans = json.loads(plans_path(folder).read_text())
-    plans["configurations"][_CONFIGURATION]["patch_size"] = list(size)
+    plan = plans["configurations"][_CONFIGURATION]
+    plan["patch_size"] = list(size)
+    if widths is not None:
+        set_network(plan, widths, level_strides(size, len(widths)))
     plans_path(folder).write_text(json.dumps(plans))
 
 
-def trainer(folder: Path) -> Any:
+def set_network(
+    plan: dict[str, Any], widths: Sequence[int], strides: Sequence[Sequence[int]]
+) -> None:
+    """Set the network of a configuration of the plans: channels and strides of its levels."""
+    plan["architecture"]["arch_kwargs"] |= {
+        "n_stages": len(widths),
+        "features_per_stage": list(widths),
+        "kernel_sizes": [[3, 3, 3]] * len(widths),
+        "strides": list(strides),
+        "n_conv_per_stage": [2] * len(widths),
+        "n_conv_per_stage_decoder": [2] * (len(widths) - 1),
+    }
+
+
+def train(folder: Path, split: Split, n_patches: int, model: Path) -> None:
+    """Train on the cases of a split with nnU-Net's recipe; `model` is then a folder that it predicts with.
+
+    The rate falls by nnU-Net's polynomial to the end of the given number of patches.
+    """
+    splits = plans_path(folder).with_name("splits_final.json")
+    splits.write_text(json.dumps([{"train": split.train, "val": split.validation}]))
+    made = trainer(folder, fold=0, n_epochs=_EPOCHS)
+    made.num_iterations_per_epoch = n_patches // (_EPOCHS * made.batch_size)
+    made.num_val_iterations_per_epoch = 1
+    made.output_folder_base, made.output_folder = str(model), str(model / "fold_0")
+    (model / "fold_0").mkdir(parents=True, exist_ok=True)
+    made.run_training()
+
+
+def trainer(folder: Path, *, fold: int | str = "all", n_epochs: int = 1000) -> Any:
     """Return nnU-Net's trainer of the preprocessed cases, which loads in this process."""
     _set_folders(folder)
     import torch
@@ -66,7 +108,8 @@ def trainer(folder: Path) -> Any:
 
     plans = {**json.loads(plans_path(folder).read_text()), "continue_training": False}
     description = json.loads((plans_path(folder).parent / "dataset.json").read_text())
-    made = nnUNetTrainer(plans, _CONFIGURATION, "all", description, torch.device("cpu"))
+    made = nnUNetTrainer(plans, _CONFIGURATION, fold, description, torch.device("cpu"))
+    made.num_epochs = n_epochs
     made.initialize()
     # 0 processes, which means this one, are refused by the planner
     os.environ.update(nnUNet_n_proc_DA="0")

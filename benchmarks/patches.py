@@ -21,13 +21,11 @@ from pathlib import Path
 
 import monai_patches
 import nnunet_patches
-import numpy as np
 import torch
 from comparison import Comparison, compare_with_first, options_of, report, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
-from monai.transforms import Compose
 from torch.utils.data import DataLoader, RandomSampler
 
 from brats_seg.cases.case import CaseIndex
@@ -37,7 +35,7 @@ from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
 from brats_seg.data.loader import PatchDataset, PatchKey, patch_loader
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.data.store import Buffers, PreparedCase, open_case
+from brats_seg.data.store import Buffers, open_case
 from brats_seg.voxels.box import Box, Triple
 
 MONAI, NNUNET = (f"{name} {version_of(name)}" for name in ("monai", "nnunetv2"))
@@ -122,8 +120,7 @@ def _crops(bench: Bench) -> dict[str, Way]:
     still = transforms.SpatialTransform(mirrored=(False, False, False), matrix=None)
     cached = _cached(bench, monai_patches.crop(bench.size), labels=False)
     makes = {
-        "ours: memory used again": lambda: transforms.read_transformed(case, box, still, buffers),
-        "ours: new arrays": lambda: _read_anew(case, box),
+        "ours": lambda: transforms.read_transformed(case, box, still, buffers),
         f"{MONAI} CacheDataset, image alone": cached,
     }
     ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
@@ -133,16 +130,11 @@ def _crops(bench: Bench) -> dict[str, Way]:
     return ways
 
 
-def _read_anew(case: PreparedCase, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    return case.read_image(box).astype(np.float32), case.read_labels(box)
-
-
 def _light(bench: Bench) -> dict[str, Way]:
     random = [*monai_patches.crop(bench.size), *monai_patches.light()]
     scans = monai_patches.items(bench.index, labels=True)
     steps, n = [*monai_patches.deterministic(labels=True), *random], bench.n_patches
     persistent = PersistentDataset(scans, steps, bench.folder / "persistent")
-    plain = PlainDataset(scans, Compose(steps))
     cached = _cached(bench, random, labels=True)
     return {
         "ours": Way(make=_ours(bench, "light"), n_made=1, n_calls=n),
@@ -150,7 +142,6 @@ def _light(bench: Bench) -> dict[str, Way]:
         f"{MONAI} PersistentDataset": Way(
             make=_each(persistent), n_made=1, n_calls=max(n // 6, 1), least=6
         ),
-        f"{MONAI} Dataset": Way(make=_each(plain), n_made=1, least=20),
     }
 
 

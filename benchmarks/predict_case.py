@@ -22,11 +22,9 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 
@@ -35,7 +33,7 @@ import nnunet_patches
 import numpy as np
 import torch
 from cases import chosen_cases, data_folder
-from comparison import Comparison, compare_with_first, options_of, report
+from comparison import Comparison, compare_with_first, in_a_process, options_of, report
 from machine import version_of
 from torch import Tensor, nn
 
@@ -94,9 +92,8 @@ def main() -> None:
         return
     with data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
         index = chosen_cases(find_cases(root).cases, root, arguments.cases)
-        # in a process of its own: the memory of this one counts as that of those that it starts
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            pool.submit(_write_models, index, Path(name)).result()
+        # the memory of this process counts as that of those that it starts
+        in_a_process(_write_models, index, Path(name))
         programs = _programs(Path(name))
         found: dict[str, list[Result]] = {program: [] for program in programs}
         references = [_regions(case.path_of(case.label)) for case in index.cases if case.label]
@@ -191,14 +188,8 @@ def _write_nnunet(member: Member, plans_path: Path, folder: Path) -> nn.Module:
     identity = member.identity
     plan |= {"patch_size": identity.patch, "spacing": identity.spacing_mm}
     network = plan["architecture"]
-    network["arch_kwargs"] |= {
-        "n_stages": len(levels),
-        "features_per_stage": [level.out_channels for level in levels],
-        "kernel_sizes": [[3, 3, 3] for _ in levels],
-        "strides": [level.stride for level in levels],
-        "n_conv_per_stage": [2 for _ in levels],
-        "n_conv_per_stage_decoder": [2 for _ in levels[1:]],
-    }
+    widths, strides = zip(*((level.out_channels, level.stride) for level in levels), strict=True)
+    nnunet_patches.set_network(plan, widths, strides)
     names = (network[name] for name in ("network_class_name", "arch_kwargs", "_kw_requires_import"))
     same = get_network_from_plans(*names, 4, 3, deep_supervision=False)
     # our convolutions have no bias, which the norm after them would remove

@@ -8,9 +8,7 @@ exception: new scans are compared with all others.
     python benchmarks/scale.py --sizes 10 100 1000 10000
 """
 
-import json
 import resource
-import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -37,10 +35,7 @@ LEAST_GROWTH = 0.67
 
 def main() -> None:
     """Print the time of a case by stage and size, and how much it grows."""
-    arguments = options_of(__doc__, sizes=[10, 100, 1000], one=Path)
-    if arguments.one is not None:
-        json.dump(_measured(arguments.one, arguments.sizes[0]), sys.stdout)
-        return
+    arguments = options_of(__doc__, sizes=[10, 100, 1000])
     found = {size: _in_a_process(size) for size in arguments.sizes}
     sizes = list(found)
     print(f"{'ms of CPU a case; peak MB added':34}" + "".join(f"{n:>16,}" for n in sizes))
@@ -52,8 +47,7 @@ def main() -> None:
 
 def _in_a_process(size: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        found = in_a_process([__file__, "--one", folder, "--sizes", str(size)])
-        return {stage: tuple(cost) for stage, cost in found.items()}
+        return in_a_process(_measured, Path(folder), size)
 
 
 def _measured(folder: Path, size: int) -> dict[str, tuple[float, float]]:

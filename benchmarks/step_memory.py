@@ -30,7 +30,6 @@ from brats_seg.training.losses import DiceBce
 
 ROWS = {
     "stock": ("stock", "none"),
-    "stock, norm in place": ("stock, norm in place", "none"),
     "unet": ("unet", "none"),
     "unet, top recomputed": ("unet", "top"),
     "unet, all recomputed": ("unet", "all"),
@@ -110,7 +109,7 @@ def _measure(patch: int, precision: str, layers: str, checkpointing: str) -> Mea
     torch.manual_seed(0)
     network = build_model(ModelConfig(), (patch,) * 3)
     if layers != "unet":
-        _use_stock_layers(network, norm=layers == "stock")
+        _use_stock_layers(network)
     set_activation_checkpointing(network, ActivationCheckpointing(checkpointing))
     step = partial(_step, network, precision, *_patch(patch))
     loss, started_s = step(), process_time()
@@ -133,11 +132,11 @@ def _step(network: nn.Module, precision: str, image: Tensor, target: Tensor) -> 
     return float(loss.detach())
 
 
-def _use_stock_layers(network: nn.Module, *, norm: bool) -> None:
+def _use_stock_layers(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, Decoder):
             module.join = partial(_concatenate, module)
-        if isinstance(module, Block) and norm:
+        if isinstance(module, Block):
             stock = nn.InstanceNorm3d(len(module.norm.weight), affine=True)
             stock.load_state_dict(module.norm.state_dict())
             module.norm = nn.Sequential(stock, nn.LeakyReLU(LEAKY_SLOPE, inplace=True))
