@@ -51,11 +51,12 @@ def scored(
 ) -> dict[str, LesionScores]:
     penalty_mm = protocol.hd95_penalty(reference.shape, spacing_mm)
     scale = lesions.Scale(spacing_mm=spacing_mm, penalty_mm=penalty_mm, **options)
-    sides = (
+    true, found = (
         np.stack([np.isin(side, region.values(BRATS2024)) for region in protocol.regions])
         for side in (reference, prediction)
     )
-    rows = lesions.score_lesions(*sides, protocol, scale).itertuples(index=False)
+    grouped = lesions.group_lesions(true, protocol)
+    rows = lesions.score_lesions(grouped, found, protocol, scale).itertuples(index=False)
     return dict(zip(protocol.region_names, map(LesionScores._make, rows), strict=True))
 
 
@@ -270,9 +271,10 @@ def test_single_rules() -> None:
     for n_lesions, spacing_mm in ((0, MM), (1, (2.0, 1.0, 1.0))):
         assert scored(label_map, label_map, protocol, spacing_mm)["wt"].n_lesions == n_lesions
     # made-up lesions cost nothing before radiotherapy
-    masks = [np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR])]
+    true, predicted = (np.stack([cubes(*boxes)]) for boxes in ([K], [K, FAR]))
+    protocol = protocol_named("lesionwise2024", "MEN-RT")
     scale = lesions.Scale(spacing_mm=MM, penalty_mm=100.0)
-    found = lesions.score_lesions(*masks, protocol_named("lesionwise2024", "MEN-RT"), scale)
+    found = lesions.score_lesions(lesions.group_lesions(true, protocol), predicted, protocol, scale)
     names = ["lesionwise_dice", "lesionwise_hd95", "n_false_positive"]
     assert found[names].to_numpy().tolist() == [[1, 0, 0]]
 

@@ -25,7 +25,7 @@ from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError, LayoutError, UsageError, counted, some_of
 from brats_seg.evaluation import metrics, scores
-from brats_seg.evaluation.lesions import Scale, match_lesions, score_lesions
+from brats_seg.evaluation.lesions import Scale, group_lesions, match_lesions, score_lesions
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
@@ -355,7 +355,8 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
         hd95 = pd.Series([metrics.hausdorff95(*side, spacing_mm) for side in sides])
     table.insert(4, "hd95", hd95.replace(np.inf, scale.penalty_mm))
     if protocol.lesions is not None:
-        table = table.join(score_lesions(reference, prediction, protocol, scale))
+        references = group_lesions(reference, protocol)
+        table = table.join(score_lesions(references, prediction, protocol, scale))
     return table if pair.predicted_file else scores.with_worst_scores(table, scale.penalty_mm)
 
 

@@ -97,19 +97,19 @@ class LesionList:
 
 
 def score_lesions(
-    reference: RegionMasks, prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
+    references: list[Lesions], prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
 ) -> pd.DataFrame:
     """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion: a row for each region.
 
-    Dice, HD95 in mm and surface Dice at each of `NSD_TOLERANCES_MM` are means over the lesions of the
-    reference, without the small ones, and the false positives; without either they are the best.
+    `references` are the lesions of the reference, of `group_lesions`. Dice, HD95 in mm and surface Dice at
+    each of `NSD_TOLERANCES_MM` are means over them, without the small ones, and the false positives;
+    without either they are the best.
     """
     rules, regions = protocol.lesions, protocol.regions
     assert rules is not None
-    references = group_lesions(reference, regions, rules)
     predictions: Iterable[Lesions] = map(number_components, prediction)
     if rules.merges_predictions:
-        grouped = zip(group_lesions(prediction, regions, rules), regions, strict=True)
+        grouped = zip(group_lesions(prediction, protocol), regions, strict=True)
         predictions = [_without_small(*pair, scale) for pair in grouped]
     sides = zip(references, predictions, regions, strict=True)
     rows = [_score_region(*side, rules, scale) for side in sides]
@@ -131,13 +131,12 @@ def match_lesions(
     return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
 
 
-def group_lesions(
-    masks: RegionMasks, regions: Sequence[protocols.ScoredRegion], rules: LesionRules
-) -> list[Lesions]:
-    """Return the lesions of each region by the rules, including small ones."""
-    pairs = zip(regions, masks, strict=True)
+def group_lesions(masks: RegionMasks, protocol: ScoringProtocol) -> list[Lesions]:
+    """Return the lesions of each region by the rules of a protocol, including small ones."""
+    assert protocol.lesions is not None
+    pairs = zip(protocol.regions, masks, strict=True)
     lesions = {region.name: number_lesions(mask, region.dilation) for region, mask in pairs}
-    return list((join_touching(lesions) if rules.joins_touching else lesions).values())
+    return list((join_touching(lesions) if protocol.lesions.joins_touching else lesions).values())
 
 
 def number_lesions(mask: Mask, dilation: int) -> Lesions:

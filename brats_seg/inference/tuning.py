@@ -25,7 +25,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, counted
 from brats_seg.evaluation import significance
-from brats_seg.evaluation.lesions import Scale, score_lesions
+from brats_seg.evaluation.lesions import Scale, group_lesions, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import SubsetScores, pool_scores
@@ -240,11 +240,11 @@ def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Sc
     """Return the Dice and the lesion-wise Dice of each region (decodings, 2, 3) of a case."""
     stored = case.read()
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0, with_distances=False)
-    rows = []
+    references, rows = group_lesions(stored.reference, _PROTOCOL), []
     for decoding in decodings:
         masks = stored.regions(decoding)
         whole = dice(count_regions(masks, stored.reference, case.case_id))
-        of_lesions = score_lesions(stored.reference, masks, _PROTOCOL, scale)["lesionwise_dice"]
+        of_lesions = score_lesions(references, masks, _PROTOCOL, scale)["lesionwise_dice"]
         rows.append([whole, of_lesions])
     return np.array(rows)
 
