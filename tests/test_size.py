@@ -40,11 +40,11 @@ ABOVE_BUDGET = {
     "inference": 2060,
     "cases": 2509,
     "top level": 1525,
-    "evaluation": 1263,
+    "evaluation": 1262,
     "dicom": 1098,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_683, 110
+MOST_LINES, MOST_MODULES = 19_682, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {
