@@ -17,7 +17,7 @@ shows the mean Dice of all runs of the work folder.
 
 A recipe is the settings in which it differs from the default. The rule is a threshold that learns nothing;
 nnunet is the trainer of nnU-Net, with a network and patches of the same size (peers.txt). Its model is
-predicted by the package, voxel for voxel as nnU-Net predicts it (predict_case.py), in the same windows.
+predicted by the package, in the same windows.
 `--n-train` cases of a fold are drawn by the seed; 0 takes all. The default network is small (patches of 64^3,
 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
