@@ -188,8 +188,8 @@ def _write_nnunet(member: Member, plans_path: Path, folder: Path) -> nn.Module:
     identity = member.identity
     plan |= {"patch_size": identity.patch, "spacing": identity.spacing_mm}
     network = plan["architecture"]
-    widths, strides = zip(*((level.out_channels, level.stride) for level in levels), strict=True)
-    nnunet_patches.set_network(plan, widths, strides)
+    widths = [level.out_channels for level in levels]
+    nnunet_patches.set_network(plan, widths, [level.stride for level in levels])
     names = (network[name] for name in ("network_class_name", "arch_kwargs", "_kw_requires_import"))
     same = get_network_from_plans(*names, 4, 3, deep_supervision=False)
     # our convolutions have no bias, which the norm after them would remove

@@ -36,7 +36,7 @@ LEAST_GROWTH = 0.67
 def main() -> None:
     """Print the time of a case by stage and size, and how much it grows."""
     arguments = options_of(__doc__, sizes=[10, 100, 1000])
-    found = {size: _in_a_process(size) for size in arguments.sizes}
+    found = {size: _costs_of(size) for size in arguments.sizes}
     sizes = list(found)
     print(f"{'ms of CPU a case; peak MB added':34}" + "".join(f"{n:>16,}" for n in sizes))
     for stage in found[sizes[0]]:
@@ -45,7 +45,7 @@ def main() -> None:
     append_json(_growth(found), arguments.json)
 
 
-def _in_a_process(size: int) -> dict[str, tuple[float, float]]:
+def _costs_of(size: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         return in_a_process(_measured, Path(folder), size)
 
