@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from brats_seg.cli import COMMANDS, READ_SETTINGS, app
 from brats_seg.cli.json_output import OUTPUTS, json_text
-from brats_seg.cli.options import ABOUT
+from brats_seg.cli.options import ABOUT, shared
+from brats_seg.errors import UsageError
 from brats_seg.figures.draw import FIGURES
 from brats_seg.labels import BRATS2023, MODALITY_SUBSETS
 from brats_seg.presets import KINDS, SHORT
@@ -492,3 +493,18 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, model, monkey
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
     assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err
     assert f"predict empty -o out --model {model}" in done.err
+
+
+def test_paths_that_typer_keeps_as_text_are_checked(tmp_path: Path) -> None:
+    # as its releases before 0.29 do; the command is given paths by all of them
+    command = SimpleNamespace(params=[SimpleNamespace(name="data", opts=["data"])])
+    context: Any = SimpleNamespace(command=command, params={"data": "text"}, info_name="index")
+
+    def index(data: Path) -> int:
+        return len(data.parts)
+
+    run = shared(index, with_settings=False)
+    with pytest.raises(typer.Exit):
+        run(context, data=tmp_path.parent, as_json=False)
+    with pytest.raises(UsageError, match="nothing does not exist; expected data"):
+        run(context, data=tmp_path / "nothing", as_json=False)

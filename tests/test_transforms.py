@@ -2,6 +2,7 @@ import typing
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,11 +11,12 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
 from brats_seg.cases.nifti import Geometry
-from brats_seg.config import TrainingConfig
+from brats_seg.config import PatchConfig, TrainingConfig
 from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
+    ReadPatchd,
     SpatialTransform,
     choose_box,
     draw_spatial_transform,
@@ -190,3 +192,8 @@ def test_a_patch_larger_than_the_case_reaches_beyond_it_on_both_sides(fraction: 
     assert set(found) == {Box(start=(-2, -1, 0), stop=(6, 7, 8))}
     # and a whole case is rounded up
     assert whole_box((143, 180, 128), (16, 8, 32)) == Box.at((0, 0, 0), (144, 184, 128))
+
+
+def test_a_seed_may_be_an_integer_of_numpy() -> None:
+    # as MONAI before 1.6 seeds the transforms of a pipeline
+    ReadPatchd(folder=Path(), patch=PatchConfig()).set_random_state(np.uint32(2**32 - 1))

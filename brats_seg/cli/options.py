@@ -147,12 +147,13 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
 
     @wraps(command)
     def run(context: typer.Context, **given: Any) -> None:
+        # releases of typer before 0.29 keep paths as text there
+        context.params.update(given)
+        context.obj = sys.stdout if given["as_json"] else None
         _CONTEXT.set(context)
-        is_json = given["as_json"]
-        context.obj = sys.stdout if is_json else None
         try:
             # standard output is for the result
-            with redirect_stdout(sys.stderr) if is_json else nullcontext():
+            with redirect_stdout(sys.stderr) if context.obj else nullcontext():
                 # before torch is imported
                 _check(context)
                 if with_settings:

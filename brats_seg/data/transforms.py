@@ -191,7 +191,7 @@ class ReadPatchd(Randomizable, MapTransform):
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> Self:
         """Seed the place and the spatial transform; a seed may have up to 64 bits."""
-        super().set_random_state(None if seed is None else seed % 2**32, state)
+        super().set_random_state(None if seed is None else int(seed) % 2**32, state)
         self._generator = np.random.default_rng(
             int(self.R.randint(2**32, dtype=np.uint32)) if seed is None else seed
         )
