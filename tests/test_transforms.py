@@ -195,5 +195,5 @@ def test_a_patch_larger_than_the_case_reaches_beyond_it_on_both_sides(fraction: 
 
 
 def test_a_seed_may_be_an_integer_of_numpy() -> None:
-    # as MONAI before 1.6 seeds the transforms of a pipeline
+    # as MONAI 1.5.0 seeds the transforms of a pipeline
     ReadPatchd(folder=Path(), patch=PatchConfig()).set_random_state(np.uint32(2**32 - 1))

@@ -147,8 +147,7 @@ def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
         weights.load_trained(path)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_program_of_torchscript_is_named_as_that(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.jit.trace(torch.nn.ReLU(), torch.zeros(1)).save(path)
