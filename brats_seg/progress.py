@@ -105,10 +105,11 @@ def duration_text(seconds: float) -> str:
     """Return a duration in words, rounded as an expectation deserves.
 
     Example:
-        >>> [duration_text(s) for s in (0.42, 3, 82, 1500, 12_100, 100_000, 300_000)]
-        ['0.4 s', '3 s', '80 s', '25 min', '3 h 20 min', '28 h', '3 days 11 h']
+        >>> [duration_text(s) for s in (0.42, 3, 9.7, 82, 1500, 12_100, 100_000, 300_000)]
+        ['0.4 s', '3 s', '10 s', '80 s', '25 min', '3 h 20 min', '28 h', '3 days 11 h']
     """
-    if seconds < 10:
+    # from 9.5 on, one digit would be 1e+01
+    if seconds < 9.5:
         return f"{seconds:.1g} s"
     if seconds < 90:
         return f"{5 * round(seconds / 5)} s"
