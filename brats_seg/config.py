@@ -351,14 +351,7 @@ class Config(Section):
 
     def to_yaml(self) -> str:
         """Return all settings as YAML text, which `load_config` reads."""
-        return yaml.safe_dump(plain(self.model_dump()), sort_keys=False)
-
-
-def plain(value: Any) -> Any:
-    """Convert tuples to lists, as YAML has no tuples."""
-    if isinstance(value, dict):
-        return {key: plain(below) for key, below in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
 
 
 def load_config(
@@ -424,21 +417,21 @@ class Setting:
 
 def describe_settings(config: Config) -> tuple[Setting, ...]:
     """Return all settings with their values, in the order in which they are declared."""
-    schema = Config.model_json_schema()["$defs"]
+    schema, values = Config.model_json_schema()["$defs"], flat_settings(config)
     return tuple(
         Setting(
-            key=f"{section}.{key}",
-            value=_to_yaml(getattr(getattr(config, section), key)),
-            allowed=_allowed(schema[type(getattr(config, section)).__name__]["properties"][key]),
+            key=f"{name}.{key}",
+            value=_to_yaml(values[f"{name}.{key}"]),
+            allowed=_allowed(schema[type(section).__name__]["properties"][key]),
             meaning=(field.description or "").partition("\n\n")[0],
         )
-        for section in Config.model_fields
-        for key, field in type(getattr(config, section)).model_fields.items()
+        for name, section in config
+        for key, field in type(section).model_fields.items()
     )
 
 
 def _to_yaml(value: Any) -> str:
-    text = yaml.safe_dump(plain(value), default_flow_style=True, width=10_000)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("...\n").strip()
 
 
