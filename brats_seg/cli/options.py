@@ -309,10 +309,8 @@ def run_settings(
 
 def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
     """Return the folder of scans, and the default preset: those of the demo if there are no scans."""
-    if data is not None:
-        return data, None
-    if holds_scans(DEFAULT_PATH):
-        return DEFAULT_PATH, None
+    if data is not None or holds_scans(DEFAULT_PATH):
+        return data or DEFAULT_PATH, None
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
     from brats_seg.cases.phantom import write_phantom_cases
 
@@ -327,11 +325,9 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
     """Return the folder of prepared cases that `train` uses with the same flags."""
     from brats_seg.data.fold import prepared_path_of
 
-    if prepared is not None:
-        return prepared
     if data is None:
         data = DEFAULT_PATH if prepared_path_of(DEFAULT_PATH).exists() else DEMO_PATH
-    return prepared_path_of(data)
+    return prepared or prepared_path_of(data)
 
 
 def print_table(
