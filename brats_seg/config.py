@@ -183,7 +183,7 @@ class ModelConfig(Section):
 class StartConfig(Section):
     """Settings of the weights that a run starts from."""
 
-    path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.DEFAULT_START
+    path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.SHIPPED_START
     """Run, checkpoint or exported model to take weights from; `none` draws all from the seed, and `auto` too,
     unless the network that the package carries has the very layers of this one."""
     lr_factor: PositiveFloat = 0.3

@@ -34,9 +34,8 @@ GPU_NAMES = (
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
 SHIPPED_START = "auto"
-"""Value of `start.path` that takes the weights of the network that the package carries, where they fit."""
-DEFAULT_START = SHIPPED_START
-"""Weights that a run starts from where none are given."""
+"""Value of `start.path` that takes the weights of the network that the package carries, where they fit; a run
+starts from them where none are given."""
 KINDS = (
     *("sample", "montage", "preview", "uncertainty"),
     *("scores", "distributions", "history"),
