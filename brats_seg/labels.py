@@ -102,11 +102,10 @@ def convention_named(name: str) -> LabelConvention:
         >>> convention_named("brats2017").regions
         ((1, 2, 4), (1, 4), (4,))
     """
-    for convention in CONVENTIONS:
-        if convention.name == name:
-            return convention
-    known = [convention.name for convention in CONVENTIONS]
-    raise ConfigError(unknown_name(f"label convention {name!r}", name, known))
+    known = {convention.name: convention for convention in CONVENTIONS}
+    if name not in known:
+        raise ConfigError(unknown_name(f"label convention {name!r}", name, known))
+    return known[name]
 
 
 def tissue_named(name: str) -> str:
