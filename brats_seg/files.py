@@ -1,8 +1,8 @@
 """Write whole files and folders, lock folders, and report disk space.
 
 Files and folders are written under a temporary name in the same folder, synced, and then renamed: a
-reader never sees an incomplete one. The temporary name starts with a dot and the process id;
-`remove_leftovers` removes the files or folders that a killed process has left.
+reader never sees an incomplete one. The temporary name starts with a dot, the process id and six random
+digits; `remove_leftovers` removes the files or folders that a killed process has left.
 
 Locks belong to the process: the system releases them when it ends, however it ends. They hold
 between the processes of one machine, and between machines on network drives that pass locks on, as
@@ -29,7 +29,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 
 log = logging.getLogger(__name__)
 
-_LEFTOVER = re.compile(r"\.\d+-.+")
+_LEFTOVER = re.compile(r"\.\d+-[0-9a-f]{6}-.+")
 _SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
 """Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -89,7 +89,9 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     the process is killed, the earlier folder exists, or the new one, or neither; `remove_leftovers`
     removes the temporary ones. `when_full` tells the user what to do if the disk is full.
     """
-    new, old = (_temporary(path.with_name(f"{word}-{path.name}")) for word in ("new", "old"))
+    # a link to a folder stays, and leads to the new one
+    path = path.resolve() if path.is_symlink() else path
+    new, old = _temporary(path, "new-"), _temporary(path, "old-")
     try:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(path))
@@ -150,7 +152,7 @@ def alone_at(path: Path, *, is_folder: bool = False, wait: bool = False) -> Iter
     For results of several files, which would otherwise come from two processes. The lock is in a
     folder, and beside a file. Another process that is writing is an error; work of seconds waits for it.
     """
-    lock = path / ".writing.lock" if is_folder else path.with_name(f".{path.name}.lock")
+    lock = path / ".writing.lock" if is_folder else path.parent / f".{path.name}.lock"
     msg = f"another process is writing {path}. Wait for it to end, or choose another --output."
     with locked(lock, when_taken=None if wait else UsageError(msg)):
         try:
@@ -282,9 +284,9 @@ _MESSAGES: tuple[tuple[set[int | None], str], ...] = (
 """Message for the errors of the system, by their numbers."""
 
 
-def _temporary(path: Path) -> Path:
-    # processes of two containers may have the same id
-    return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
+def _temporary(path: Path, word: str = "") -> Path:
+    # processes of two containers may have the same id; the current folder, ".", has no name
+    return path.parent / f".{os.getpid()}-{secrets.token_hex(3)}-{word}{path.name}"
 
 
 def _acquire_lock(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:

@@ -198,14 +198,14 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
 def test_a_folder_is_locked_and_leftovers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
     (tmp_path / "previews").mkdir()
-    for name in (".123-a.nii.gz", "previews/.123-a.png", ".mine"):
+    for name in (".123-0a1b2c-a.nii.gz", "previews/.123-0a1b2c-a.png", ".mine"):
         (tmp_path / name).touch()
     with OutputFolder(tmp_path).opened():
         left = {path.name for path in tmp_path.rglob(".*")}
         with pytest.raises(UsageError, match="another process"), OutputFolder(tmp_path).opened():
             pass
         # as of a worker that was killed during the batch
-        (tmp_path / "previews" / ".456-a.png").touch()
+        (tmp_path / "previews" / ".456-0a1b2c-a.png").touch()
     assert left == {".mine", ".predicting.lock"}
     assert {path.name for path in tmp_path.rglob(".*")} == left
 

@@ -99,11 +99,35 @@ def test_the_clean_up_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("folders", [False, True])
 def test_only_what_killed_processes_left_is_removed(tmp_path: Path, folders: bool) -> None:
-    touch(tmp_path, *(f"{n}/file" for n in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c")))
-    touch(tmp_path, ".5-folds.csv")  # with folders, another process may be writing it
+    killed, mine = (
+        {".12-0a1b2c-new-a", ".3-ffffff-old-a"},
+        {"a", ".hidden", "b-new-c", ".2024-trial"},
+    )
+    touch(tmp_path, *(f"{name}/file" for name in killed | mine), ".2024-notes.txt")
+    touch(tmp_path, ".5-123abc-folds.csv")  # with folders, another process may be writing it
     files.remove_leftovers(tmp_path, folders=folders)
-    left = {".5-folds.csv"} if folders else {".12-new-a", ".3-old-a"}
-    assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
+    left = {".5-123abc-folds.csv"} if folders else killed
+    assert {entry.name for entry in tmp_path.iterdir()} == {*mine, ".2024-notes.txt", *left}
+
+
+def test_a_link_to_a_folder_leads_to_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(touch(tmp_path, "disk/case/old") / "disk" / "case")
+    with files.whole_folder(tmp_path / "link") as folder:
+        fill(folder, "new")
+    files.remove_leftovers(tmp_path, folders=True)
+    assert (tmp_path / "link").is_symlink()
+    assert content_of(tmp_path / "disk" / "case") == "new"
+
+
+def test_the_current_folder_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    match = f"{tmp_path} cannot be written: it is no regular file"
+    with (
+        pytest.raises(EnvironmentalError, match=match),
+        files.alone_at(Path()),
+        files.whole_file(Path()),
+    ):
+        pytest.fail("it is replaced")
 
 
 def test_a_failed_renaming_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
