@@ -47,7 +47,7 @@ class LabelConvention:
         return frozenset({0, *(value for value, _ in self.meanings)})
 
     def __str__(self) -> str:
-        """Return the name and the values that are written, such as `brats2017 (2 ED, 1 NCR/NET, 4 ET)`."""
+        """Return the name and the values that are written, such as `brats2017 (1 NCR/NET, 2 ED, 4 ET)`."""
         meanings = dict(self.meanings)
         written = ", ".join(f"{value} {meanings[value]}" for value in sorted(self.painted))
         return f"{self.name} ({written})"
@@ -87,8 +87,9 @@ CONVENTIONS = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
 
 # tissue or region, words that name it, and parts of words that do; the first that fits counts
 _TISSUE_WORDS = (
+    # before necrosis: its name in BraTS since 2023 is "surrounding non-enhancing FLAIR hyperintensity"
+    ("ed", {"ed", "snfh"}, ("edema", "flair")),
     ("ncr", {"ncr", "net", "netc"}, ("nonenh", "necro")),
-    ("ed", {"ed", "snfh"}, ("edema",)),
     ("et", {"et"}, ("enhanc",)),
     ("tc", {"tc"}, ("core",)),
     ("wt", {"wt"}, ("whole",)),

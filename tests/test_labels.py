@@ -54,6 +54,12 @@ def test_regions_equal_a_slow_loop(data: st.DataObject, convention: labels.Label
         np.testing.assert_array_equal(written, label_map)
 
 
+def test_tissues_have_the_names_of_brats_since_2023() -> None:
+    names = ("non-enhancing tumor core", "surrounding non-enhancing FLAIR hyperintensity (SNFH)")
+    assert [*map(labels.tissue_named, names)] == ["ncr", "ed"]
+    assert str(labels.BRATS2017) == "brats2017 (1 NCR/NET, 2 ED, 4 ET)"
+
+
 def test_a_convention_is_found_by_its_name_and_has_its_values() -> None:
     for convention in labels.CONVENTIONS:
         assert labels.convention_named(convention.name) is convention
