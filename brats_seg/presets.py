@@ -104,7 +104,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # the training recipe of nnU-Net
     "full": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
-        "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
+        "optimizer": {"name": "sgd", "weight_decay": 3e-5},
         "schedule": {"name": "polynomial"},
         "training": {"n_epochs": 300, "effective_batch": 8, "augment": "full"},
         "validation": {"every": 10},
