@@ -520,8 +520,8 @@ def parse_yaml(text: str, origin: str) -> Any:
             msg = f"{origin} holds {wrong}; expected settings as key: value"
             raise ConfigError(msg)
         return yaml.safe_load(text)
-    # values such as a date of the 99th day, or a number of 5,000 digits
-    except (yaml.YAMLError, ValueError) as error:
+    # values such as a date of the 99th day, a number of 5,000 digits, or `!!bool x`
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         msg = f"{origin} is not YAML: {error}"
         raise ConfigError(msg) from None
 
