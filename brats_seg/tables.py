@@ -2,7 +2,7 @@
 
 A text cell that begins with `=`, `+`, `-` or `@` is a formula to a spreadsheet. Such cells are
 written with an apostrophe in front, which spreadsheets do not show, and read without it (OWASP,
-"CSV injection"). Numbers are written as they are.
+"CSV injection"), as are those that begin with apostrophes before such a sign. Numbers are written as they are.
 """
 
 import warnings
@@ -39,7 +39,8 @@ def write_table(
     guarded = [[_escape_formula(cell) for cell in row] for row in cells]
     # object: pandas would turn whole numbers into floats if a cell is empty
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
-    text = frame.to_csv(index=False, lineterminator="\n")
+    # only characters of the line terminator are quoted, and a file name may have a carriage return
+    text = frame.to_csv(index=False, lineterminator="\r\n").replace("\r\n", "\n")
     with whole_file(path) as temporary:
         # file names need not be UTF-8
         temporary.write_bytes(text.encode(errors="surrogateescape"))
@@ -94,13 +95,16 @@ def read_table(
 
 
 def _escape_formula(cell: Any) -> Any:
-    if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) and not _is_number(cell):
-        return _GUARD + cell
-    return cell
+    is_formula = isinstance(cell, str) and _has_sign(cell) and not _is_number(cell)
+    return _GUARD + cell if is_formula else cell
 
 
 def _unescape_formula(cell: str) -> str:
-    return cell[1:] if cell.startswith(tuple(_GUARD + sign for sign in _FORMULA_SIGNS)) else cell
+    return cell[1:] if cell.startswith(_GUARD) and _has_sign(cell) else cell
+
+
+def _has_sign(cell: str) -> bool:
+    return cell.lstrip(_GUARD).startswith(_FORMULA_SIGNS)
 
 
 def _is_number(text: str) -> bool:

@@ -16,7 +16,7 @@ def test_cells_come_back_as_texts(tmp_path: Path) -> None:
     assert read_table(path).to_numpy().tolist() == [["1", ""], ['x, "y"', "2.5"]]
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1"])
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1", "'=1", "''-x"])
 def test_a_formula_is_a_text_to_a_spreadsheet(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.csv"
     write_table(path, ["a"], [[text]])
@@ -25,6 +25,12 @@ def test_a_formula_is_a_text_to_a_spreadsheet(tmp_path: Path, text: str) -> None
     for number in ("-3.5", "+2", "-1e-3"):  # a number is no formula
         write_table(path, ["a"], [[number]])
         assert path.read_text() == f"a\n{number}\n"
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\nb", "'", "''", "a'=", " =1"])
+def test_any_text_is_read_back(tmp_path: Path, text: str) -> None:
+    write_table(tmp_path / "t.csv", ["a", "b"], [[text, "c"], ["d", text]])
+    assert read_table(tmp_path / "t.csv").to_numpy().tolist() == [[text, "c"], ["d", text]]
 
 
 @pytest.mark.parametrize(
