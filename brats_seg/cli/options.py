@@ -66,6 +66,8 @@ _VALUES: dict[str, Sequence[str]] = {
 """Values that the shell completes, and that there are."""
 _OPEN = ("network", "modality", "atlas")
 """Options that take other values too."""
+_ANY_CASE = ("device", "task")
+"""Options whose values may be in capitals or not, and have a number after a colon, as `cuda:1`."""
 _N_DEVICES = 4
 """Number of devices that any command takes; the others are GPUs that `plan` takes."""
 
@@ -87,11 +89,12 @@ def _check(context: typer.Context) -> None:
                     wrong = "is an empty folder" if is_empty else "does not exist"
                     msg = f"{item} {wrong}; expected {flag}: {about['help']}"
                     raise UsageError(msg)
-            # a network may be a dotted name, an atlas a file, a modality have an older name, and a
-            # device be the memory of a GPU
-            if not values or item is None or name in _OPEN or item[:1].isdigit():
+            # a network may be a dotted name, an atlas a file, and a modality have an older name
+            if not values or item is None or name in _OPEN:
                 continue
-            if item.partition(":")[0].lower() not in map(str.lower, values):
+            kind = item.partition(":")[0].lower() if name in _ANY_CASE else item
+            is_memory = name == "device" and item[:1].isdigit()
+            if kind not in {*values, *map(str.lower, values)} and not is_memory:
                 raise UsageError(unknown_name(f"{flag} {item!r}", item, values))
 
 
