@@ -13,24 +13,21 @@ def main() -> None:
         from brats_seg.cli import main as run
 
         run()
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
         from brats_seg.doctor import package_finding
 
         finding = package_finding()
         if finding.status == "ok":
             raise
-        _report(finding)
+        _report(finding, error)
 
 
-def _report(finding: Finding) -> None:
+def _report(finding: Finding, error: ModuleNotFoundError) -> None:
     """Print what is missing, and exit; for `doctor --json`, as JSON."""
     if sys.argv[1:2] == ["doctor"] and "--json" in sys.argv:
         print(json.dumps({"version": "", "can_work": False, "findings": [asdict(finding)]}))
     else:
-        print(
-            f"error: a package cannot be imported; {finding.found}\n    {finding.remedy}",
-            file=sys.stderr,
-        )
+        print(f"error: {error}; {finding.found}\n    {finding.remedy}", file=sys.stderr)
     sys.exit(3)
 
 

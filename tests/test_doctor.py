@@ -82,5 +82,7 @@ def test_missing_packages_are_named(tmp_path: Path, arguments: list[str]) -> Non
         diagnosis = json.loads(done.stdout)
         assert not diagnosis["can_work"]
         shown = diagnosis["findings"][0]["found"] + diagnosis["findings"][0]["remedy"]
+    else:
+        assert shown.startswith("error: No module named 'typer'; missing or too old: ")
     assert "torch>=2.6 (not installed), typer>=0.15 (not installed)" in shown
     assert 'pip install "torch>=2.6" "typer>=0.15"' in shown
