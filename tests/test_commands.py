@@ -254,6 +254,9 @@ MISTAKES = (
     "fuse . . -o out --method STAPLE",
     "export nosuch -o model",
     "features . --convention brats2016",
+    "features . -o failures.csv",
+    "features . -o .",
+    "evaluate . . -o scores.json",
     "report nosuch",
     "reconstruct . nosuch",
 )

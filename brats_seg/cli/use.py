@@ -260,6 +260,9 @@ def features(
         brats-seg features data -o features.csv
         brats-seg features data --autoencoder runs/autoencoder
     """
+    if output.is_dir() or output.name == "failures.csv":
+        msg = f"{output} is a folder, or the list of cases that failed; expected another --output"
+        raise UsageError(msg)
     with importing():
         import pandas as pd
 
