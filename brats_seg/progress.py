@@ -308,7 +308,8 @@ def _is_terminal() -> bool:
     """Return whether a bar can be drawn; in a notebook rich would need ipywidgets."""
     # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR)
     console = Console(stderr=True)
-    return sys.stderr.isatty() and not console.is_dumb_terminal and not console.is_jupyter
+    is_screen = sys.stderr is not None and sys.stderr.isatty()
+    return is_screen and not console.is_dumb_terminal and not console.is_jupyter
 
 
 @cache

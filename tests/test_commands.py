@@ -329,6 +329,11 @@ def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> Non
     assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5
 
 
+def test_a_command_works_without_any_output(tmp_path: Path) -> None:
+    line = f"exec {sys.executable} -m brats_seg phantom scans --number 1 >&- 2>&-"
+    assert builders.start(["sh", "-c", line], tmp_path).returncode == 0
+
+
 def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

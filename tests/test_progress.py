@@ -63,8 +63,9 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         (io.StringIO(), {"force_terminal": False}, False),
         (io.StringIO(), {"force_terminal": True}, False),
         (Terminal(), {"force_jupyter": True}, False),
+        (None, {}, False),
     ],
-    ids=["terminal", "log file", "log file with colours", "notebook"],
+    ids=["terminal", "log file", "log file with colours", "notebook", "closed"],
 )
 def test_a_bar_is_drawn_only_where_output_allows_it(monkeypatch, screen, file, options, has_bar):
     draw_to(monkeypatch, file, **options)

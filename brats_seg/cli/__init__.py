@@ -101,7 +101,8 @@ def main() -> None:
         finally:
             # a message must not be mixed with a progress bar, nor leave the cursor hidden
             close_display()
-            sys.stdout.flush()
+            # standard output may be closed
+            print(end="", flush=True)
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
