@@ -60,9 +60,6 @@ def evaluate(
 
     rules = protocol_named(protocol, task)
     table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
-    if prediction and table.suffix == ".json":
-        msg = f"{table} would be replaced by the summary, the .json beside the table; expected .csv"
-        raise UsageError(msg)
     options = _ScoringOptions(
         only_predicted=only_predicted, n_workers=available_cpus(), track=tracked
     )
