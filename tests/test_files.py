@@ -228,3 +228,7 @@ def test_errors_name_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     error = files.explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
+    refused = pytest.raises(EnvironmentalError, match=f"{tmp_path} cannot be written: it is no")
+    with refused, files.alone_at(Path()), files.whole_file(Path()):
+        pytest.fail("the current folder is no file")
+    assert not [*tmp_path.iterdir()]
