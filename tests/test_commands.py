@@ -309,11 +309,12 @@ def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path
         builders.write_nifti(path, builders.make_label_map(seed=seed, convention=BRATS2023))
     whole = run("evaluate", tiny_scans, "made")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
+    compared = run("evaluate", tiny_scans, "--compare", "made", "made")
     n_scores = len(pd.read_csv("scores.csv"))
     first.unlink()
     second.write_bytes(b"broken")
     broken = run("evaluate", tiny_scans, "made", "--only-predicted")
-    assert (whole.code, only.code, broken.code, n_scores) == (1, 0, 1, 2 * 3)
+    assert (whole.code, only.code, compared.code, broken.code, n_scores) == (1, 0, 1, 1, 2 * 3)
     assert "made: 6 cases, labels brats2023, against brats2017" in whole.out
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in whole.out
     assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", whole.out)

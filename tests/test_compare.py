@@ -1,6 +1,7 @@
 """Test the comparison of two sets of predictions."""
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.compare import compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import LESION_COLUMNS, join_scores
+from brats_seg.evaluation.scores import LESION_COLUMNS
 from tests.builders import make_label_map, write_nifti
 from tests.test_scores import score_row
 
@@ -131,9 +132,15 @@ def test_sets_of_2025_are_ranked_by_dice_and_nsd(rng: np.random.Generator) -> No
     ]
 
 
-def test_sets_that_cannot_be_paired_are_refused(rng: np.random.Generator) -> None:
-    first, short = table((0.9, 0.3, 0.6)), table((0.9, 0.3))
-    with pytest.raises(UsageError, match=r"a and b do not hold .*: 1 are in one only, such as 002"):
-        compare_scores(("a", "b"), (first, short), rng)
-    with pytest.raises(UsageError, match="empty holds no scores"):
-        compare_scores(("empty", "a"), (join_scores(()), first), rng)
+def test_a_case_that_fails_in_one_set_is_compared_in_neither(tmp_path: Path) -> None:
+    reference, *folders = (tmp_path / name for name in ("reference", "whole", "damaged"))
+    for folder, number in product((reference, *folders), range(3)):
+        write_nifti(folder / f"case{number}.nii.gz", make_label_map(seed=number))
+    (folders[1] / "case0.nii.gz").write_bytes(b"damaged")
+    found = compare_folders(reference, (folders[0], folders[1]), LEGACY)
+    assert found.comparison.n_cases == 2
+    assert [failure.case_id for failure in found.second.failures] == ["case0"]
+    for number in range(3):
+        (folders[1] / f"case{number}.nii.gz").write_bytes(b"damaged")
+    with pytest.raises(UsageError, match=r"scored in both .*first error: .*case0, file .*case0"):
+        compare_folders(reference, (folders[0], folders[1]), LEGACY)

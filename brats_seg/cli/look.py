@@ -59,26 +59,26 @@ def evaluate(
         from brats_seg.evaluation.protocols import protocol_named
 
     rules = protocol_named(protocol, task)
-    table, code = output or Path("scores.csv" if prediction else "comparison.csv"), 0
+    table = output or Path("scores.csv" if prediction else "comparison.csv")
     options = _ScoringOptions(
         only_predicted=only_predicted, n_workers=available_cpus(), track=tracked
     )
     if prediction is not None:
         scored = score_folders(reference, prediction, table, rules, **options)
-        code = _print_scores(scored, prediction, table)
+        _print_scores(scored, prediction, table)
+        evaluations = [scored]
     elif compare is not None:
         compared = compare_folders(reference, compare, rules, output=table, **options)
         _print_comparisons(compared, compare, table)
-    return code
+        evaluations = [compared.first, compared.second]
+    return int(any(one.missing or one.failures for one in evaluations))
 
 
-def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
-    """Print the scores; return 1 if predictions are missing, or cases failed."""
+def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> None:
     emit(scored, table=table, evaluations=[scored])
     print_remarks(scored, predictions)
     print_summaries(scored)
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
-    return int(bool(scored.missing or scored.failures))
 
 
 def _print_comparisons(

@@ -109,7 +109,7 @@ def compare_folders(
         track: Shows the progress.
 
     Raises:
-        UsageError: The folders do not hold the same cases, or a case occurs twice.
+        UsageError: No case could be scored in both sets, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in all that are compared.
         EnvironmentalError: A process was killed, or the table cannot be written.
     """
@@ -124,7 +124,16 @@ def compare_folders(
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    comparison = compare_scores(names, (first.scores, second.scores), np.random.default_rng(0))
+    # a case that failed in one set is compared in neither
+    first_scores, second_scores = (
+        one.scores[one.scores["case_id"].isin(other.case_ids)]
+        for one, other in ((first, second), (second, first))
+    )
+    if first_scores.empty:
+        failure = (*first.failures, *second.failures)[0]
+        msg = f"no case could be scored in both {' and '.join(names)}; the first error: {failure.message}"
+        raise UsageError(msg)
+    comparison = compare_scores(names, (first_scores, second_scores), np.random.default_rng(0))
     if output is not None:
         columns = [*(field.name for field in fields(PairedTest)), PROTOCOL]
         rows = [asdict(test) | {PROTOCOL: protocol.title} for test in comparison.tests]
@@ -135,13 +144,9 @@ def compare_folders(
 def compare_scores(
     names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame], rng: np.random.Generator
 ) -> Comparison:
-    """Compare two named sets of predictions case by case.
-
-    Raises:
-        UsageError: The sets do not hold the same cases and regions.
-    """
+    """Compare two named sets of predictions of the same cases and regions, case by case."""
     columns = [column for column in _TESTED if column in sets[0]]
-    table = _table(names, sets, columns)
+    table = _table(sets, columns)
     first, second = _losses(table, columns)
     gains = second - first
     tests = [
@@ -156,13 +161,12 @@ def compare_scores(
 def rank_sets(
     names: Sequence[str], sets: Sequence[pd.DataFrame], rng: np.random.Generator
 ) -> tuple[Standing, ...]:
-    """Rank sets of predictions as the challenges do, best first; ties keep the order given.
+    """Rank sets of predictions of the same cases and regions as the challenges do, best first.
 
-    Raises:
-        UsageError: The sets do not hold the same cases and regions.
+    Ties keep the order given.
     """
     columns = next(ranked for ranked in _RANKED if {*ranked} <= {*sets[0]})
-    ranks = stats.rankdata(_losses(_table(names, sets, columns), columns), axis=0)
+    ranks = stats.rankdata(_losses(_table(sets, columns), columns), axis=0)
     mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
     order = np.argsort(mean_ranks, kind="stable").tolist()
     # sums of half ranks are exact: means would differ in their last bits where leads are equal
@@ -179,19 +183,11 @@ def rank_sets(
     )
 
 
-def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Values:
+def _table(sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Values:
     """Return the values (S, C, R, K) of sets that hold the same cases and regions."""
-    if sets[0].empty:
-        msg = f"{names[0]} holds no scores"
-        raise UsageError(msg)
-    first, *rest = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
-    for name, scores in zip(names[1:], rest, strict=True):
-        if len(differing := first.index.symmetric_difference(scores.index)):
-            difference = f"{len(differing)} are in one only, such as {' '.join(differing[0])}"
-            msg = f"{names[0]} and {name} do not hold scores of the same cases and regions: {difference}"
-            raise UsageError(msg)
     cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
     cells = pd.MultiIndex.from_product([cases, regions])
+    indexed = (scores.set_index(["case_id", "region"]) for scores in sets)
     tables = [scores.loc[cells, list(columns)].to_numpy() for scores in indexed]
     return np.stack(tables).reshape(len(sets), len(cases), len(regions), len(columns))
 
