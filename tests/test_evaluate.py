@@ -108,6 +108,8 @@ def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path
     assert [failure.case_id for failure in found.failures] == list(CASES[:5])
     reasons = [failure.message for failure in found.failures]
     assert all(case_id in reason for case_id, reason in zip(CASES, reasons, strict=False))
+    # both files have this name
+    assert f"file prediction {CASES[0]}.nii.gz: " in reasons[0]
     assert "24x24x15" in reasons[1]
     assert f"file prediction {CASES[2]}.nii.gz: " in reasons[2]
     assert "found label values [7]" in reasons[2]

@@ -307,10 +307,10 @@ def read_pair(pair: Pair) -> LabelPair:
         CaseError: One of them cannot be read, or they are not on one grid.
         LabelError: The reference does not lie on a tumour of the scans.
     """
-    label = read_label_map(pair.reference, case_id=pair.case_id)
+    label = _read_side("reference", pair.reference, pair.case_id)
     predicted, remarks = None, tuple[str, ...]()
     if pair.prediction is not None:
-        predicted = read_label_map(pair.prediction, case_id=pair.case_id)
+        predicted = _read_side("prediction", pair.prediction, pair.case_id)
         remarks = _check_grids(pair.case_id, label, predicted)
     arrays = (label.array, np.zeros_like(label.array) if predicted is None else predicted.array)
     box = bounding_box(np.logical_or(*arrays))
@@ -319,7 +319,7 @@ def read_pair(pair: Pair) -> LabelPair:
     return LabelPair(
         case_id=pair.case_id,
         reference=reference,
-        predicted_file=f"prediction {predicted.file}" if predicted else "",
+        predicted_file=predicted.file if predicted else "",
         predicted_values=label_values_of(both[1]) | {0},
         geometry=label.geometry,
         shape=both.shape,
@@ -429,6 +429,16 @@ def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.i
     return np.bincount(joint.ravel(), minlength=_N_VALUES**2).reshape(_N_VALUES, _N_VALUES)
 
 
+def _read_side(side: str, path: Path, case_id: str) -> Volume:
+    """Read a label map whose file is called by its side and its name: both may have the same name."""
+    try:
+        volume = read_label_map(path, case_id=case_id)
+    except CaseError as error:
+        file = f"{side} {error.file}"
+        raise CaseError(case_id, file, error.found, error.expected, error.next_step) from None
+    return replace(volume, file=f"{side} {volume.file}")
+
+
 def _judge_reference(
     label: Volume, labelled: LabelMap, pair: Pair
 ) -> tuple[ShownLabels, tuple[str, ...]]:
@@ -449,7 +459,7 @@ def _judge_reference(
         raise judgement.refusal
     shown = ShownLabels(
         case_id=pair.case_id,
-        file=f"reference {label.file}",
+        file=label.file,
         values=label_values_of(labelled) | {0},
         outermost=judgement.outermost,
         enhancing=judgement.enhancing,
@@ -473,9 +483,7 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
     if have_one_grid(label.geometry, predicted.geometry):
         return ()
-    # both files may have the same name
-    files = f"reference {label.file}", f"prediction {predicted.file}"
-    grids = [*zip(files, (label.geometry, predicted.geometry), strict=True)]
+    grids = [(side.file, side.geometry) for side in (label, predicted)]
     # arrays are saved with the identity when their affine is not known
     without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:
