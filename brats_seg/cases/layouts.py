@@ -344,9 +344,7 @@ def check_values(
     """Raise `LabelError` if a case has a value that its convention does not contain."""
     if unknown := sorted(set(values) - convention.values):
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
-        next_step = (
-            "Correct the label map, or name another convention (commands with --convention)."
-        )
+        next_step = "Correct the label map, or name another --convention where that is an option."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
 
 
