@@ -21,7 +21,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     rows = [{"case_id": "A", **texts, **values}, {"case_id": "B", **texts, **values}]
     rows[1]["labels_seen"] = "unknown"
     write_features(rows, path := tmp_path / "features.csv")
-    for number, cell in enumerate(("", " ", "nan", "NaN", "inf", "-inf")):
+    for number, cell in enumerate(("", " ", "nan", "NaN", "inf", "-inf", "-1e300")):
         with path.open("a") as stream:
             stream.write(f"{number},P,,,,no,1,3,{cell}\n")
     table = read_features(path)

@@ -24,6 +24,7 @@ AGE = "age_years"
 LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
 """Columns that say whether networks were trained on the patient of a case."""
 _TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, "resection")
+_TOO_LARGE = 1e100
 _MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 
 
@@ -43,7 +44,7 @@ def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> Non
 def read_features(path: Path) -> pd.DataFrame:
     """Read what `write_features` wrote; columns that were added must be numbers.
 
-    Numbers are NaN where they are unknown or not finite.
+    Numbers are NaN where they are unknown, not finite, or so large that squares would not be finite.
     """
     try:
         table = read_table(path, required=_TEXTS)
@@ -71,7 +72,7 @@ def read_features(path: Path) -> pd.DataFrame:
             f"{names[column]}; expected a number or nothing. Correct it, or remove the column."
         )
         raise UsageError(msg)
-    return table.drop(columns=names).join(numbers.where(np.isfinite(numbers)))
+    return table.drop(columns=names).join(numbers.where(numbers.abs() < _TOO_LARGE))
 
 
 def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
