@@ -183,7 +183,9 @@ def matched_table(pair: tuple[LabelMap, LabelMap], protocol: ScoringProtocol) ->
         np.stack([np.isin(side, region.values(labels)) for region in protocol.regions])
         for side in pair
     )
-    return lesions.match_lesions(*sides, protocol, scale).set_axis(list(protocol.region_names))
+    return lesions.match_lesions(*sides, protocol.matching, scale).set_axis(
+        list(protocol.region_names)
+    )
 
 
 def differing() -> list[str]:

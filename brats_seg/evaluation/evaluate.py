@@ -350,7 +350,7 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     counts = replace(counts, true_negative=counts.true_negative + n_outside)
     table = scores.scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
     if protocol.matching is not None:
-        matched = match_lesions(reference, prediction, protocol, scale)
+        matched = match_lesions(reference, prediction, protocol.matching, scale)
         table["dice"] = matched.pop("dice")
         hd95 = matched.pop("hd95")
         table = table.join(matched)

@@ -117,15 +117,13 @@ def score_lesions(
 
 
 def match_lesions(
-    reference: RegionMasks, prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
+    reference: RegionMasks, prediction: RegionMasks, rules: MatchingRules, scale: Scale
 ) -> pd.DataFrame:
     """Score the region masks `(R, X, Y, Z)` of a protocol by matched lesions: a row for each region.
 
     Where the program of the challenges differs from its description, this follows the program: the
     whole region is measured in voxels, and the spacing of X is taken for Z and that of Z for X.
     """
-    rules = protocol.matching
-    assert rules is not None
     sides = (np.ascontiguousarray(masks.swapaxes(1, 3)) for masks in (reference, prediction))
     rows = [_match_region(true, found, rules, scale) for true, found in zip(*sides, strict=True)]
     return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
