@@ -6,7 +6,7 @@ the ranks are averaged over all of them, and a permutation test gives the p valu
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -135,9 +135,8 @@ def compare_folders(
         raise UsageError(msg)
     comparison = compare_scores(names, (first_scores, second_scores), np.random.default_rng(0))
     if output is not None:
-        columns = [*(field.name for field in fields(PairedTest)), PROTOCOL]
-        rows = [asdict(test) | {PROTOCOL: protocol.title} for test in comparison.tests]
-        write_table(output, columns, rows)
+        table = pd.DataFrame(comparison.tests).assign(**{PROTOCOL: protocol.title})
+        write_table(output, list(table.columns), table.itertuples(index=False))
     return ComparedFolders(first=first, second=second, comparison=comparison)
 
 
