@@ -283,10 +283,9 @@ def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour
     box = scan.box if scan.resampling is None else Box.at((0, 0, 0), labels.geometry.shape)
     labelled = bounding_box(labels.array > 0)
     joined = box if labelled is None else box.joined(labelled)
-    whole = np.zeros((len(image), *joined.shape), dtype=np.float32)
-    whole[(slice(None), *box.seen_from(joined.start).slices)] = image
+    inner = box.seen_from(joined.start)
     return Tumour(
-        image=whole,
+        image=np.stack([inner.placed(volume, joined.shape) for volume in image]),
         label_map=np.ascontiguousarray(labels.array[joined.slices]),
         convention=convention,
         spacing_mm=labels.geometry.spacing_mm,
