@@ -71,6 +71,7 @@ def test_the_worst_scores_keep_volumes_and_counts() -> None:
     [row] = scores.with_worst_scores(MATCHED, 373.0).to_dict("records")
     assert [row[c] for c in MATCHED_COLUMNS] == [0, 373, 0, 0, 373, 0, 3, *(0,) * 9]
     assert row["prediction_ml"] == 0
+    assert scores.with_worst_scores(MATCHED, 373.0).dtypes.equals(MATCHED.dtypes)
 
 
 def test_mean_median_and_quartiles_worked_out_by_hand(rng: np.random.Generator) -> None:

@@ -159,7 +159,9 @@ def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     """
     kept = _VOLUMES + (_COUNTS[:1] if "f1" in scores else _COUNTS)
     columns = [c for c in score_columns(scores) if c not in kept]
-    return scores.assign(**{c: penalty_mm if c in LOWER_IS_BETTER else 0.0 for c in columns})
+    worst = {c: penalty_mm if c in LOWER_IS_BETTER else 0.0 for c in columns}
+    # counts stay whole numbers, as which they are read
+    return scores.assign(**worst).astype(scores.dtypes)
 
 
 def write_scores(scores: pd.DataFrame, path: Path) -> None:
