@@ -53,10 +53,12 @@ def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     ]
     assert table["val_dice"].isna().tolist() == [True, False]
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
-    for content in ("epoch\n", ""):
+    for content in ("epoch\n", "", "epoch,train_loss,val_loss\nx,1,2\n"):
         (tmp_path / "history.csv").write_text(content)
         with pytest.raises(UsageError, match="holds no epochs"):
             read_history(tmp_path)
+    with pytest.raises(UsageError, match="expected the folder of a run"):
+        read_history(tmp_path / "history.csv")
 
 
 PARTS = ["validation WT", "validation TC", "validation ET"]

@@ -257,12 +257,12 @@ def select_curves(columns: Collection[str]) -> tuple[Curve, ...]:
 def read_history(run_path: Path) -> pd.DataFrame:
     """Read `history.csv` of a run."""
     path = run_path / HISTORY_NAME
-    try:
-        table = pd.read_csv(path)
-    except FileNotFoundError:
+    if not path.is_file():
         msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
-        raise UsageError(msg) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError):
+        raise UsageError(msg)
+    try:
+        table = pd.read_csv(path).apply(pd.to_numeric)
+    except ValueError:
         table = pd.DataFrame()
     if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
         msg = f"{path} holds no epochs; the run writes it again after its next epoch"
