@@ -152,6 +152,7 @@ def read_nnunet(path: Path) -> Member:
 
 def _find_root(path: Path) -> Path | None:
     """Return the folder with the plans of the model that a path belongs to, or None."""
+    path = path.absolute()
     for folder in (path, path.parent, path.parent.parent):
         is_part = folder == path or _FOLD.fullmatch(path.relative_to(folder).parts[0])
         if is_part and all((folder / name).is_file() for name in (DATASET_NAME, PLANS_NAME)):
@@ -198,7 +199,7 @@ def _read_heads(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
 def _checkpoints(path: Path, root: Path) -> list[Path]:
     """Return the checkpoints that a path means: final ones if all folds have them, else best."""
     folds = [path]
-    if path == root:
+    if path.absolute() == root:
         every = sorted(p for p in root.iterdir() if _FOLD.fullmatch(p.name) and p.is_dir())
         # `all` was trained on the cases of all folds
         folds = [fold for fold in every if fold.name != "fold_all"] or every
