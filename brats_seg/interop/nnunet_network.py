@@ -92,8 +92,7 @@ class NnunetNetwork(nn.Module):
         skips.pop()
         for upsample, stage in zip(decoder["transpconvs"], decoder["stages"], strict=True):
             features = stage(torch.cat((upsample(features), skips.pop()), dim=1))
-        logits: Tensor = decoder["seg_layers"][-1](features)
-        return logits
+        return decoder["seg_layers"][-1](features)
 
 
 class MeanNetwork(nn.Module):
@@ -181,6 +180,4 @@ class _ResidualBlock(nn.Module):
         self.skip = nn.Sequential(*skip)
 
     def forward(self, features: Tensor) -> Tensor:
-        changed: Tensor = self.conv2(self.conv1(features))
-        added: Tensor = self.nonlin2(changed + self.skip(features))
-        return added
+        return self.nonlin2(self.conv2(self.conv1(features)) + self.skip(features))

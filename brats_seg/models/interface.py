@@ -100,8 +100,7 @@ def run_level(
     if mode is ActivationCheckpointing.NONE or (mode is ActivationCheckpointing.TOP and level > 0):
         return function(*features)
     with save_on_cpu(pin_memory=True) if mode is ActivationCheckpointing.HOST else nullcontext():
-        recomputed: Tensor = checkpoint(function, *features, use_reentrant=False)
-    return recomputed
+        return checkpoint(function, *features, use_reentrant=False)
 
 
 def as_output(value: object) -> TrainingOutput:

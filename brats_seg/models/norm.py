@@ -295,7 +295,7 @@ def _norm_backward(
     weight as the deviation; the missing factor is then weight / deviation of the features.
     """
     weight, bias, inverse_deviation = affine
-    derivatives: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
+    return torch.ops.aten.native_batch_norm_backward(
         by_scaled,
         scaled,
         weight.square() * inverse_deviation,
@@ -307,4 +307,3 @@ def _norm_backward(
         0.0,  # eps is in the deviation already
         [not only_sums, True, True],
     )
-    return derivatives

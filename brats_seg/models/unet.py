@@ -53,8 +53,7 @@ class Block(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, n_in, X, Y, Z) -> (N, n_out, X / stride, ...)`."""
-        rectified: Tensor = self.norm(self.convolution(features))
-        return rectified
+        return self.norm(self.convolution(features))
 
 
 class Level(nn.Sequential):
@@ -83,8 +82,7 @@ class Decoder(nn.Module):
         # in the backward pass, the upsampled gradient is used before that of the skip is computed
         joined = convolve(skip, for_skip)
         joined += convolve(self.upsampling(below), for_raised)
-        normalised: Tensor = first.norm(joined)
-        return normalised
+        return first.norm(joined)
 
     def forward(self, below: Tensor, skip: Tensor, run: Run) -> Tensor:
         """`(N, n_below, X / stride, ...)` and `(N, n_here, X, ...) -> (N, n_here, X, ...)`."""
@@ -182,8 +180,7 @@ def _double_convolution(n_in: int, n_out: int) -> nn.Sequential:
 
 
 def _below(encode: nn.Module, features: Tensor) -> Tensor:
-    encoded: Tensor = encode(functional.max_pool3d(features, 2))
-    return encoded
+    return encode(functional.max_pool3d(features, 2))
 
 
 def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
@@ -191,5 +188,4 @@ def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
     missing = [wanted - got for wanted, got in zip(skip.shape[2:], doubled.shape[2:], strict=True)]
     x, y, z = ((n // 2, n - n // 2) for n in missing)
     joined = torch.cat((skip, functional.pad(doubled, (*z, *y, *x))), dim=1)
-    decoded: Tensor = decode(joined)
-    return decoded
+    return decode(joined)
