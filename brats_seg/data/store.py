@@ -29,7 +29,7 @@ from brats_seg.cases.nifti import Geometry
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM
 from brats_seg.errors import CaseError, UsageError, some_of
-from brats_seg.files import whole_file
+from brats_seg.files import write_json
 from brats_seg.labels import (
     REGIONS,
     LabelConvention,
@@ -129,15 +129,10 @@ class Manifest:
             parts.append(f"{self.spacing_mm} mm, resampled: {is_resampled}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def to_json(self) -> str:
-        """Return the content of `case.json`."""
-        values = json.loads(json.dumps(asdict(self), default=np.ndarray.tolist))
-        return json.dumps({**values, _SELF: _own_check_sum(values)}, indent=1)
-
     def write(self, folder: Path) -> None:
         """Write `case.json` into the folder of the case."""
-        with whole_file(folder / MANIFEST_NAME) as temporary:
-            temporary.write_text(self.to_json())
+        values = json.loads(json.dumps(asdict(self), default=np.ndarray.tolist))
+        write_json(folder / MANIFEST_NAME, {**values, _SELF: _own_check_sum(values)})
 
 
 def read_manifest(folder: Path) -> Manifest | None:
