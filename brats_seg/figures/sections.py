@@ -248,9 +248,7 @@ def fitting_size(text: str, width_inches: float, size: float) -> float:
     return size * min(1.0, _TITLE_SHARE * width_inches / max(widest_inches, 0.01))
 
 
-def add_dark_legend(
-    figure: Figure, entries: Sequence[Artist], small_print: str = SMALL_PRINT
-) -> None:
+def add_dark_legend(figure: Figure, entries: Sequence[Artist]) -> None:
     """Add a legend below a dark figure, in as many rows as it needs, below a line in small print."""
     widths = [_inches(str(entry.get_label()), _KEY_SIZE) + _KEY_INCHES for entry in entries]
     n_columns = next(
@@ -266,7 +264,7 @@ def add_dark_legend(
         labelcolor="white",
         frameon=False,
         fontsize=_KEY_SIZE,
-        title=small_print,
+        title=SMALL_PRINT,
         title_fontsize="x-small",
     )
     legend.get_title().set_color("grey")
