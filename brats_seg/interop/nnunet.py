@@ -263,8 +263,7 @@ class _Grid:
             CaseError: All voxels are 0.
         """
         volumes = [volume.array for volume in loaded.volumes]
-        outside = np.logical_and.reduce([volume == 0 for volume in volumes])
-        mask: Mask = binary_fill_holes(~outside)
+        mask: Mask = binary_fill_holes(np.any([volume != 0 for volume in volumes], axis=0))
         box = bounding_box(mask)
         if box is None:
             file, problem = loaded.volumes[0].file, "no voxel that is not 0"
