@@ -30,15 +30,13 @@ from brats_seg.inference.export import CARD_NAME
 from brats_seg.inference.model import Member, assemble
 from brats_seg.labels import BRATS2023, LabelConvention, convention_named
 from brats_seg.models.norm import ActivatedNorm
-from brats_seg.models.unet import LEAKY_SLOPE, UNet
+from brats_seg.models.unet import FEWEST_DYNUNET_LEVELS, UNet, dynunet_arguments
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import ExportedModel, reason_of
 
 if TYPE_CHECKING:
     from monai.networks.nets import DynUNet
 
-_FEWEST_LEVELS = 3
-"""Levels of the smallest network that `DynUNet` builds."""
 ONNX_TOLERANCE = 1e-4
 """Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
 _OTHERWISE = "Export it without --format, or as a bundle."
@@ -77,14 +75,14 @@ def _as_dynunet(network: Any) -> "DynUNet | None":
 
     if isinstance(inner := getattr(network, "network", None), DynUNet):
         return inner
-    if not isinstance(network, UNet) or len(network.encoder) < _FEWEST_LEVELS:
+    if not isinstance(network, UNet) or len(network.encoder) < FEWEST_DYNUNET_LEVELS:
         return None
     encoder: Any = network.encoder
     heads: Any = network.heads
     widths = [level[0].convolution.out_channels for level in encoder]
     strides = [level[0].convolution.stride for level in encoder]
     n_in, n_out = encoder[0][0].convolution.in_channels, heads[0].out_channels
-    same: Any = DynUNet(**_arguments(n_in, n_out, widths, strides))
+    same: Any = DynUNet(**dynunet_arguments(n_in, n_out, widths, strides))
     down = (same.input_block, *same.downsamples, same.bottleneck)
     for level, block in zip(network.encoder, down, strict=True):
         _copy_level(level, block)
@@ -101,24 +99,6 @@ def _copy_level(level: Any, block: Any) -> None:
     for ours, (convolution, norm) in zip(level, layers, strict=True):
         convolution.conv.load_state_dict(ours.convolution.state_dict())
         norm.load_state_dict(ours.norm.state_dict())
-
-
-def _arguments(
-    n_in: int, n_out: int, widths: Sequence[int], strides: Sequence[Sequence[int]]
-) -> dict[str, Any]:
-    """Return the arguments of a `DynUNet` in the shape of our U-Net."""
-    return {
-        "spatial_dims": 3,
-        "in_channels": n_in,
-        "out_channels": n_out,
-        "kernel_size": [3] * len(strides),
-        "strides": [list(stride) for stride in strides],
-        "upsample_kernel_size": [list(stride) for stride in strides[1:]],
-        "filters": list(widths),
-        "norm_name": ["instance", {"affine": True}],
-        "act_name": ["leakyrelu", {"inplace": True, "negative_slope": LEAKY_SLOPE}],
-        "trans_bias": True,
-    }
 
 
 def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
@@ -140,8 +120,8 @@ def _add_networks(config: dict[str, Any], networks: Sequence["DynUNet"]) -> None
     names = [f"network{index}" for index in range(len(networks))]
     config["handlers"] = []
     for index, (name, net) in enumerate(zip(names, networks, strict=True)):
-        arguments = _arguments(net.in_channels, net.out_channels, net.filters, net.strides)
-        config[f"{name}_def"] = {"_target_": "DynUNet", **arguments}
+        shape = net.in_channels, net.out_channels, net.filters, net.strides
+        config[f"{name}_def"] = {"_target_": "DynUNet", **dynunet_arguments(*shape)}
         config[name] = f"$@{name}_def.to(@device)"
         path = f"$@bundle_root + '/models/{_weights_name(index)}'"
         load = {"load_path": path, "load_dict": {"model": f"@{name}"}}

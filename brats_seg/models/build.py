@@ -29,7 +29,6 @@ OWN_MULTIPLE = 32
 It is enough for the five halvings of most such networks. A patch that is a multiple of less is used
 as it is.
 """
-_DYNUNET_LEVELS = 3  # the fewest that MONAI builds
 _WINDOW_PATCHES = 1.5
 _LONGEST_WINDOW = 128
 
@@ -218,10 +217,10 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
     from brats_seg.models.monai_networks import dynunet
 
     strides = unet.level_strides(patch, len(config.widths))
-    if len(strides) < _DYNUNET_LEVELS:
+    if len(strides) < unet.FEWEST_DYNUNET_LEVELS:
         msg = (
-            f"model.name 'dynunet' has {len(strides)} levels; expected {_DYNUNET_LEVELS} at least. Give "
-            f"more than {len(config.widths)} widths or a larger patch than {shape_text(patch)}."
+            f"model.name 'dynunet' has {len(strides)} levels; expected {unet.FEWEST_DYNUNET_LEVELS} at least. "
+            f"Give more than {len(config.widths)} widths or a larger patch than {shape_text(patch)}."
         )
         raise ConfigError(msg)
     return dynunet, _CHANNELS | {"widths": config.widths, "strides": strides}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from brats_seg.models.convolution import use_slabs
 from brats_seg.models.interface import ActivationCheckpointing, HasLevels, TrainingOutput, run_level
-from brats_seg.models.unet import LEAKY_SLOPE
+from brats_seg.models.unet import dynunet_arguments
 from brats_seg.voxels.box import Triple
 
 Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
@@ -56,18 +56,7 @@ def dynunet(
     n_in: int, n_out: int, *, widths: tuple[int, ...], strides: tuple[Triple, ...]
 ) -> MonaiNetwork:
     """Build DynUNet in the shape of `UNet`; it computes the same function."""
-    network = DynUNet(
-        spatial_dims=3,
-        in_channels=n_in,
-        out_channels=n_out,
-        kernel_size=[3] * len(strides),
-        strides=strides,
-        upsample_kernel_size=strides[1:],
-        filters=widths,
-        norm_name=("instance", {"affine": True}),
-        act_name=("leakyrelu", {"inplace": True, "negative_slope": LEAKY_SLOPE}),
-        trans_bias=True,
-    )
+    network = DynUNet(**dynunet_arguments(n_in, n_out, widths, strides))
     down = (network.input_block, *network.downsamples, network.bottleneck)
     return MonaiNetwork(network, _pair_levels(down, zip(reversed(network.upsamples))))
 

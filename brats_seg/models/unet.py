@@ -4,9 +4,9 @@ Features are `(N, C, X, Y, Z)`. Level 0 is the finest; every lower level halves 
 stay long enough.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ Run: TypeAlias = Callable[..., Tensor]
 SMALLEST_AXIS = 4
 """Fewest voxels of an axis at the lowest level; InstanceNorm cannot be trained on a single one."""
 LEAKY_SLOPE = 0.01
+FEWEST_DYNUNET_LEVELS = 3
+"""Levels of the smallest network that MONAI's `DynUNet` builds."""
 SMALLEST_NOTEBOOK_PATCH = 16
 """Voxels of the smallest patch of `NotebookUNet` along an axis, of which four poolings leave one."""
 
@@ -126,6 +128,24 @@ class UNet(nn.Module):
             # windows are added up in contiguous format
             return finest.contiguous()
         return TrainingOutput(logits=(finest, *reversed(coarser)))
+
+
+def dynunet_arguments(
+    n_in: int, n_out: int, widths: Sequence[int], strides: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return the arguments of MONAI's `DynUNet` in the shape of `UNet`, as values that JSON has."""
+    return {
+        "spatial_dims": 3,
+        "in_channels": n_in,
+        "out_channels": n_out,
+        "kernel_size": [3] * len(strides),
+        "strides": [list(stride) for stride in strides],
+        "upsample_kernel_size": [list(stride) for stride in strides[1:]],
+        "filters": list(widths),
+        "norm_name": ["instance", {"affine": True}],
+        "act_name": ["leakyrelu", {"inplace": True, "negative_slope": LEAKY_SLOPE}],
+        "trans_bias": True,
+    }
 
 
 def initialise(module: nn.Module) -> None:
