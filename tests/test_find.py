@@ -402,6 +402,15 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
             ("P1/week-0", "P1/week-9", "P2/week-0"),
             {"P1_week-0": "P1", "P1_week-9": "P1", "P2": "P2"},
         ),
+        # a date seldom occurs twice
+        (
+            ("P1/2019-03-04", "P1/2020-01-02", "P2/2018-05-06"),
+            {"P1_2019-03-04": "P1", "P1_2020-01-02": "P1", "P2": "P2"},
+        ),
+        (("P1/20190304/raw", "P1/20200102/raw"), {"20190304": "P1", "20200102": "P1"}),
+        (("old/2019-03-04", "old/2020-01-02"), {n: n for n in ("2019-03-04", "2020-01-02")}),
+        # eight digits may be the number of a patient
+        (("bonn/10234567", "rome/20384756"), {n: n for n in ("10234567", "20384756")}),
         # numbers of two sites are different patients
         (("bonn/001", "rome/001", "rome/002"), {n: n for n in ("bonn", "rome_001", "rome_002")}),
         (("001", "002", "more/001"), {"001": "001", "002": "002", "more": "more"}),

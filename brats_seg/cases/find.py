@@ -52,6 +52,7 @@ _TIMEPOINT = re.compile(
     re.IGNORECASE,
 )
 """Name of a folder that holds one time point of the patient of the folder above."""
+_DATE = re.compile(r"(19|20)\d\d(-?)[01]\d\2[0-3]\d")
 _TUMOUR = re.compile(r"tumou?r|lesion|gliom", re.IGNORECASE)
 _AUTOMATED = re.compile(r"(?<![a-z])auto(?![a-z]|$)|automat", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
@@ -358,8 +359,9 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     """Return the groups, those of folders of one name named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
-    precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`.
-    Folders directly below the data folder keep their names.
+    precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`,
+    if `B` has a `week1` too, or if they are dates and `B` has others. Folders directly below the data
+    folder keep their names.
     """
     by_folder = [group for group in groups if group.is_named_by_folder]
     n_of_name = Counter(group.case_id for group in by_folder)
@@ -367,6 +369,10 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     if any(map(_TIMEPOINT.fullmatch, same)):
         same |= {name for name in n_of_name if _TIMEPOINT.fullmatch(name)}
     above = {group.folder.parent for group in by_folder if group.case_id in same} - {Path()}
+    # dates of several patients seldom coincide
+    dated = {group.folder.parent for group in by_folder if _DATE.fullmatch(group.case_id)}
+    if len(dated - {Path()}) > 1:
+        above |= dated - {Path()}
     n_above = Counter(folder.name for folder in above)
     n_below = Counter(group.folder.parent for group in groups)
     renamed = []
@@ -377,10 +383,12 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
             name = folder.name if n_above[folder.name] == 1 else "_".join(folder.parts)
             is_alone = n_below[folder] == 1
             is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
+            # `A/week1/raw` is the case `week1` of the patient `A`
+            patient = folder.parent.name if _TIMEPOINT.fullmatch(folder.name) else ""
             group = replace(
                 group,
                 case_id=name if is_alone else f"{name}_{group.case_id}",
-                patient_id=parse_case_id(name)[1] if is_of_one else "",
+                patient_id=parse_case_id(patient or name)[1] if is_of_one else "",
             )
         renamed.append(group)
     return renamed
