@@ -10,7 +10,6 @@ call the ids `case_id`.
 """
 
 import logging
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from brats_seg.cases.case import Case
+from brats_seg.cases.layouts import walk_folders
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
 from brats_seg.voxels.shapes import first_of_group
@@ -38,7 +38,7 @@ _COLUMNS = {
     "resection": re.compile("resectionstatus|extentofresection"),
 }
 _MISSING = frozenset({"", "na", "nan", "n/a"})
-_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{0,9})?")
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]*)?")
 _ALIVE = re.compile(r"alive \(([0-9]{1,6}) days later\)", re.IGNORECASE)
 
 
@@ -208,5 +208,8 @@ def _merge_rows(rows: Sequence[ClinicalRow]) -> ClinicalTable:
 
 
 def _table_paths(root: Path) -> list[Path]:
-    paths = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
-    return sorted(path for path in paths if _TABLE_NAME.fullmatch(path.name))
+    """Return the tables in the folders in which scans are found: links count, hidden ones do not."""
+    found = ((root / folder.path, folder.other_names) for folder in walk_folders(root))
+    return sorted(
+        path / name for path, names in found for name in names if _TABLE_NAME.fullmatch(name)
+    )
