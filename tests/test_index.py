@@ -178,7 +178,11 @@ def test_a_scan_has_one_hash_however_it_is_stored_and_others_another(tmp_path: P
     hashes = {hash_of(one) for one in (changed, array * 200.0, array[::-1], turned)}
     assert len(hashes) == 4
     types = ("f4", "f8", "i4", ">i2")
-    for whole, dtypes in ((array, types), (array / np.float32(7), types[:2])):
+    for whole, dtypes in (
+        (array, types),
+        (array * np.float32(100), types[:3]),
+        (array / np.float32(7), types[:2]),
+    ):
         # negative zeros too
         stored = [np.where(whole == 0, -0.0, whole).astype(dtype) for dtype in dtypes]
         [same] = {hash_of(one) for one in (whole, *stored)}

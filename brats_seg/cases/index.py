@@ -202,7 +202,7 @@ def _hash(array: npt.NDArray[Any]) -> str:
     fits = low >= _INT16.min and high <= _INT16.max
     with np.errstate(over="ignore"):
         canonical = array.astype(np.int16 if fits else np.float32, copy=False)
-        if not np.array_equal(canonical, array):
+        if not (fits and np.array_equal(canonical, array)):
             # adding 0 turns negative zeros into positive ones
             canonical = array.astype(np.float32) + np.float32(0)
     key = hashlib.sha256(str(array.shape).encode())
