@@ -371,7 +371,7 @@ def test_another_table_is_refused(tmp_path: Path, content: bytes | None, found: 
     path = tmp_path / "cases.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"cases\.csv .*{found}.*Expected a case table .*Remove"):
+    with pytest.raises(UsageError, match=rf"cases\.csv .*{found}.*Expected a case table .*Move"):
         read_index(path, tmp_path)
 
 

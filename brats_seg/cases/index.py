@@ -152,7 +152,7 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except (UsageError, ValueError) as error:
         next_step = (
-            "Expected a case table of `brats-seg index`. Remove it, and index the data again"
+            "Expected a case table of `brats-seg index`. Move it away, and index the data again"
         )
         wrong = "; ".join(explained(error)) if isinstance(error, ValidationError) else error
         msg = f"{path} is not a case table: {wrong}. {next_step}."
