@@ -222,7 +222,7 @@ def test_listing_order_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_cases(tmp_path) == expected
 
 
-def test_the_key_changes_when_a_file_does(tmp_path: Path) -> None:
+def test_the_key_changes_when_a_file_or_the_id_does(tmp_path: Path) -> None:
     touch(tmp_path, *scans(CASE, (*LEGACY, "_seg")))
     flair, label = tmp_path / f"{CASE}_flair.nii.gz", tmp_path / f"{CASE}_seg.nii.gz"
     changes = (
@@ -236,6 +236,11 @@ def test_the_key_changes_when_a_file_does(tmp_path: Path) -> None:
         keys.append(only_case_in(tmp_path).facts.files_key)
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
+    table = tmp_path / "table.csv"
+    for case_id in ("smith", CASE):
+        table.write_text(f"case_id,t1n\n{case_id},{CASE}_t1.nii.gz\n")
+        keys.append(only_case_in(table).facts.files_key)
+    assert len(set(keys)) == 6
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class CaseFacts:
     voxel_hash: str = ""
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
-    """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
+    """Hash of id, names, sizes and times of change: differs if a file of the case is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

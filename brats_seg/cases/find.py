@@ -173,13 +173,13 @@ def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
     above = (name.upper() for name in reversed((root.resolve() / case.folder).parts))
     grade = next((name for name in above if name in _GRADES), "")
-    facts = replace(case.facts, grade=grade, files_key=_files_key(files, root))
+    facts = replace(case.facts, grade=grade, files_key=_files_key(case.case_id, files, root))
     return replace(case, root=root, files=files, facts=facts)
 
 
-def _files_key(files: Mapping[str, ScanFile], root: Path) -> str:
-    """Hash names, sizes and times of change of the files of a case."""
-    key = hashlib.sha256()
+def _files_key(case_id: str, files: Mapping[str, ScanFile], root: Path) -> str:
+    """Hash the id of a case, which gives the release, and names, sizes and times of change of its files."""
+    key = hashlib.sha256(f"{case_id}\n".encode())
     for kind, scan in sorted(files.items()):
         # reading the file reports a dangling link
         state = file_state(root / scan.path) or "unreadable"
