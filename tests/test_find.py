@@ -488,8 +488,16 @@ def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() ->
     assert single_input(None, plain).case_id == "Smith"
 
 
+def test_rows_without_an_id_and_empty_rows_spoil_no_others(tmp_path: Path) -> None:
+    table = tmp_path / "cases.csv"
+    table.write_text("case_id,t1n,t1c,t2w,t2f\nanna,a,b,c,d\n,,,,\n,e,f,g,h\n")
+    nameless, anna = find_inputs([table])
+    assert (anna.case_id, anna.problems) == ("anna", ())
+    assert "found the id '', which cannot be the name of a file" in nameless.problems[0]
+
+
 def test_a_table_without_cases_is_refused(tmp_path: Path) -> None:
-    contents = [b"case_id,t1n\n", b"case_id,t1n\n,b\n", b"", b"id,t1n\na,b\n", b"\xff\xfe\x00"]
+    contents = [b"case_id,t1n\n", b"case_id,t1n\n,\n", b"", b"id,t1n\na,b\n", b"\xff\xfe\x00"]
     contents += [bytes(range(256)) * 9, gzip.compress(b"case_id,t1n", mtime=0), bytes(5000)]
     contents += [b'case_id,t1n,t1c,t2w,t2f\n"a,b,c,d,e\n']
     found = r"cases.csv (cannot be read .*Expected the columns case_id, t1n, t1c|lists no cases)"

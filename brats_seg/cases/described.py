@@ -71,8 +71,9 @@ def data_folder(data: Path) -> Path:
 def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
-        cases = tuple(_case(row, path.parent) for row in _rows(path))
-    except (OSError, UsageError, LookupError) as error:
+        # spreadsheets leave rows of empty cells
+        cases = tuple(_case(row, path.parent) for row in _rows(path) if any(row.values()))
+    except (OSError, UsageError) as error:
         msg = (
             f"{path} cannot be read as a table of cases: {error}. Expected the "
             f"columns {', '.join(('case_id', *MODALITIES))}, and for training also label."
@@ -157,7 +158,7 @@ def _case(row: Mapping[Any, str], folder: Path) -> Case:
             columns[kind] = name
     scans = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     files = {kind: scan for kind, scan in scans.items() if "\0" not in str(scan.path)}
-    case = replace(Case.named(cells["case_id"], files), root=folder)
+    case = replace(Case.named(cells.get("case_id", ""), files), root=folder)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
         problem, file = "no path of a file", str(scans[kind])
