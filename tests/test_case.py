@@ -120,8 +120,11 @@ def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> N
     assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
-    with pytest.raises(CaseError, match=r"found 3 images for .*; expected an image for each"):
-        case_of_arrays("case_1", builders.make_volumes()[:3], builders.BRATS_AFFINE)
+    for wrong in (images[:3], images[..., 0], images[..., None], images[:, :0]):
+        with pytest.raises(
+            CaseError, match=r"found an array of shape \(.* for .*; expected an image"
+        ):
+            case_of_arrays("case_1", wrong, flipped)
 
 
 @pytest.mark.parametrize(
