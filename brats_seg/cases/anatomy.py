@@ -13,6 +13,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+from scipy.spatial.transform import Rotation
 
 from brats_seg.voxels.box import Mask, Triple
 
@@ -101,10 +102,9 @@ def template_at(positions: Field) -> Field:
 
 def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
-    turn = np.eye(3)
     # the brains of BraTS are pitched against the template
-    for axis, angles in enumerate(((0.03, 0.23), (-0.08, 0.08), (-0.08, 0.08))):
-        turn = turn @ _rotation(axis, rng.uniform(*angles))
+    angles = rng.uniform((0.03, -0.08, -0.08), (0.23, 0.08, 0.08))
+    turn = Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
     scale = rng.uniform(0.98, 1.18, size=3) * (rng.choice([-1, 1]), 1, 1)
     positions = np.einsum("ij,jxyz->ixyz", (turn * scale).astype(np.float32), grid.positions())
     for knots_mm, most_mm in ((20, 2.2), (45, 4)):
@@ -152,14 +152,6 @@ def _spline_weights(rng: np.random.Generator, n: int, knots: float) -> Field:
     near = 2 / 3 - distance**2 + distance**3 / 2
     far = (2 - distance).clip(min=0) ** 3 / 6
     return np.where(distance < 1, near, far).astype(np.float32)
-
-
-def _rotation(axis: int, angle: float) -> npt.NDArray[np.float64]:
-    first, second = (other for other in range(3) if other != axis)
-    matrix = np.eye(3)
-    matrix[[first, second], [first, second]] = np.cos(angle)
-    matrix[first, second], matrix[second, first] = -np.sin(angle), np.sin(angle)
-    return matrix
 
 
 def sigmoid(values: Field) -> Field:
