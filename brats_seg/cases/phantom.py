@@ -46,18 +46,6 @@ class Phantom:
     """Label map (X, Y, Z) in the convention of BraTS 2021."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Signals:
-    """Mean signals of t1n, t1c, t2w and t2f (4,), as shares of the brightest healthy tissue."""
-
-    healthy: Field
-    """Those of fluid, grey and white matter (3, 4)."""
-    oedema: Field
-    solid: Field
-    necrosis: Field
-    enhancing: Field
-
-
 def write_phantom_cases(
     root: Path,
     *,
@@ -141,7 +129,11 @@ def _uniform(rng: np.random.Generator, variety: float) -> Callable[[float, float
     return lambda low, high: (low + high + variety * rng.uniform(-1, 1) * (high - low)) / 2
 
 
-def _draw_signals(rng: np.random.Generator, variety: float) -> _Signals:
+def _draw_signals(rng: np.random.Generator, variety: float) -> Field:
+    """Return mean signals of tissues in the modalities (7, 4), as shares of the brightest healthy tissue.
+
+    The tissues are fluid, grey and white matter, oedema, solid core, necrosis and enhancing tumour.
+    """
     u = _uniform(rng, variety)
     fluid, grey, white = np.ones((3, 4))
     grey[_T1N], fluid[_T1N] = u(0.68, 0.92), u(0.15, 0.5)
@@ -155,20 +147,11 @@ def _draw_signals(rng: np.random.Generator, variety: float) -> _Signals:
     solid = np.array([grey_t1 * u(0.55, 0.98), 0, u(grey_t2 + 0.12, 1.05), u(1.03, 1.8)])
     dark = u(min(fluid[_T1N], 0.9 * grey_t1), 0.95 * grey_t1)
     necrosis = np.array([dark, 0, u(grey_t2 + 0.1, 1.1), u(fluid[_T2F] + 0.1, 1.7)])
-    for signal, least, most in (
-        (oedema, 0.95, 1.05),
-        (solid, 0.92, 1.15),
-        (necrosis, 0.92, 1.2),
-    ):
+    for signal, least, most in ((oedema, 0.95, 1.05), (solid, 0.92, 1.15), (necrosis, 0.92, 1.2)):
         signal[_T1C] = signal[_T1N] * u(least, most)
     enhancing = np.array([grey_t1 * u(0.75, 1.08), u(1.12, 2.2), u(grey_t2 - 0.02, 0.9), u(1, 1.8)])
-    return _Signals(
-        healthy=np.stack([fluid, grey, white]).astype(np.float32),
-        oedema=oedema.astype(np.float32),
-        solid=solid.astype(np.float32),
-        necrosis=necrosis.astype(np.float32),
-        enhancing=enhancing.astype(np.float32),
-    )
+    rows = [fluid, grey, white, oedema, solid, necrosis, enhancing]
+    return np.stack(rows).astype(np.float32)
 
 
 def _images(
@@ -185,7 +168,7 @@ def _images(
     in_t1n, from_vessels = rng.random() < 0.5, rng.uniform(0, 0.6)
     images = []
     for modality in range(4):
-        _, grey, white = signals.healthy[:, modality]
+        _, grey, white, oedema, *_ = signals[:, modality]
         image = _healthy_image(rng, signals, brain, noises, modality)
         if modality == _T1C:
             image += uptake * (1 - parts[2])
@@ -193,9 +176,9 @@ def _images(
             image += rng.uniform(0, 0.25) * uptake
         elif modality == _T2W:
             image *= 1 - from_vessels * uptake.clip(0, 1)
-            image += 0.6 * (signals.oedema[_T2W] - grey) * lesions
+            image += 0.6 * (oedema - grey) * lesions
         elif modality == _T2F:
-            image += rng.uniform(0.5, 1.1) * (signals.oedema[_T2F] - 1) * lesions + rim
+            image += rng.uniform(0.5, 1.1) * (oedema - 1) * lesions + rim
         looks = _tumour_looks(rng, signals, noises, blend if is_cystic else None, modality)
         for share, look in zip(parts, looks, strict=True):
             # oedema that is faint keeps the anatomy below it
@@ -210,12 +193,12 @@ def _images(
 
 
 def _healthy_image(
-    rng: np.random.Generator, signals: _Signals, brain: Anatomy, noises: Field, modality: int
+    rng: np.random.Generator, signals: Field, brain: Anatomy, noises: Field, modality: int
 ) -> Field:
     """Return the brain without contrast agent, and what skull stripping left around it."""
     fine, middle, wide, texture = noises
     unevenness = rng.uniform(0, 0.14 if modality == _T2F else 0.07)
-    fluid, grey, white = signals.healthy[:, modality]
+    fluid, grey, white, *_ = signals[:, modality]
     image: Field = fluid * brain.tissue[0]
     image += grey * (1 + unevenness * wide) * brain.tissue[1]
     image += white * (1 + 0.4 * unevenness * wide) * brain.tissue[2]
@@ -227,22 +210,22 @@ def _healthy_image(
 
 def _tumour_looks(
     rng: np.random.Generator,
-    signals: _Signals,
+    signals: Field,
     noises: Field,
     necrotic: Field | None,
     modality: int,
-) -> tuple[Field, Field, Field, Field]:
+) -> tuple[Field, ...]:
     """Return the signals of oedema, core without enhancement, of which a share is necrotic, ET and a cavity."""
     fine, middle, _, texture = noises
-    core = signals.solid[modality]
+    fluid, _, _, oedema, core, necrosis, enhancing = signals[:, modality]
     if necrotic is not None:
-        core = necrotic * signals.necrosis[modality] + (1 - necrotic) * core
+        core = necrotic * necrosis + (1 - necrotic) * core
     bright = (0.05, 0.35) if modality == _T1C else (0, 0.2)
     return (
-        signals.oedema[modality] * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
+        oedema * (1 + rng.uniform(0, 0.15) * middle + rng.uniform(0, 0.1) * fine),
         core * (1 + rng.uniform(0, 0.25) * middle + rng.uniform(0, 0.2) * fine),
-        signals.enhancing[modality] * (1 + rng.uniform(*bright) * texture),
-        signals.healthy[:1, modality],
+        enhancing * (1 + rng.uniform(*bright) * texture),
+        fluid,
     )
 
 

@@ -176,11 +176,8 @@ def _reach_mm(rng: np.random.Generator, family: Family) -> float:
     """Return how far oedema spreads in pure white matter."""
     if rng.random() < 0.04:
         return 0
-    return (
-        _log_uniform(rng, 3, 12)
-        if family == "none" and rng.random() < 0.6
-        else _log_uniform(rng, 5, 28)
-    )
+    is_narrow = family == "none" and rng.random() < 0.6
+    return _log_uniform(rng, *((3, 12) if is_narrow else (5, 28)))
 
 
 def _arrival_mm(
