@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.layouts import walk_folders
@@ -153,9 +152,7 @@ def _read_rows(path: Path, file: str) -> Iterator[ClinicalRow]:
             if text.strip().lower() not in _MISSING:
                 cells[_classify_column(str(name))].append(text.strip())
         if cells["ids"]:
-            yield _parse_row(
-                {kind: texts[0] for kind, texts in cells.items() if texts}, cells["ids"], file
-            )
+            yield _parse_row({kind: texts[0] for kind, texts in cells.items()}, cells["ids"], file)
 
 
 def _classify_column(column: str) -> str:
@@ -194,15 +191,14 @@ def _merge_rows(rows: Sequence[ClinicalRow]) -> ClinicalTable:
     joined: dict[str, ClinicalRow] = {}
     for known in people.values():
         lived = next((row for row in known if row.survival_days is not None), known[0])
-        first_known: dict[str, Any] = {
-            name: next(
-                (value for row in known if (value := getattr(row, name)) not in ("", None)),
-                getattr(lived, name),
-            )
-            for name in ("grade", "age_years", "resection")
-        }
         ids = tuple(dict.fromkeys(case_id for row in known for case_id in row.ids))
-        person = replace(lived, ids=ids, **first_known)
+        person = replace(
+            lived,
+            ids=ids,
+            grade=next((row.grade for row in known if row.grade), ""),
+            age_years=next((row.age_years for row in known if row.age_years is not None), None),
+            resection=next((row.resection for row in known if row.resection), ""),
+        )
         joined |= {case_id.lower(): person for case_id in ids}
     return ClinicalTable(rows=joined)
 
