@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -128,8 +127,7 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
     """
     kept: list[Case] = []
     by_id = sorted(cases, key=lambda case: (case.case_id, case.folder.as_posix()))
-    for _, same_id in groupby(by_id, key=lambda case: case.case_id):
-        duplicates = list(same_id)
+    for _, duplicates in _group(by_id, lambda case: case.case_id):
         usable = [case for case in duplicates if case.usable]
         kept += [case for case in duplicates if not case.usable]
         kept += _merge_duplicates(usable) if len(usable) > 1 else usable

@@ -107,11 +107,7 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
 
 
 def make_phantom(
-    rng: np.random.Generator,
-    shape: Triple = _SHAPE,
-    *,
-    with_et: bool,
-    variety: float = _VARIETY,
+    rng: np.random.Generator, shape: Triple = _SHAPE, *, with_et: bool, variety: float = _VARIETY
 ) -> Phantom:
     """Return one case, to rounding a pure function of the generator, whose tumour enhances or not."""
     grid = Voxels.around_brain(shape)
