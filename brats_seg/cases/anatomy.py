@@ -52,8 +52,7 @@ class Voxels:
         x, y, z = (_spline_weights(rng, n, knots_mm / self.spacing_mm) for n in self.shape)
         knots = rng.standard_normal((len(x.T), len(y.T), len(z.T)), dtype=np.float32)
         field = y @ np.tensordot(x, knots, axes=1) @ z.T
-        unit: Field = (field - field.mean()) / (field.std() + np.float32(1e-6))
-        return unit
+        return (field - field.mean()) / (field.std() + np.float32(1e-6))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

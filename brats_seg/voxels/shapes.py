@@ -198,8 +198,7 @@ def _widest_mm(along: Points, across: Points, first: int, second: int) -> float:
 def _hull(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
     """Return the corners (n, d) in mm of the convex hull of a mask, in two dimensions in order around."""
     points = _face_centres(mask, spacing_mm)
-    corners: Points = points[ConvexHull(points).vertices]
-    return corners
+    return points[ConvexHull(points).vertices]
 
 
 def _face_centres(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
@@ -210,8 +209,7 @@ def _face_centres(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) ->
         index = np.argwhere(np.diff(padded.view(np.int8), axis=axis)).astype(float)
         index[:, axis] += 0.5
         centres.append(index)
-    points: Points = np.concatenate(centres) * spacing_mm
-    return points
+    return np.concatenate(centres) * spacing_mm
 
 
 Point = tuple[int, int, int]
