@@ -47,18 +47,20 @@ def write_table(
 
 
 def read_table(
-    path: Path, *, required: Sequence[str] = (), separator: str = ",", short_rows: bool = True
+    path: Path, *, required: Sequence[str] = (), short_rows: bool = True
 ) -> pd.DataFrame:
-    """Read a CSV file with a header; every cell is a str.
+    """Read a CSV file with a header; every cell is a str, and rows of empty cells are skipped.
+
+    Spreadsheets of many countries separate cells by semicolon, and leave empty rows at the end.
 
     Args:
         path: The file; a byte order mark, as Excel writes it, is skipped.
         required: Columns that must be there.
-        separator: The character between cells.
         short_rows: Whether rows may have fewer cells than the header; the rest is then empty.
     """
     try:
         check_regular(path)
+        header = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         with warnings.catch_warnings():
             # pandas cuts rows that are too long, and only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
@@ -66,7 +68,7 @@ def read_table(
                 path,
                 dtype=str,
                 keep_default_na=False,
-                sep=separator,
+                sep=";" if header.count(";") > header.count(",") else ",",
                 encoding="utf-8-sig",
                 encoding_errors="surrogateescape",
                 index_col=False,
@@ -83,15 +85,14 @@ def read_table(
         raise UsageError(msg) from None
     is_short = frame.isna().any(axis=1)
     if is_short.any() and not short_rows:
-        line = int(is_short.argmax()) + 2
-        msg = f"{path} is not a CSV table: line {line} has fewer cells than the header"
+        msg = f"{path} is not a CSV table: line {is_short.argmax() + 2} has fewer cells than the header"
         raise UsageError(msg)
-    missing = [column for column in required if column not in frame.columns]
-    if missing:
+    if missing := [column for column in required if column not in frame.columns]:
         columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
         msg = f"{path} has no column {', '.join(missing)}; found the columns {columns}"
         raise UsageError(msg)
-    return frame.fillna("").map(_unescape_formula)
+    cells = frame.fillna("").map(_unescape_formula)
+    return cells[(cells != "").any(axis=1)].reset_index(drop=True)
 
 
 def _escape_formula(cell: Any) -> Any:

@@ -92,7 +92,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
     [
         ("name,Age,Survival", "", UsageError, "has no column of ids; found name, Age, Survival"),
         ("BraTS20ID,Age", "", UsageError, "has no column of survival; found BraTS20ID, Age"),
-        ("a;b", "", UsageError, "has no column of ids and no column of survival; found a;b"),
+        ("a;b", "", UsageError, "has no column of ids and no column of survival; found a, b"),
         ("", "", UsageError, "survival_info.csv is not a CSV table"),
         (CLINICAL, f"{IDS[0]},60,a year,GTR", CaseError, f"case {IDS[0]}.*survival 'a year'"),
         (CLINICAL, f"{IDS[0]},50,ALIVE (9 days later),NA", UsageError, "no death among the 1 case"),

@@ -71,9 +71,9 @@ def data_folder(data: Path) -> Path:
 def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
-        # spreadsheets leave rows of empty cells
-        cases = tuple(_case(row, path.parent) for row in _rows(path) if any(row.values()))
-    except (OSError, UsageError) as error:
+        rows = read_table(path, required=("case_id",)).to_dict("records")
+        cases = tuple(_case(row, path.parent) for row in rows)
+    except UsageError as error:
         msg = (
             f"{path} cannot be read as a table of cases: {error}. Expected the "
             f"columns {', '.join(('case_id', *MODALITIES))}, and for training also label."
@@ -164,11 +164,3 @@ def _case(row: Mapping[Any, str], folder: Path) -> Case:
         problem, file = "no path of a file", str(scans[kind])
         case = case.with_problem(problem, "a path", "Correct the table.", file)
     return replace(case, patient_id=cells.get("patient_id", case.patient_id))
-
-
-def _rows(path: Path) -> Sequence[Mapping[Any, str]]:
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        header = stream.readline()
-    # spreadsheets of many countries separate by semicolon
-    separator = ";" if header.count(";") > header.count(",") else ","
-    return read_table(path, required=("case_id",), separator=separator).to_dict("records")
