@@ -155,6 +155,23 @@ def test_values_outside_the_standard_are_not_quoted(tmp_path, recwarn):
     assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
 
 
+def test_a_value_that_is_no_number_is_treated_as_missing(tmp_path: Path) -> None:
+    for path in write_one(tmp_path / "exam"):
+        path.write_bytes(path.read_bytes().replace(b"DS\x04\x0012.0", b"DS\x04\x0012,5"))
+    series = only_series(tmp_path / "exam")
+    assert (series.echo_ms, series.repetition_ms, series.problem) == (None, 600, "")
+
+
+def test_a_compressed_file_that_is_cut_off_is_left_out(tmp_path, caplog):
+    path = write_one(tmp_path / "exam")[3]
+    image = pydicom.dcmread(path)
+    image.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+    image.save_as(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "slices are missing" in only_series(tmp_path / "exam").problem
+    assert f"cut off or damaged, and left out: {path.name}" in caplog.text
+
+
 def test_a_header_may_say_that_there_was_no_agent(tmp_path: Path) -> None:
     for agent in ("SANS", "ohne KM", "NO CONTRAST", "Gadovist"):
         write_one(tmp_path / agent, ContrastBolusAgent=agent)

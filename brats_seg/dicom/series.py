@@ -10,9 +10,11 @@ import os
 import re
 import struct
 import warnings
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -65,7 +67,7 @@ _TAGS = [
 ]
 HEADER_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
-    *(IndexError, OverflowError, RecursionError, MemoryError, struct.error),
+    *(IndexError, OverflowError, RecursionError, MemoryError, struct.error, zlib.error),
 )
 """Errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
 _StudyKey: TypeAlias = tuple[str, str]
@@ -143,9 +145,12 @@ class _Image:
         return "\\".join(self.texts[name])
 
     def number(self, name: str) -> float | None:
-        """Return the first value of an element as a number, None if there is none."""
-        first = next(iter(self.texts[name]), "")
-        return float(first) if first else None
+        """Return the first value of an element as a number, None if it is missing or no number."""
+        try:
+            value = float(next(iter(self.texts[name]), ""))
+        except ValueError:
+            return None
+        return value if isfinite(value) else None
 
 
 def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomStudy, ...]:
@@ -361,9 +366,9 @@ def _wrong_pixels(images: Sequence[_Image]) -> str:
     kinds = {image.text("PhotometricInterpretation") for image in images} - {"", "MONOCHROME2"}
     if kinds:
         return f"its pixels are {', '.join(sorted(kinds))}, not MONOCHROME2"
-    slopes = [float(text) for image in images for text in image.texts["RescaleSlope"]]
-    wrong = [slope for slope in slopes if not slope > 0]
-    return f"its rescale slope is {wrong[0]:g}, not above 0" if wrong else ""
+    slopes = {image.text("RescaleSlope"): image.number("RescaleSlope") for image in images}
+    wrong = [text for text, slope in slopes.items() if text and (slope or 0) <= 0]
+    return f"its rescale slope is {wrong[0]}, not above 0" if wrong else ""
 
 
 def _techniques(image: _Image) -> tuple[str, ...]:
