@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -173,9 +174,10 @@ def test_a_compressed_file_that_is_cut_off_is_left_out(tmp_path, caplog):
 
 
 def test_a_header_may_say_that_there_was_no_agent(tmp_path: Path) -> None:
-    for agent in ("SANS", "ohne KM", "NO CONTRAST", "Gadovist"):
-        write_one(tmp_path / agent, ContrastBolusAgent=agent)
-        assert only_series(tmp_path / agent).has_agent == (agent == "Gadovist"), agent
+    for agent in ("SANS", "ohne KM", "NO CONTRAST", "W/O", "None.", "N.A.", "Gadovist"):
+        folder = tmp_path / quote(agent, safe="")
+        write_one(folder, ContrastBolusAgent=agent)
+        assert only_series(folder).has_agent == (agent == "Gadovist"), agent
 
 
 def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ HEADER_ERRORS = (
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
-_NO_AGENT = r"(?:no|none|not|n|n/a|nil|without|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|$)"
+_NO_AGENT = r"(?:no|none|not|n|n[./]a|nil|nativ|unenhanced|without|w/?o|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|\.?$)"
 """What stands in the place of a contrast agent where none was given."""
 
 
