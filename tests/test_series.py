@@ -83,6 +83,16 @@ def test_a_folder_named_after_the_patient_does_not_name_the_case(tmp_path, folde
     assert shown.case_id == anonymised.case_id == folder
 
 
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [("LI^NA", "Li_Na"), ("Yamada^Tarou=山田^太郎", "山田太郎"), ("MÜLLER^JÖRG", "Mu\u0308ller")],
+)
+def test_a_short_or_accented_name_is_recognised(tmp_path, name, folder):
+    write_one(tmp_path / folder, PatientName=name, SpecificCharacterSet="ISO_IR 192")
+    (study,) = find_studies(tmp_path / folder)
+    assert study.case_id.startswith("study-")
+
+
 def test_two_patients_are_two_cases(tmp_path: Path) -> None:
     """Of two patients in one examination, neither can be used."""
     write_one(tmp_path / "exam", study="1")

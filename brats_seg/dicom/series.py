@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import struct
+import unicodedata
 import warnings
 import zlib
 from collections import Counter, defaultdict
@@ -257,9 +258,13 @@ def _read(path: Path) -> list[_Image]:
     # a segmentation that was made from the scans may lie in their folder, without the patient's name
     if header is None or "SOPInstanceUID" not in header or header.get("Modality") == "SEG":
         return []
-    # of DOE^JOHN both names
-    texts = [re.split(r"[\^=\\ ]", str(header.get(name) or "")) for name in _IDENTIFIERS]
-    identifiers = [_plain(part) for parts in texts for part in parts]
+    # of LI^NA each name and both together
+    identifiers = {
+        _plain(part)
+        for name in _IDENTIFIERS
+        for separators in (r"[=\\]", r"[\^=\\ ]")
+        for part in re.split(separators, str(header.get(name) or ""))
+    }
     patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
     values = {name: header.get(name) for name in _KEPT}
     images = []
@@ -283,7 +288,8 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[\W_]", "", text).lower()
+    """Return the letters, without accents, and the digits of a text."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", text)).lower()
 
 
 def _hash(text: str) -> str:
