@@ -109,6 +109,10 @@ def test_the_best_of_several_series_is_taken() -> None:
     assert found[2].reason == "t2w, but gap"
     # of equal ones the later
     assert [one.number for one in equal if one.modality] == [9]
+    echoes = [series("dual", 5, **T2 | {"echo_ms": echo_ms}) for echo_ms in (20, 90)]
+    for modality, echo_ms in (("t2w", 90), ("t1n", 20)):
+        chosen = sort_series(echoes, {modality: "5"})
+        assert [one.echo_ms for one in chosen if one.modality] == [echo_ms]
 
 
 def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:

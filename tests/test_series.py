@@ -191,11 +191,13 @@ def test_a_header_may_say_that_there_was_no_agent(tmp_path: Path) -> None:
 
 
 def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:
-    write_one(tmp_path / "exam/a", EchoTime=20, RepetitionTime=3000)
-    for path in write_one(tmp_path / "exam/b", EchoTime=90, RepetitionTime=3000):
+    both = {"RepetitionTime": 3000, "ImagesInAcquisition": 32}
+    write_one(tmp_path / "exam/a", EchoTime=20, **both)
+    for path in write_one(tmp_path / "exam/b", EchoTime=90, **both):
         change(path, SOPInstanceUID=f"1.2.{path.name.split('_')[-1]}")
     (study,) = find_studies(tmp_path / "exam")
     assert [(one.echo_ms, len(one.files)) for one in study.series] == [(20.0, 16), (90.0, 16)]
+    assert [one.problem for one in study.series] == ["", ""]
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:

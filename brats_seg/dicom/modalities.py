@@ -88,8 +88,9 @@ def sort_series(
     """Return every series of an examination with the modality that it is, or why it is none.
 
     Of several series of one modality the one is taken that a user chose, that can be converted, is no
-    reformatted image, has the thinnest slices, and is the latest, in that order. `overrides` are the
-    series by modality that a user chose: its number, or a part of its description.
+    reformatted image, has the thinnest slices, and is the latest, in that order; of several echoes of
+    it the last one for T2 and FLAIR, and the first one for T1. `overrides` are the series by modality
+    that a user chose: its number, or a part of its description.
     """
     overrides = overrides or {}
     series = _assign_plain_t1([_classify(item, overrides) for item in series])
@@ -101,7 +102,7 @@ def sort_series(
     for item in series:
         better = best[item.modality]
         if item.modality and item is not better:
-            why = f"series {better.number} has thinner slices, is later, or was chosen"
+            why = f"series {better.number} has thinner slices or a better echo, is later, or was chosen"
             item = replace(item, modality="", reason=f"{item.modality}, but {item.problem or why}")
         chosen.append(item)
     return tuple(chosen)
@@ -142,11 +143,14 @@ def _fits(series: Series, choice: str) -> bool:
     return is_part or choice == str(series.number)
 
 
-def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool, bool, bool, float, int]:
+def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, ...]:
     choice = overrides.get(series.modality)
     is_chosen = choice is not None and _fits(series, choice)
     is_original = "DERIVED" not in series.image_type
-    return is_chosen, not series.problem, is_original, -max(series.spacing_mm), series.number
+    # the first echo of T2 shows proton density
+    echo_ms = (series.echo_ms or 0) * (1 if series.modality.startswith("t2") else -1)
+    thickness_mm = max(series.spacing_mm)
+    return is_chosen, not series.problem, is_original, -thickness_mm, series.number, echo_ms
 
 
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:

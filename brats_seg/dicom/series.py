@@ -334,11 +334,13 @@ def _all_series(images: Sequence[_Image]) -> tuple[Series, ...]:
     groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
     for image in images:
         groups[image.text("SeriesInstanceUID"), image.text("EchoTime")].append(image)
-    every = map(_series, groups.values())
+    n_images = Counter(image.text("SeriesInstanceUID") for image in images)
+    every = [_series(group, n_images[uid]) for (uid, _), group in groups.items()]
     return tuple(sorted(every, key=lambda series: (series.number, series.echo_ms or 0)))
 
 
-def _series(images: Sequence[_Image]) -> Series:
+def _series(images: Sequence[_Image], n_images: int) -> Series:
+    """Return the series of the images of one echo, of `n_images` of all its echoes."""
     first = min(images, key=lambda image: (image.number("InstanceNumber") or 0, str(image.path)))
     try:
         files, spacing_mm, problem = _order_slices(images)
@@ -347,6 +349,9 @@ def _series(images: Sequence[_Image]) -> Series:
         problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
     names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
+    expected = first.number("ImagesInAcquisition") or 0
+    if not problem and n_images < expected:
+        problem = f"slices are missing: {n_images} of {expected:.0f}"
     return Series(
         number=int(first.number("SeriesNumber") or 0),
         description=next(filter(None, map(first.text, names)), ""),
@@ -404,11 +409,11 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     order = np.argsort(along)
     steps = np.diff(along[order])
     usual_mm = float(np.median(steps)) if len(steps) else 0.0
-    problem = _gap(images, steps, usual_mm) if len(steps) else ""
+    problem = _gap(steps, usual_mm) if len(steps) else ""
     return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
 
 
-def _gap(images: Sequence[_Image], steps: npt.NDArray[np.float64], usual_mm: float) -> str:
+def _gap(steps: npt.NDArray[np.float64], usual_mm: float) -> str:
     """Return what is wrong with the distances of neighbouring slices."""
     if steps.min() < _SAME_POSITION_MM:
         return "it has several images at one place, as of several times or contrasts"
@@ -416,5 +421,4 @@ def _gap(images: Sequence[_Image], steps: npt.NDArray[np.float64], usual_mm: flo
     if widest > usual_mm * (1 + _GAP_TOLERANCE) or steps.min() < usual_mm * (1 - _GAP_TOLERANCE):
         gaps = f"{widest:.2f} mm between two neighbours, and {usual_mm:.2f} mm between most"
         return f"slices are missing, or not evenly spaced: {gaps}"
-    expected = images[0].number("ImagesInAcquisition") or 0
-    return f"slices are missing: {len(images)} of {expected:.0f}" if len(images) < expected else ""
+    return ""
