@@ -162,7 +162,7 @@ def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, n
         np.testing.assert_allclose(colour, list(bytes.fromhex(expected[value][1:])), atol=2)
 
 
-def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial):
+def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial, caplog):
     grid, source = axial
     paths = three(tmp_path / "a.dcm")
     assert write_segmentation(paths, np.zeros(grid.shape, np.uint8), grid, BRATS2017, source) == ""
@@ -171,6 +171,7 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial):
     assert values == [[0.0]] * 3
     assert not any(roi.ContourSequence for roi in pydicom.dcmread(paths[2]).ROIContourSequence)
 
+    assert not caplog.text
 
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 

@@ -215,6 +215,7 @@ def _segmentation(
 
 def _structured_report(
     segmentation: Any, label_map: Volume, convention: LabelConvention, about: Mapping[str, Any]
+        omit_empty_frames=bool(masks.any()),
 ) -> Any:
     """Return the `highdicom.sr.Comprehensive3DSR` of a label map that was written as a segmentation."""
     from highdicom import sr
