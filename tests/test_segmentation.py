@@ -36,9 +36,10 @@ from tests.inference_builders import write_run
 NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
 
 
-def converted(root: Path, name: str = "axial") -> tuple[Case, Geometry, ScanSource]:
+def converted(root: Path, name: str = "axial", **header: Any) -> tuple[Case, Geometry, ScanSource]:
     axes, degrees = ORIENTATIONS[name]
-    dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
+    header = {"StudyDescription": "Jo D", **header}
+    dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, **header)
     (case,) = cases_of_dicom(root / "dicom", root / "scans")
     source = read_source(root / "scans/dicom")
     assert source is not None
@@ -170,8 +171,8 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial, capl
     values = [[one.value for one in group.get_measurements()] for group in groups]
     assert values == [[0.0]] * 3
     assert not any(roi.ContourSequence for roi in pydicom.dcmread(paths[2]).ROIContourSequence)
-
     assert not caplog.text
+
 
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 
@@ -224,6 +225,18 @@ def test_the_patient_is_named_only_if_asked_for(tmp_path, axial, with_identifier
     # with letters: random UIDs have digits alone
     words = (b"DOE^", b"HOSPITAL", b"HOUSE", b"ACC123", b"Jo D")
     assert any(word in content for word in words) == with_identifiers
+
+
+@pytest.mark.parametrize("with_identifiers", [False, True])
+def test_images_of_any_characters_have_a_segmentation(tmp_path, with_identifiers):
+    name = "Yamada^Tarou=\u5c71\u7530^\u592a\u90ce"
+    header = {"PatientName": name, "SpecificCharacterSet": ["", "ISO 2022 IR 87"]}
+    _, grid, source = converted(tmp_path, **header)
+    source = source.model_copy(update={"with_identifiers": with_identifiers})
+    paths, empty = three(tmp_path / "a.dcm"), np.zeros(grid.shape, np.uint8)
+    assert write_segmentation(paths, empty, grid, BRATS2017, source) == ""
+    names = [str(pydicom.dcmread(path).PatientName) for path in paths]
+    assert names == [name if with_identifiers else ""] * 3
 
 
 @pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda one: one.name)

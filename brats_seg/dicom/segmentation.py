@@ -72,6 +72,8 @@ _LEVEL = 0.51
 those that ask which centres are inside, both recover the mask."""
 _ABNORMAL = ("49755003", "SCT", "Morphologically Abnormal Structure")
 _BRAIN = ("12738006", "SCT", "Brain")
+_CHARACTERS = "ISO_IR 192"
+"""UTF-8, whatever the images have."""
 _SERIES_OFFSET = 1000
 """Added to the number of the source series for that of the segmentation."""
 
@@ -112,6 +114,7 @@ def write_segmentation(
         why = f"are gone or not as the standard says ({type(error).__name__})"
         return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"
     for path, dataset in zip(paths, written, strict=True):
+        dataset.SpecificCharacterSet = _CHARACTERS
         with whole_file(path) as temporary:
             dataset.save_as(temporary)
     return ""
@@ -120,6 +123,9 @@ def write_segmentation(
 def _image(path: Path, *, with_identifiers: bool) -> Any:
     """Return the header of an image, without what may identify the patient unless it is wanted."""
     header = series.read_header(path, None if with_identifiers else _IMAGE)
+    # what is written is in UTF-8
+    header.decode()
+    header.SpecificCharacterSet = _CHARACTERS
     for name in _PATIENT:
         if name not in header:
             setattr(header, name, None)
@@ -209,13 +215,13 @@ def _segmentation(
         content_creator_name="brats_seg",
         content_label="TUMOUR",
         content_description="Brain tumour, research use only",
+        omit_empty_frames=bool(masks.any()),
         **about,
     )
 
 
 def _structured_report(
     segmentation: Any, label_map: Volume, convention: LabelConvention, about: Mapping[str, Any]
-        omit_empty_frames=bool(masks.any()),
 ) -> Any:
     """Return the `highdicom.sr.Comprehensive3DSR` of a label map that was written as a segmentation."""
     from highdicom import sr
