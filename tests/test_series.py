@@ -126,6 +126,11 @@ def with_damaged_slice(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:300])
 
 
+def with_rows_of_three_bytes(folder: Path) -> None:
+    path, rows = write_one(folder)[5], b"\x28\x00\x10\x00US"
+    path.write_bytes(path.read_bytes().replace(rows + b"\2\0", rows + b"\3\0\0"))
+
+
 def with_copies_and_other_files(folder: Path) -> None:
     for name in ("a", "copy"):
         write_one(folder / name)
@@ -140,6 +145,7 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: without_slice(folder, 1), GAP),
         (lambda folder: without_slice(folder, 8), GAP),
         (with_damaged_slice, "slices are missing"),
+        (with_rows_of_three_bytes, "slices are missing"),
         (lambda folder: write_one(folder, ImagesInAcquisition=20), "are missing: 16 of 20"),
         (lambda folder: as_one_series(folder, "LPS", "PIR", "LIP"), "several directions"),
         (lambda folder: as_one_series(folder, "LPS", "LPS"), "several images at one place"),

@@ -109,7 +109,7 @@ def write_segmentation(
                 _structured_report(segmentation, volume, convention, about[1]),
                 _structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
             )
-    except series.HEADER_ERRORS as error:
+    except series.header_errors() as error:
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
         return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"

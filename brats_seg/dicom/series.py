@@ -66,11 +66,6 @@ _TAGS = [
     *(*_KEPT, *_OF_FRAMES, *_IDENTIFIERS),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
 ]
-HEADER_ERRORS = (
-    *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
-    *(IndexError, OverflowError, RecursionError, MemoryError, struct.error, zlib.error),
-)
-"""Errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
@@ -231,6 +226,17 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
         return None
 
 
+def header_errors() -> tuple[type[Exception], ...]:
+    """Return the errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
+    from pydicom.errors import BytesLengthException
+
+    return (
+        *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
+        *(IndexError, OverflowError, RecursionError, MemoryError, struct.error, zlib.error),
+        BytesLengthException,
+    )
+
+
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
@@ -241,7 +247,7 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):
                 frames = _read(path)
-        except HEADER_ERRORS:
+        except header_errors():
             damaged.append(printable(path.name))
             continue
         for index, image in enumerate(frames):
