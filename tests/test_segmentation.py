@@ -20,6 +20,7 @@ import pydicom
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume
+from brats_seg.dicom import preprocess
 from brats_seg.dicom.convert import cases_of_dicom, convert_studies
 from brats_seg.dicom.modalities import sort_series
 from brats_seg.dicom.preprocess import ScanSource, read_source
@@ -281,6 +282,14 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     assert labels.any()
     check_voxels(output / "exam.dcm", label_map.affine, labels)
     assert "DOE" not in (output / "manifest.jsonl").read_text()
+
+
+def test_without_the_packages_there_is_a_reason(tmp_path, axial, monkeypatch):
+    grid, source = axial
+    monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
+    paths, empty = three(tmp_path / "a.dcm"), np.zeros(grid.shape, np.uint8)
+    remark = write_segmentation(paths, empty, grid, BRATS2017, source)
+    assert "highdicom not installed: pip install 'brats_seg[dicom]'" in remark
 
 
 def test_without_a_segmentation_there_is_the_label_map(tmp_path: Path, run: Run) -> None:

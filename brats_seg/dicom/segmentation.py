@@ -21,7 +21,8 @@ from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented
 from brats_seg.dicom import series
-from brats_seg.dicom.preprocess import ScanSource
+from brats_seg.dicom.preprocess import ScanSource, check_installed
+from brats_seg.errors import EnvironmentalError
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
@@ -89,10 +90,14 @@ def write_segmentation(
     """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.
 
     The remark of its networks is a parameter of the algorithm, and begins in the name of the series.
-    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged.
-    `EnvironmentalError` is raised if pydicom or highdicom is not installed, or the file cannot be written.
+    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged, or pydicom or
+    highdicom is not installed. `EnvironmentalError` is raised if the file cannot be written.
     """
     files = source.series[REFERENCE].files
+    try:
+        check_installed("dicom", "pydicom", "highdicom")
+    except EnvironmentalError as error:
+        return f"no DICOM segmentation was written: {error}"
     try:
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):
