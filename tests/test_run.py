@@ -9,9 +9,10 @@ import pytest
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.held_out import open_held_out, predict_held_out
-from brats_seg.pages.run import held_out_scores, placed_prediction, write_run_page
+from brats_seg.pages.run import _environment, held_out_scores, placed_prediction, write_run_page
 from brats_seg.pages.write import write_report
 from brats_seg.progress import untracked
+from brats_seg.training.run_folder import ENVIRONMENT_NAME
 from tests.inference_builders import CPU
 
 FILES = ("config.yaml", "split.csv", "history.csv", "best.pt")
@@ -65,6 +66,12 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> N
     assert page == run_copy / "report.html"
     assert "1 of 2 epochs are done." in page.read_text()
     assert "The run has not been validated yet" in page.read_text()
+
+
+@pytest.mark.parametrize("text", ["{", "null", "[1]"])
+def test_a_damaged_environment_is_not_shown(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENVIRONMENT_NAME).write_text(text)
+    assert _environment(tmp_path) == {}
 
 
 @pytest.mark.parametrize("name", ["history.csv", "config.yaml"])

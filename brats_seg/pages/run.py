@@ -222,5 +222,5 @@ def _environment(run: Path) -> dict[str, str]:
     """Return the versions and the device of a run; none if their file is missing or damaged."""
     try:
         return dict(json.loads(read_yaml(run / ENVIRONMENT_NAME)))
-    except (UsageError, ValueError):
+    except (UsageError, ValueError, TypeError):
         return {}
