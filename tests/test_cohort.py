@@ -1,6 +1,7 @@
 """The page of a folder of predictions without a browser."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from PIL import Image
 
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import MANIFEST_NAME
-from brats_seg.pages.cohort import write_cohort_page
+from brats_seg.pages.cohort import _link, write_cohort_page
 from brats_seg.pages.html import PageOptions
 from tests.builders import touch
 from tests.test_pages import write_results
@@ -28,6 +29,12 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     assert "3 predicted, 1 of them with warnings; 1 could not be predicted" in page
     assert "0.450" in page
     assert "0123" in page
+
+
+def test_a_link_leads_into_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    results = tmp_path / os.fsdecode(b"caf\xe9")
+    touch(results, "reports/a.html")
+    assert _link(results, "a", tmp_path / "all.html") == "caf%E9/reports/a.html"
 
 
 def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(tmp_path):

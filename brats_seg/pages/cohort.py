@@ -141,7 +141,8 @@ def _link(results: Path, case_id: str, page: Path) -> str:
     for target in (page_path(results, case_id), in_same_folder):
         if target.is_file():
             relative = os.path.relpath(target.absolute(), page.absolute().parent)
-            return quote(Path(relative).as_posix())
+            # file names need not be UTF-8
+            return quote(os.fsencode(relative))
     return ""
 
 
