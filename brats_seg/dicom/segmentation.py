@@ -96,9 +96,6 @@ def write_segmentation(
     files = source.series[REFERENCE].files
     try:
         check_installed("dicom", "pydicom", "highdicom")
-    except EnvironmentalError as error:
-        return f"no DICOM segmentation was written: {error}"
-    try:
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
@@ -114,6 +111,8 @@ def write_segmentation(
                 _structured_report(segmentation, volume, convention, about[1]),
                 _structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
             )
+    except EnvironmentalError as error:
+        return f"no DICOM segmentation was written: {error}"
     except series.header_errors() as error:
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
