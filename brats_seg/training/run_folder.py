@@ -42,8 +42,6 @@ FREE_SETTINGS = frozenset(
         "training.n_workers",
         "training.checkpoint_minutes",
         "training.micro_batch",
-        # a limit, once the number of epochs is fitted to it
-        "training.hours",
         "tracking.to",
     }
 )
@@ -163,9 +161,8 @@ class RunFolder:
         if entries is None:
             return
         state.load_state_dict(entries)
-        before = entries["card"].config.training
-        is_fitted = plan.config.training.hours or before.hours
-        state.set_epochs(state.progress.n_epochs if is_fitted else plan.config.training.n_epochs)
+        training = plan.config.training
+        state.set_epochs(state.progress.n_epochs if training.hours else training.n_epochs)
         log.info("resuming at epoch %d, step %d", state.progress.epoch + 1, state.progress.n_steps)
 
     def _write_facts(self, plan: RunPlan) -> None:
@@ -183,8 +180,11 @@ class RunFolder:
             msg = f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. {_NEXT_STEPS}"
             raise ResumeError(msg)
         free = FREE_SETTINGS
-        # these schedules do not depend on the length of the run, and hours decide it
-        if now.schedule.name in {"plateau", "constant"} or before.training.hours:
+        if now.training.hours:
+            # only a limit, once the number of epochs is fitted to it
+            free |= {"training.hours", "training.n_epochs"}
+        elif now.schedule.name in {"plateau", "constant"}:
+            # `constant` does not depend on the length of the run, nor `plateau` before its cool-down
             free |= {"training.n_epochs"}
         changes = differing_settings(before, now)
         refused = [
