@@ -148,6 +148,8 @@ TEXTS = (
     ("model: {widths: [1000000000]}", "less than or equal to 4096"),
     ("model: {widths: []}", "at least 1 item"),
     ("optimizer: {lr: .nan}", "finite number"),
+    ("folds: {seed: -1}", "setting folds.seed: expected greater than or equal to 0"),
+    ("training: {seed: 9223372036854775808}", "less than 9223372036854775808"),
 )
 
 
