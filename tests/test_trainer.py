@@ -210,6 +210,14 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
     assert len(train(data, tmp_path / "other", settings(plateau, *changes)).history) == 3
 
 
+def test_fresh_does_not_rename_a_folder_without_a_name(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "last.pt").touch()
+    trainer = Trainer(data=data, config=settings(), run_path=Path())
+    with pytest.raises(UsageError, match=r"renames the folder of a run, and \. is not its name"):
+        trainer.run(fresh=True, track=untracked)
+
+
 def test_fresh_sets_the_earlier_run_aside_and_locks_both(data, tmp_path, monkeypatch):
     """Another process may hold the old lock of the renamed folder open."""
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)

@@ -139,6 +139,9 @@ class RunFolder:
         """Rename an earlier run of this name to a free one, and return that, or None without one."""
         if all(path.name == weights.RUN_LOCK_NAME for path in self.path.glob("*")):
             return None
+        if self.path.name in {"", ".."}:
+            msg = f"--fresh renames the folder of a run, and {self.path} is not its name: give it by name"
+            raise UsageError(msg)
         names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
         new_path = next(path for path in names if not path.exists())
         try:
