@@ -42,6 +42,14 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
         assert ranks.any(True)
 
 
+def test_a_number_of_processes_that_torchrun_did_not_set_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(EnvironmentalError, match=r"RANK expected.* unset W"), joined_ranks("cpu"):
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "")
+    test_a_run_that_torchrun_did_not_start_is_alone()
+
+
 @pytest.mark.parametrize(
     ("device", "n_gpus", "backend"),
     [("auto", 2, "cpu:gloo,cuda:nccl"), ("cpu", 2, "gloo"), ("auto", 0, "gloo"), ("auto", 1, None)],

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
+from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import use_gpu
 
 Item = TypeVar("Item")
@@ -96,7 +97,7 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
 
     Without `torchrun` there is one rank. Each takes another GPU, unless the device is the CPU.
     """
-    n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    n_ranks = int(os.environ.get("WORLD_SIZE") or "1")
     if n_ranks == 1:
         yield Ranks()
         return
@@ -106,7 +107,11 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
     importlib.import_module("torch._dynamo")
     # NCCL takes no tensors of the CPU; the first process may prepare cases for hours
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
-    distributed.init_process_group(backend, timeout=timedelta(days=1))
+    try:
+        distributed.init_process_group(backend, timeout=timedelta(days=1))
+    except ValueError as error:  # of a variable that `torchrun` sets
+        msg = f"WORLD_SIZE is {n_ranks}: {error}. Start the processes with torchrun, or unset WORLD_SIZE"
+        raise EnvironmentalError(msg) from None
     log = logging.getLogger("brats_seg")
     level = log.level
     ranks = Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)
