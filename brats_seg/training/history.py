@@ -105,19 +105,18 @@ def outlook_text(
 
 
 def _table(rows: Sequence[figures.Row]) -> pd.DataFrame:
-    return pd.DataFrame([dict(row) for row in rows]).reindex(columns=list(_columns(rows[0])))
+    return pd.DataFrame([dict(row) for row in rows]).reindex(columns=_columns(rows[0]))
 
 
-def _columns(row: figures.Row) -> tuple[str, ...]:
+def _columns(row: figures.Row) -> list[str]:
     # the curves first, then their parts
-    first = [
-        f"{phase}_{curve.name}" for curve in figures.select_curves(row) for phase in figures.PHASES
-    ]
+    curves = [curve.name for curve in figures.select_curves(row)]
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
-    columns = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
-    rest = [column for column in columns if column not in first]
-    patches = ("patch_loss",) if "patch_loss" in row else ()
-    return ("epoch", "step", *first, *rest, *patches, "lr", "seconds", "peak_memory_mb")
+    first = [f"{phase}_{name}" for name in curves for phase in figures.PHASES]
+    rest = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
+    patches = ["patch_loss"] if "patch_loss" in row else []
+    columns = ["epoch", "step", *first, *rest, *patches, "lr", "seconds", "peak_memory_mb"]
+    return list(dict.fromkeys(columns))
 
 
 def _value_text(row: figures.Row, column: str, curve: figures.Curve) -> str:

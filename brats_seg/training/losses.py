@@ -244,9 +244,8 @@ def _level_terms(logits: Tensor, target: Tensor) -> Tensor:
     probabilities = torch.sigmoid(logits)
     bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
     inside = (probabilities * target).sum(_VOXELS)
-    return torch.stack(
-        [inside, probabilities.sum(_VOXELS) + target.sum(_VOXELS), bce.mean(_VOXELS)], dim=-1
-    )
+    either = probabilities.sum(_VOXELS) + target.sum(_VOXELS)
+    return torch.stack([inside, either, bce.mean(_VOXELS)], dim=-1)
 
 
 def _on_grid_of(logits: Tensor, target: Tensor) -> Tensor:
@@ -292,9 +291,7 @@ class RunningSums:
 
     def add(self, case_id: str, counts: Sequence[Sequence[float]]) -> None:
         """Add the measurements of a patch to those of its case."""
-        before = self.counts.get(case_id)
-        summed = counts if before is None else np.add(before, counts).tolist()
-        self.counts[case_id] = [list(row) for row in summed]
+        self.counts[case_id] = np.add(self.counts.get(case_id, 0), counts).tolist()
 
     def add_all(self, other: "RunningSums") -> None:
         """Add the patches of other sums."""

@@ -190,10 +190,8 @@ class Accumulator:
             try:
                 self.scaler.step(self.optimizer)
             except (RuntimeError, MemoryError) as error:
-                advice = (
-                    "Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
-                )
-                msg = f"the weights may be half updated: the optimizer failed: {error}. {advice}"
+                problem = f"the weights may be half updated: the optimizer failed: {error}"
+                msg = f"{problem}. Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
                 raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm

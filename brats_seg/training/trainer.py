@@ -272,9 +272,8 @@ class Trainer:
         if plan.is_validated(progress.epoch, progress.n_epochs):
             case_ids = self.ranks.share(plan.data.split.validation)
             cases = (whole_case(plan.data.folder, name, plan.task.target_of) for name in case_ids)
-            whole = self._sums(
-                track(cases, what="validation", total=len(case_ids)), case_predictor(plan)
-            )
+            shown = track(cases, what="validation", total=len(case_ids))
+            whole = self._sums(shown, case_predictor(plan))
         if plan.watched_patches:
             keys = self.ranks.share(plan.watched_patches)
             patches = run_plan.held_out_patches(plan, keys)
