@@ -33,8 +33,6 @@ from brats_seg.errors import ConfigError, unknown_name
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-"""Seed that the generators of numpy and of torch both take."""
 Fraction = Annotated[float, Field(ge=0, le=1)]
 LONGEST_AXIS = 1024
 """Most voxels along an axis of a patch or a window: twice those of a scan."""
@@ -134,7 +132,7 @@ class FoldConfig(Section):
     """Number of folds; each is held out once."""
     scheme: Literal["stratified", "notebook"] = "stratified"
     """`stratified` balances grade and age, or tumour volume; `notebook` makes 7 folds by decade of age."""
-    seed: Seed = 55
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 55
     """Seed of the split; the order of the cases does not matter."""
 
 
@@ -267,7 +265,7 @@ class TrainingConfig(Section):
     """`auto` uses the GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1` or `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Worker processes that load patches; results do not depend on the number."""
-    seed: Seed = 55
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 55
     """Seed of the run; all randomness is a function of seed, epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
