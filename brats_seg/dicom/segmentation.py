@@ -113,7 +113,7 @@ def write_segmentation(
             )
     except EnvironmentalError as error:
         return f"no DICOM segmentation was written: {error}"
-    except series.header_errors() as error:
+    except Exception as error:  # noqa: BLE001 - pydicom and highdicom raise errors of many kinds
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
         return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"

@@ -8,10 +8,8 @@ import hashlib
 import logging
 import os
 import re
-import struct
 import unicodedata
 import warnings
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +67,7 @@ _TAGS = [
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
-_NO_AGENT = r"(?:no|none|not|n|n[./]a|nil|nativ|unenhanced|without|w/?o|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|\.?$)"
+_NO_AGENT = r"(?:no|none|not|n|n[./]a|nil|native?|unenhanced|without|w/?o|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|\.?$)"
 """What stands in the place of a contrast agent where none was given."""
 
 
@@ -226,17 +224,6 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
         return None
 
 
-def header_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
-    from pydicom.errors import BytesLengthException
-
-    return (
-        *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
-        *(IndexError, OverflowError, RecursionError, MemoryError, struct.error, zlib.error),
-        BytesLengthException,
-    )
-
-
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
@@ -247,7 +234,7 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):
                 frames = _read(path)
-        except header_errors():
+        except Exception:  # noqa: BLE001 - pydicom raises errors of many kinds for a damaged file
             damaged.append(printable(path.name))
             continue
         for index, image in enumerate(frames):
