@@ -29,7 +29,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 
 log = logging.getLogger(__name__)
 
-_LEFTOVER = re.compile(r"\.\d+-[0-9a-f]{6}-.+")
+_LEFTOVER = re.compile(r"\.\d+-[0-9a-f]{6}-(.+)")
 _SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
 """Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -112,13 +112,14 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
+def remove_leftovers(folder: Path, *, folders: bool = False, name: str = "") -> None:
     """Remove the temporary files, or with `folders` the temporary folders, of killed processes.
 
-    No other process may be writing there at the same time.
+    No other process may be writing there at the same time, or none those of the given name.
     """
     for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name) and path.is_dir() == folders:
+        leftover = _LEFTOVER.fullmatch(path.name)
+        if leftover and name in ("", leftover[1]) and path.is_dir() == folders:
             if folders:
                 shutil.rmtree(path)
             else:

@@ -105,6 +105,7 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path, folders: boo
     )
     touch(tmp_path, *(f"{name}/file" for name in killed | mine), ".2024-notes.txt")
     touch(tmp_path, ".5-123abc-folds.csv")  # with folders, another process may be writing it
+    files.remove_leftovers(tmp_path, folders=folders, name="new-b")
     files.remove_leftovers(tmp_path, folders=folders)
     left = {".5-123abc-folds.csv"} if folders else killed
     assert {entry.name for entry in tmp_path.iterdir()} == {*mine, ".2024-notes.txt", *left}
@@ -228,7 +229,3 @@ def test_errors_name_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     error = files.explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
-    refused = pytest.raises(EnvironmentalError, match=f"{tmp_path} cannot be written: it is no")
-    with refused, files.alone_at(Path()), files.whole_file(Path()):
-        pytest.fail("the current folder is no file")
-    assert not [*tmp_path.iterdir()]

@@ -8,7 +8,6 @@ A MONAI bundle or ONNX files are added on request.
 """
 
 import logging
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, pool_scores, score_title, summarise_counts
 from brats_seg.evaluation.significance import CONFIDENCE
-from brats_seg.files import alone_at, whole_file, whole_folder, write_json
+from brats_seg.files import alone_at, remove_leftovers, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, default_of, read_together
 from brats_seg.inference.results import TEMPLATES
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
@@ -136,8 +135,7 @@ def export_model(
     card = _card(exported, facts, license_name, scores)
     with alone_at(folder):
         # of processes that were killed
-        for leftover in folder.parent.glob(f".*-new-{folder.name}"):
-            shutil.rmtree(leftover)
+        remove_leftovers(folder.parent, folders=True, name=f"new-{folder.name}")
         with whole_folder(folder) as new_folder:
             _write(exported, card, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
