@@ -154,6 +154,14 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     assert (n_predicted(), n_predicted()) == (1, 0)
 
 
+def test_a_finished_case_is_found_again_below_a_folder_of_any_name(tmp_path: Path) -> None:
+    """The name of the folder is not UTF-8, and has a separator of lines."""
+    scans = tmp_path / os.fsdecode(b"caf\xe9\xe2\x80\xa8")
+    write_case(scans, CASES[0])
+    (predicted, _), (again, _) = (predict_into(scans, tmp_path / "out") for _ in range(2))
+    assert (predicted.predicted, again.predicted, again.n_skipped) == ((CASES[0],), (), 1)
+
+
 def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
     settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     predict_into(brats_root, brats_root / "out", settings=settings)

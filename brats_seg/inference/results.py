@@ -22,7 +22,7 @@ from typing import Self
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from brats_seg.cases.layouts import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
@@ -200,8 +200,8 @@ class OutputFolder:
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in text.splitlines():
             try:
-                entry = _LINE.validate_json(line)
-            except ValidationError:
+                entry = _LINE.validate_python(json.loads(line))
+            except ValueError:
                 # truncated, or of another version: the case is predicted again
                 continue
             entries[entry.case_id] = entry
@@ -239,7 +239,9 @@ class OutputFolder:
 
     def append(self, entry: Record | Failure) -> None:
         """Append a line to the manifest, and sync it to the disk."""
-        path, line = self.path / MANIFEST_NAME, _LINE.dump_json(entry) + b"\n"
+        path, values = self.path / MANIFEST_NAME, _LINE.dump_python(entry, mode="json")
+        # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
+        line = json.dumps(values).encode() + b"\n"
         try:
             with self._lock, path.open("a+b") as file:
                 if file.tell():
