@@ -63,6 +63,7 @@ def test_a_card_needs_kernels_and_computes_natively(monkeypatch, capability, bui
 def test_what_is_not_there_is_refused() -> None:
     for choose, error, message in (
         (lambda: choose_device("gpu", "auto"), ConfigError, "device 'gpu' is unknown"),
+        (lambda: choose_device("meta", "auto"), ConfigError, "device 'meta' is unknown"),
         (lambda: choose_device("cuda:97", "auto"), EnvironmentalError, "torch sees .* CUDA devic"),
         (lambda: choose_device("cpu", "fp16"), ConfigError, "fp16 needs AVX-512 BF16"),
         (lambda: gpu_named("titan"), UsageError, r"'titan' is unknown; expected a GPU \(t4, p100"),

@@ -5,7 +5,7 @@ Only the modules of `runtime` call `torch.cuda`, so that tests can replace a GPU
 
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -204,11 +204,13 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
 def _device_named(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    device = None
+    with suppress(RuntimeError):
         device = torch.device(name)
-    except RuntimeError:
+    # torch knows other types too, such as xpu and meta
+    if device is None or device.type not in _KINDS:
         msg = f"device {name!r} is unknown; use auto, cpu, cuda, cuda:1 or mps"
-        raise ConfigError(msg) from None
+        raise ConfigError(msg)
     if device.type == "cuda":
         _check_cuda(device)
     elif device.type == "mps" and not torch.backends.mps.is_available():
