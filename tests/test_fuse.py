@@ -68,6 +68,9 @@ def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
         (folder / "probabilities" / "brats_seg.json").write_text("{}")
     fused = fuse_label_maps([first, second], tmp_path / "out", "mean")
     assert {*voxels(fused[1]).ravel()} == {1}
+    write_nifti(path, np.full((1, *shape[1:]), share, np.float32))
+    with pytest.raises(CaseError, match=r"patient_2-et.nii.gz: found 1x24x16 voxels"):
+        fuse_label_maps([first, second], tmp_path / "out", "mean")
 
 
 def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
@@ -75,6 +78,8 @@ def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path
     for inputs, to in (([first], out), ([first, second], second), ([first, second / "x"], out)):
         with pytest.raises(UsageError):
             fuse_label_maps(inputs, to)
+    with pytest.raises(UsageError, match="method 'medain' is unknown; there are majority, staple"):
+        fuse_label_maps([first, second], out, "medain")
     path = second / "patient_2.nii.gz"
     write_nifti(path, make_label_map()[1:])
     with pytest.raises(CaseError, match=r"patient_2, file .*b/patient_2.nii.gz: found 23x24x16"):

@@ -14,7 +14,7 @@ import numpy as np
 from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.layouts import OUTPUT_MARKER, resolve_all
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
-from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of
+from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
 from brats_seg.evaluation.evaluate import case_of, label_maps_in
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
@@ -23,6 +23,8 @@ from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.shapes import nested_regions
+
+METHODS = ("majority", "staple", "mean")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +57,15 @@ def fuse_label_maps(
         track: Shows the progress.
 
     Raises:
-        UsageError: There are fewer than two inputs, one lacks a case, or the output folder is one of
-            them.
+        UsageError: The method is unknown, there are fewer than two inputs, one lacks a case, or the
+            output folder is one of them.
         LayoutError: A folder holds no label map.
         CaseError: A file cannot be read, has another grid than the first of its case, or values that
             regions do not distinguish.
         EnvironmentalError: SimpleITK is not installed, or a file cannot be written.
     """
+    if method not in METHODS:
+        raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
     sets = [
         {case_id: _read(case_id, path) for case_id, path in paths.items()}
         for paths in _label_maps_in(inputs, output)
@@ -74,7 +78,7 @@ def fuse_label_maps(
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
         convention = conventions[0][case_id]
         if method == "mean":
-            inside = _mean_probabilities(case_id, [item.path for item in label_maps], convention)
+            inside = _mean_probabilities(case_id, label_maps, convention)
         else:
             masks = [
                 regions_of(label_map.voxels(), known[case_id])
@@ -107,11 +111,16 @@ def _staple(votes: Sequence[Mask]) -> Field:
     return fused
 
 
-def _mean_probabilities(case_id: str, paths: Sequence[Path], convention: LabelConvention) -> Field:
-    names = result_files("plain", case_id, convention).probabilities
-    files = [[path.parent / name for path in paths] for name in names]
-    sums = [sum(read_volume(path, case_id=case_id).array for path in part) for part in files]
-    return (np.stack(sums) / len(paths)).astype(np.float32)
+def _mean_probabilities(
+    case_id: str, label_maps: Sequence[_StoredLabelMap], convention: LabelConvention
+) -> Field:
+    grid, sums = (str(label_maps[0].path), label_maps[0].geometry), []
+    for name in result_files("plain", case_id, convention).probabilities:
+        paths = [label_map.path.parent / name for label_map in label_maps]
+        volumes = [read_volume(path, case_id=case_id) for path in paths]
+        check_one_grid(case_id, [grid, *((volume.file, volume.geometry) for volume in volumes)])
+        sums.append(sum(volume.array for volume in volumes))
+    return (np.stack(sums) / len(label_maps)).astype(np.float32)
 
 
 def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
