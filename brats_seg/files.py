@@ -118,11 +118,10 @@ def remove_leftovers(folder: Path, *, folders: bool = False, name: str = "") -> 
     No other process may be writing there at the same time, or none those of the given name.
     """
     for path in folder.iterdir():
-        leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover and name in ("", leftover[1]) and path.is_dir() == folders:
-            if folders:
+        if (leftover := _LEFTOVER.fullmatch(path.name)) and name in ("", leftover[1]):
+            if folders and path.is_dir():
                 shutil.rmtree(path)
-            else:
+            elif not folders and not path.is_dir():
                 path.unlink(missing_ok=True)
 
 
