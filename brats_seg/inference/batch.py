@@ -81,10 +81,6 @@ class BatchOutcome:
     """Sentences about label conventions that were not those of the scans."""
 
 
-def _ignore(outcome: CaseOutcome) -> None:
-    pass
-
-
 def predict_folder(
     inputs: Sequence[Path] | Sequence[Case] | Iterator[Sequence[Case]],
     models: Sequence[Path],
@@ -92,7 +88,7 @@ def predict_folder(
     settings: PredictionSettings = DEFAULT_SETTINGS,
     *,
     workers: Workers = None,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
+    on_case: Callable[[CaseOutcome], None] = lambda _: None,
     track: Track = untracked,
 ) -> BatchOutcome:
     """Segment all cases of folders or tables of paths into an output folder.
@@ -244,7 +240,7 @@ def finish_batch(
     n_cases: int,
     *,
     failures: Iterable[Failure] = (),
-    on_case: Callable[[CaseOutcome], None] = _ignore,
+    on_case: Callable[[CaseOutcome], None] = lambda _: None,
     track: Track = untracked,
 ) -> BatchOutcome:
     """Collect the outcomes of a batch as they arrive, and write its tables, also after an error.

@@ -128,9 +128,8 @@ def export_model(
     for network in networks:
         # raises if the weights do not fit the network of the settings
         assemble([network], choose_device("cpu", "fp32"))
-    exported = weights.ExportedModel(
-        networks=networks, fingerprint=weights.fingerprint_of(networks)
-    )
+    fingerprint = weights.fingerprint_of(networks)
+    exported = weights.ExportedModel(networks=networks, fingerprint=fingerprint)
     facts = [fact for path in runs for fact in _read_facts(path)]
     card = _card(exported, facts, license_name, scores)
     with alone_at(folder):
@@ -182,9 +181,8 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     path = folder / f"member{index}.safetensors"
     with whole_file(path) as new_file:
         # in memory first: `save_file` reports a full disk as another error
-        new_file.write_bytes(
-            save({key: value.contiguous() for key, value in network.weights.items()})
-        )
+        tensors = {key: value.contiguous() for key, value in network.weights.items()}
+        new_file.write_bytes(save(tensors))
     entry = weights.ExportedNetwork(
         weights=path.name, sha256=weights.sha256_of(path), card=network.card, cases=network.cases
     )

@@ -130,9 +130,8 @@ class Predictor:
         model = load_model(paths, device, settings)
         for remark in model.remarks:
             log.info("model: %s", remark)
-        log.info(
-            "windows: %s", "; ".join(dict.fromkeys(str(member.window) for member in model.members))
-        )
+        windows = dict.fromkeys(str(member.window) for member in model.members)
+        log.info("windows: %s", "; ".join(windows))
         if device.torch_device.type == "cpu":
             keep_freed_memory()
         return cls(model=model)
@@ -163,9 +162,8 @@ class Predictor:
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        return cls(
-            model=wrap_network(network, identity, settings, device=device, multiple=multiple)
-        )
+        model = wrap_network(network, identity, settings, device=device, multiple=multiple)
+        return cls(model=model)
 
     def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
@@ -246,9 +244,8 @@ class Predictor:
         fallback = PredictionFallback(scan.case_id, model.device)
         mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
         probabilities = scan.on_scan_spacing(mean)
-        convention, reason = convention_to_write(
-            settings.labels, scan.release, model.identity.conventions
-        )
+        trained_on = model.identity.conventions
+        convention, reason = convention_to_write(settings.labels, scan.release, trained_on)
         label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
         volumes = measure(label_map, convention, scan.voxel_mm3)
         expected_loss = model.expected_loss(scan.modalities)

@@ -260,9 +260,8 @@ class OutputFolder:
         columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         write_failures(list(failures), self.path / "failures.csv")
-        for layout, name in sorted(
-            {(record.settings.layout, record.convention) for record in done}
-        ):
+        written = {(record.settings.layout, record.convention) for record in done}
+        for layout, name in sorted(written):
             for file_name, text in label_tables(layout, convention_named(name)).items():
                 with whole_file(self.path / file_name) as new_file:
                     new_file.write_text(text)

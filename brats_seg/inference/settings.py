@@ -95,6 +95,5 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
     try:
         return PredictionSettings.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(
-            "\n".join(f"setting {line}" for line in config.explained(error))
-        ) from None
+        lines = [f"setting {line}" for line in config.explained(error)]
+        raise ConfigError("\n".join(lines)) from None

@@ -211,9 +211,8 @@ def _fit_decoding(
         chosen = 0 if sure is None else sure + 1
         best = chosen or int(np.argmax(means.mean(axis=1)))
         default = getattr(Decoding(), name)
-        texts = [
-            f"{value:g}" for value in (default if region is None else default[region], *values)
-        ]
+        first = default if region is None else default[region]
+        texts = [f"{value:g}" for value in (first, *values)]
         fits.append(
             FittedSetting(
                 setting=label,

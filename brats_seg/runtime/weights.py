@@ -360,7 +360,6 @@ def _check_sum(path: Path, expected: str) -> None:
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
-        check_regular(path)
         return checked_weights(load_file(path))
     except (SafetensorError, OSError, TypeError, ValueError, RuntimeError) as error:
         msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
