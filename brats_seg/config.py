@@ -252,7 +252,7 @@ class TrainingConfig(Section):
 
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
-    hours: PositiveFloat | None = None
+    hours: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Hours of a run in all its sessions: it has as many epochs as they hold, judged by the first one, in place
     of `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 2

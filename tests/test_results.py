@@ -72,6 +72,23 @@ def test_a_clear_order_and_a_clear_gain_are_no_chance(rng):
     assert p_values(far, far)[1] == 1
 
 
+def test_scans_of_one_patient_are_one_death():
+    verdicts = []
+    for n in (1, 5):
+        days = np.repeat([100.0, 200, 300, 400], n)
+        patients = np.repeat(list("abcd"), n).tolist()
+        ids = [f"{patient}{index}" for index, patient in enumerate(patients)]
+        table = make_feature_table(days[:, None], case_ids=ids, patient_ids=patients)
+        predictions = predicted_days(
+            [0] * len(days), selected=(days + 10).tolist(), age=[250.0] * len(days)
+        )
+        study = Study.of(table, make_outcomes(days))
+        verdicts.append(results.summarise(study, predictions, 0).verdict)
+    assert verdicts[0].n_died == verdicts[1].n_died == 4
+    assert verdicts[0].p_ranks == verdicts[1].p_ranks == 1 / 24
+    assert verdicts[0].p_gain == verdicts[1].p_gain
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_effect_is_not_believed(seed):
     """The negative control."""

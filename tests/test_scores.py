@@ -53,6 +53,7 @@ def test_the_table_is_written_with_six_decimals_and_read_back(tmp_path: Path) ->
         ("a,b\n1,2\n", "has no column case_id, region, dice.*; found the columns a, b"),
         (f"{HEAD}\na,wt,high,1,1,1,1,1,1\n", "not a table of scores, .*'high'"),
         (f"{HEAD}\na,wt,,1,1,1,1,1,1\n", "not a table of scores"),
+        (f"{HEAD}\n" + "a,wt,1,1,1,1,1,1,1\n" * 2, "two rows for a case and region"),
         (f"{HEAD},remark\na,wt,1,1,1,1,1,1,1,good\n", "not a table of scores, .*'good'"),
     ],
 )

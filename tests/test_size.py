@@ -37,11 +37,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2060,
-    "cases": 2509,
-    "top level": 1525,
-    "evaluation": 1262,
-    "dicom": 1098,
+    "inference": 2057,
+    "cases": 2477,
+    "top level": 1519,
+    "evaluation": 1272,
+    "dicom": 1116,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 19_682, 110

@@ -178,10 +178,13 @@ def read_scores(path: Path) -> pd.DataFrame:
     """Read the table that `write_scores` wrote.
 
     Raises:
-        UsageError: The file does not exist, or is not a table of scores.
+        UsageError: The file does not exist, is not a table of scores, or has a case and region twice.
     """
     table = read_table(path, required=(*_KEYS, *REGION_COLUMNS))
     columns = score_columns(table)
+    if table.duplicated([*_KEYS]).any():
+        msg = f"{path} holds two rows for a case and region; expected the scores of one set of predictions"
+        raise UsageError(msg)
     try:
         kinds = {c: int if c in _COUNTS else float for c in columns}
         return table.drop(columns=IN_TRAINING, errors="ignore").astype(kinds)

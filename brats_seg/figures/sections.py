@@ -6,6 +6,7 @@ ones; the letters at their edges are those of the affine of the array. The colou
 kind of colour vision can distinguish; those of the regions differ in brightness too.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,7 +286,9 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
         EnvironmentalError: The file cannot be written.
     """
     check_suffix(path)
-    with whole_file(path) as temporary:
+    # names may have letters that the font lacks, which are drawn as boxes
+    with warnings.catch_warnings(), whole_file(path) as temporary:
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(temporary, dpi=dpi, format=path.suffix.lower().removeprefix("."))
 
 

@@ -245,12 +245,14 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
         if with_cox:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
             figures[name] |= estimates(concordance_figure, rows, patients, cox_rng, n_resamples=n)
-    selected, baseline = times[SELECTED][died], times[BASELINE.name][died]
+    # several scans of a patient are one death
+    of_scans = pd.DataFrame([reported, times[SELECTED], times[BASELINE.name]]).T[died]
+    deaths, selected, baseline = of_scans.groupby(patients[died], sort=False).mean().to_numpy().T
     return SurvivalStudy(
         study=study,
         predictions=predictions,
         figures=figures,
-        verdict=judge(reported[died], selected, baseline, figures[SELECTED]["spearman"], rng),
+        verdict=judge(deaths, selected, baseline, figures[SELECTED]["spearman"], rng),
         remarks=tuple(_remarks(study, with_cox=with_cox)),
     )
 
@@ -258,19 +260,17 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
 def judge(
     reported: Days, selected: Days, baseline: Days, rank: Estimate, rng: np.random.Generator
 ) -> Verdict:
-    """Compare the selected models with chance and with age alone, on deaths (n,)."""
-    ranks = _ranks(reported)
+    """Compare the selected models with chance and with age alone, on deaths (n,), one for each patient."""
+    ranks, chosen = _ranks(reported), _ranks(selected)
     gains = np.abs(baseline - reported) - np.abs(selected - reported)
+    p_ranks = permutation_p_value(lambda x: x @ ranks, chosen, rng, permutation_type="pairings")
+    p_gain = permutation_p_value(lambda x: x.mean(axis=-1), gains, rng, permutation_type="samples")
     return Verdict(
         n_died=len(reported),
         spearman=rank,
-        p_ranks=permutation_p_value(
-            lambda shuffled: shuffled @ ranks, _ranks(selected), rng, permutation_type="pairings"
-        ),
+        p_ranks=p_ranks,
         gain_days=float(gains.mean()),
-        p_gain=permutation_p_value(
-            lambda flipped: flipped.mean(axis=-1), gains, rng, permutation_type="samples"
-        ),
+        p_gain=p_gain,
     )
 
 
