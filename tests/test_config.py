@@ -149,6 +149,8 @@ TEXTS = (
     ("model: {widths: []}", "at least 1 item"),
     ("optimizer: {lr: .nan}", "finite number"),
     ("folds: {seed: -1}", "setting folds.seed: expected greater than or equal to 0"),
+    # the number of epochs is found by counting down
+    ("training: {hours: 1e9}", "setting training.hours: expected less than or equal to 10000"),
     ("training: {seed: 9223372036854775808}", "less than 9223372036854775808"),
 )
 
