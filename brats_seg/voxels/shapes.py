@@ -116,6 +116,11 @@ class SectionDiameters:
     index: int
     """Section, in voxels along the last axis."""
 
+    @property
+    def product_mm2(self) -> float:
+        """Product of the two diameters, which RANO adds up over lesions."""
+        return self.longest_mm * self.perpendicular_mm
+
 
 NO_DIAMETERS = SectionDiameters(longest_mm=0.0, perpendicular_mm=0.0, index=0)
 """Diameters of an empty mask."""
@@ -159,7 +164,7 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
         _diameters(cut[:, :, z], spacing_mm[:2], box.start[2] + z)
         for z in np.flatnonzero(cut.any(axis=(0, 1))).tolist()
     )
-    return max(sections, key=lambda section: section.longest_mm * section.perpendicular_mm)
+    return max(sections, key=lambda section: section.product_mm2)
 
 
 def _diameters(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
