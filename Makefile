@@ -14,7 +14,7 @@ REF    ?=
 ARGS   ?=
 NOTEBOOKS = $(wildcard notebooks/*.py)
 SOURCES = $(wildcard brats_seg/*.py brats_seg/*/*.py)
-FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(NETWORK),--network $(NETWORK))
+CHOICES = $(if $(PRESET),--preset $(PRESET)) $(if $(NETWORK),--network $(NETWORK))
 
 .DEFAULT_GOAL := help
 .PHONY: always help setup train crossval predict evaluate notebook pages test test-all check bench clean
@@ -31,10 +31,10 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	@echo "installed in $(VENV); type '. $(BIN)/activate', and then brats-seg is found"
 
 train: setup ## train fold FOLD of the scans in DATA, or resume it (no DATA, and nothing in data/: a demo on phantoms)
-	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
+	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(if $(RUN),--run $(RUN)) $(CHOICES) $(ARGS)
 
 crossval: setup ## train every fold of the scans in DATA, score the held-out cases, export the ensemble
-	$(BIN)/brats-seg crossval $(if $(DATA),--data $(DATA)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+	$(BIN)/brats-seg crossval $(if $(DATA),--data $(DATA)) $(CHOICES) $(ARGS)
 
 predict: setup ## write label maps of the scans in IN to OUT, by the network of RUN (or of several)
 	$(BIN)/brats-seg predict $(IN) -o $(OUT) $(foreach run,$(or $(RUN),runs/fold$(FOLD)),--model $(run)) $(ARGS)

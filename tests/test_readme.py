@@ -192,8 +192,8 @@ def write_table_of_paths(folder: Path) -> None:
         ),
         ("predict IN=scans RUN='a b'", "predict scans -o predictions --model a --model b"),
         (
-            "crossval DATA=scans PRESET=full ARGS='--folds 0,1'",
-            "crossval --data scans --preset full --folds 0,1",
+            "crossval DATA=scans PRESET=full NETWORK=notebook ARGS='--folds 0,1'",
+            "crossval --data scans --preset full --network notebook --folds 0,1",
         ),
     ],
 )
