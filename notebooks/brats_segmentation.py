@@ -201,7 +201,7 @@ print(f"best {config.validation.watch}: {outcome.best:.3f}")
 # %% [markdown]
 # ## Scores of the held-out cases
 #
-# Window and thresholds are fitted to the held-out cases if these are enough to show a gain. The cases are then
+# Thresholds and smallest volumes are fitted to the held-out cases if these are enough to show a gain. The cases are then
 # predicted like new scans and scored as in the challenge, region by region. A region that is empty in
 # reference and prediction scores 1; a region that is empty in one of them scores 0.
 
