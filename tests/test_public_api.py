@@ -13,6 +13,7 @@ import brats_seg
 from brats_seg.cli import COMMANDS as GROUPS
 from brats_seg.cli import app
 from tests.builders import ROOT
+from tests.test_layering import FLOORS
 
 COMMANDS = [command.__name__ for commands in GROUPS.values() for command in commands]
 
@@ -72,3 +73,6 @@ def test_the_tree_of_folders_in_contributing_is_true() -> None:
     found = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
     found |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")} | {"__init__.pyi"}
     assert inner == found
+    floors = dict(re.findall(r"^  (\w+)\S* +(\d) ", tree, re.MULTILINE))
+    assert floors
+    assert {name: FLOORS[name] for name in floors} == {name: int(n) for name, n in floors.items()}
