@@ -69,7 +69,7 @@ check: setup ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(PEERS)/.installed ## compare with other programs, in under 30 minutes on 2 cores, and write benchmarks/RESULTS.md
+bench: $(PEERS)/.installed ## compare with other programs, in half an hour or more on 2 cores, and write benchmarks/RESULTS.md
 	$(PEERS)/bin/python benchmarks/all.py $(ARGS)
 
 # an environment that sees the packages of $(VENV), so that all programs compute with the same torch

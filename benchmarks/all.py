@@ -2,7 +2,7 @@
 
 Each program runs in a process of its own, with one thread unless it measures several, and its
 comparisons become a section of RESULTS.md. Goals stand in the programs, beside what they measure.
-All of it takes under 30 minutes on two cores.
+All of it takes half an hour or more on two cores.
 
     python benchmarks/all.py                      every program; writes benchmarks/RESULTS.md
     python benchmarks/all.py step patches         these alone; their tables are printed
