@@ -1,7 +1,8 @@
 """Segment brain tumours in MRI: train, predict, score, on one 8-16 GB GPU or a CPU.
 
-Everything that the commands of `brats-seg` do is a function here. They take values and return values,
-raise errors derived from `BratsError`, and print nothing. `__init__.pyi` lists the public names.
+The commands of `brats-seg`, but `convert`, `settings` and two kinds of `figure`, are functions here. They take
+values and return values, raise errors derived from `BratsError`, and print nothing. `__init__.pyi` lists the
+public names.
 
 | task | functions |
 |---|---|
