@@ -106,7 +106,7 @@ def plan() -> None:
 def settings(section: str = "") -> None:
     """List the settings: keys, values, what is allowed, and what they do.
 
-    The values are those that `train` would begin a run with, given the same options.
+    The values are those that `train` would begin a run on scans with, given the same options.
 
     Examples:
         brats-seg settings

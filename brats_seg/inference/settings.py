@@ -61,7 +61,7 @@ class PredictionSettings(config.Section):
         return self.model_dump_json(exclude={"device", "report"})
 
     def changed_text(self) -> str:
-        """Return the settings that a label map depends on and that are not the defaults, as words."""
+        """Return the settings that are not the defaults, besides those of pictures, pages and names, as words."""
         given = self.model_dump(mode="json", exclude_defaults=True)
         # no label map depends on these
         about_files = {"preview", "report", "layout"}
