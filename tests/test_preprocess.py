@@ -1,5 +1,6 @@
 """Scans of the scanner are prepared, by doubles of greedy and deepbet, and label maps return to them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -229,6 +230,11 @@ def test_the_brain_of_an_atlas_lies_in_its_grid_as_brains_of_brats_do(name: str)
     # the cerebellum lies behind
     lowest = np.argwhere(on_grid[:, :, :40])
     assert np.median(lowest[:, 1]) > middle[1] + 8
+
+
+def test_what_is_no_file_is_not_read_as_the_source_of_a_case(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "source.json")
+    assert read_source(tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["nifti", "dicom"])

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from nibabel.affines import apply_affine
-from pydantic import Field, ValidationError
+from pydantic import Field
 from scipy.ndimage import affine_transform
 
 from brats_seg import wings
@@ -37,7 +37,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import file_state, write_json
+from brats_seg.files import file_state, read_bounded, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -49,6 +49,8 @@ Atlas: TypeAlias = tuple[Volume, Geometry]
 
 SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
+_LONGEST = 1 << 24
+"""Bytes of the longest of them: it names every DICOM file."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
@@ -169,8 +171,8 @@ def check_installed(extra: str, *names: str) -> None:
 def read_source(folder: Path) -> ScanSource | None:
     """Return what the case in a folder was made from, or None if its files are the user's own."""
     try:
-        source = ScanSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
-    except (OSError, ValidationError):
+        source = ScanSource.model_validate_json(read_bounded(folder / SOURCE_NAME, _LONGEST))
+    except (OSError, ValueError):
         return None
     is_known = set(source.natives) <= set(MODALITIES)
     return source if is_known and set(source.series) in (set(), set(MODALITIES)) else None
@@ -288,8 +290,7 @@ def load_atlas(name: str) -> Atlas:
     if name not in ATLASES:
         image = _at_one_mm(nifti.read_volume(Path(name), case_id="--atlas"), "--atlas")
         if _has_skull([image]):
-            names = ", ".join(ATLASES)
-            msg = f"--atlas {name} seems to have a skull; expected {names}, or a T1 without it"
+            msg = f"--atlas {name} seems to have a skull; expected {', '.join(ATLASES)}, or a T1 without it"
             raise UsageError(msg)
         return image, image.geometry
     shape, *matrices = ATLASES[name]
