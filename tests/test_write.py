@@ -1,6 +1,7 @@
 """The command `report` and `predict --report`: which pages are written, and what they hold."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from brats_seg import PageOptions, PredictionSettings, export_model, predict_folder, write_report
 from brats_seg.cases.find import find_inputs
-from brats_seg.inference.results import MANIFEST_NAME
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder
 from brats_seg.runtime.weights import read_exported
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
@@ -69,6 +70,28 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
     assert "0 predicted, 2 finished before" in said
     assert "html" in page.read_text()
     assert other.read_text() == ""
+
+
+def test_no_record_writes_a_page_outside_the_results(results: Path) -> None:
+    manifest = results / MANIFEST_NAME
+    manifest.write_text(
+        manifest.read_text().replace(f'"case_id": "{IDS[0]}"', '"case_id": "../../x"')
+    )
+    shutil.copy(results / f"{IDS[0]}.nii.gz", results.parent.parent / "x.nii.gz")
+    (failure,) = write_report([results]).failures
+    assert "the id '../../x', which cannot be the name of a file" in failure.message
+    assert not (results.parent / "x.html").exists()
+
+
+def test_records_and_pictures_that_cannot_be_read_end_no_report(results: Path) -> None:
+    manifest = results / MANIFEST_NAME
+    manifest.write_text(f"{manifest.read_text()}{'[' * 9000}\n")
+    for case_id, make in zip(IDS, (os.mkfifo, os.mkdir), strict=True):
+        make(results.parent / "scans" / case_id / "steps.png")
+    assert write_report([results]).failures == ()
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert OutputFolder(results).entries() == {}
 
 
 def test_predictions_have_a_page_of_each_case_and_of_all(run: Run, results: Path) -> None:

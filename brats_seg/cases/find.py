@@ -97,7 +97,7 @@ def find_cases(
         raise LayoutError(msg)
     folder = described.data_folder(root)
     complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
-    checked = [_with_id_checked(case, is_file_name=is_table) for case in complete]
+    checked = [with_id_checked(case, is_file_name=is_table) for case in complete]
     return CaseIndex(root=folder, cases=_sort_cases(checked), notices=tuple(notices))
 
 
@@ -125,7 +125,7 @@ def find_inputs(
     n_of_id = Counter(case.case_id for case in cases)
     next_step = "Rename or omit all but one: their results would have the same name."
     for i, case in enumerate(cases):
-        n, cases[i] = n_of_id[case.case_id], _with_id_checked(case, is_file_name=True)
+        n, cases[i] = n_of_id[case.case_id], with_id_checked(case, is_file_name=True)
         if n > 1:
             cases[i] = cases[i].with_problem(f"{n} cases of this id", "one", next_step)
     return _sort_cases(cases)
@@ -144,14 +144,14 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
     case = replace(Case.named(case_id, scans), root=Path("/"))
-    return _with_id_checked(case, is_file_name=True)
+    return with_id_checked(case, is_file_name=True)
 
 
 def _sort_cases(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def _with_id_checked(case: Case, *, is_file_name: bool) -> Case:
+def with_id_checked(case: Case, *, is_file_name: bool) -> Case:
     """Return a case with what is wrong with its id; files may be called after it."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
     if case.release == layouts.MEN_RT:

@@ -197,12 +197,12 @@ class OutputFolder:
     def entries(self) -> dict[str, Record | Failure]:
         """Return the latest record or failure of each case; lines that cannot be read are skipped."""
         path, entries = self.path / MANIFEST_NAME, dict[str, Record | Failure]()
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         for line in text.splitlines():
             try:
                 entry = _LINE.validate_python(json.loads(line))
-            except ValueError:
-                # truncated, or of another version: the case is predicted again
+            except (ValueError, RecursionError):
+                # truncated, damaged, or of another version: the case is predicted again
                 continue
             entries[entry.case_id] = entry
         return entries

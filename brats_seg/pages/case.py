@@ -83,7 +83,7 @@ def write_case_page(
         lesions=lesions,
         legend=_legend(view),
         pictures=tuple(_pictures(view)),
-        steps=data_uri(steps.read_bytes(), "image/png") if steps and steps.exists() else "",
+        steps=data_uri(steps.read_bytes(), "image/png") if steps and steps.is_file() else "",
         viewer={
             "title": view.case_id,
             "volumes": [volume._asdict() for volume in volumes],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
-from brats_seg.cases.find import find_cases
+from brats_seg.cases.find import find_cases, with_id_checked
 from brats_seg.cases.layouts import STEPS_NAME
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
@@ -105,10 +105,9 @@ def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
 def write_page_of(files: PageFiles) -> Path:
     """Write the page of one case, and return its file."""
     _check_files(files)
-    case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)
-    if record is not None:
-        # a case that was predicted without some modalities is shown without them
-        case, modalities = replace(case, problems=case.problems), record.modalities
+    case, record = files.case, files.record
+    # a case that was predicted without some modalities is shown without them
+    modalities = record.modalities if record else MODALITIES
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
     view = make_view(loaded)
     if files.prediction is not None:
@@ -168,11 +167,11 @@ def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
 
 
 def _find_results(folder: Path) -> Iterator[PageFiles]:
-    for case_id, record in sorted(OutputFolder(folder).entries().items()):
-        if isinstance(record, Record):
-            # the paths are absolute, or relative to the folder that the prediction was started in
-            scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
-            yield files_of_result(Case.named(case_id, scans), record, folder)
+    for case_id, record in sorted(OutputFolder(folder).records().items()):
+        # the paths are absolute, or relative to the folder that the prediction was started in
+        scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
+        case = with_id_checked(Case.named(case_id, scans), is_file_name=True)
+        yield files_of_result(case, record, folder)
 
 
 def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
