@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from PIL import Image
@@ -29,6 +30,22 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     assert "3 predicted, 1 of them with warnings; 1 could not be predicted" in page
     assert "0.450" in page
     assert "0123" in page
+
+
+@pytest.mark.parametrize("kind", ["of 60000 x 60000 pixels", "a FIFO"])
+def test_a_picture_that_cannot_be_read_is_left_out(kind: str, tmp_path: Path) -> None:
+    results = write_results(tmp_path / "results")
+    path = touch(results, "previews/bad.png") / "previews/bad.png"
+    Image.new("RGB", (90, 66), "red").save(path)
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    else:
+        header = b"IHDR" + (60000).to_bytes(4, "big") * 2 + content[24:29]
+        path.write_bytes(content[:12] + header + crc32(header).to_bytes(4, "big") + content[33:])
+    write_cohort_page(results, results / "cohort.html")
+    assert 'class="thumb"><img' not in (results / "cohort.html").read_text()
 
 
 def test_a_link_leads_into_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
@@ -24,6 +24,7 @@ from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import join_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
+from brats_seg.files import check_regular
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import REGIONS, convention_named
 from brats_seg.pages import html
@@ -122,13 +123,12 @@ def _thumbnail(results: Path, record: Record) -> str:
         return ""
     small = BytesIO()
     try:
+        check_regular(results / preview)
         with Image.open(results / preview) as image:
-            left, top, right, bottom = _AXIAL_FLAIR
-            width, height = image.size
-            box = (left * width, top * height, right * width, bottom * height)
-            part = image.crop(box).convert("RGB")
-    except (OSError, UnidentifiedImageError):
-        # a picture was removed or is damaged: the case is shown without it
+            left, top, right, bottom = np.multiply(_AXIAL_FLAIR, 2 * image.size).tolist()
+            part = image.crop((left, top, right, bottom)).convert("RGB")
+    except Exception:  # noqa: BLE001 - Pillow raises errors of many kinds for a damaged picture
+        # it was removed, or is damaged or too large: the case is shown without it
         return ""
     size = (_PICTURE_WIDTH, round(_PICTURE_WIDTH * part.height / part.width))
     part.resize(size, reducing_gap=2.0).save(small, format="WEBP", quality=60)
