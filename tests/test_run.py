@@ -1,5 +1,6 @@
 """The page of a training run, from its folder and from its held-out cases."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -68,9 +69,12 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> N
     assert "The run has not been validated yet" in page.read_text()
 
 
-@pytest.mark.parametrize("text", ["{", "null", "[1]"])
+@pytest.mark.parametrize("text", ["{", "null", "[1]", "[" * 9000])
 def test_a_damaged_environment_is_not_shown(tmp_path: Path, text: str) -> None:
     (tmp_path / ENVIRONMENT_NAME).write_text(text)
+    assert _environment(tmp_path) == {}
+    (tmp_path / ENVIRONMENT_NAME).unlink()
+    os.mkfifo(tmp_path / ENVIRONMENT_NAME)
     assert _environment(tmp_path) == {}
 
 

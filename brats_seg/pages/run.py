@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
-from brats_seg.config import Config, differing_settings, load_config, read_yaml
+from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_config, read_yaml
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.sections import Grid, centre_of
+from brats_seg.files import read_bounded
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages import html
@@ -221,6 +221,6 @@ def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
 def _environment(run: Path) -> dict[str, str]:
     """Return the versions and the device of a run; none if their file is missing or damaged."""
     try:
-        return dict(json.loads(read_yaml(run / ENVIRONMENT_NAME)))
-    except (UsageError, ValueError, TypeError):
+        return dict(json.loads(read_bounded(run / ENVIRONMENT_NAME, LONGEST_YAML)))
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
