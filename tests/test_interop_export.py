@@ -132,6 +132,8 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     assert formats["outputs"]["pred"]["label_map"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
     assert "brats_seg" not in metadata["required_packages_version"]
     assert config["network0_def"]["_target_"] == "DynUNet"
+    # where the transforms after it compute with numpy, also if the network is on a GPU
+    assert config["postprocessing"]["transforms"][0]["device"] == "cpu"
     assert "brats_seg" not in (model / "configs" / "inference.json").read_text()
     card, use = ((model / name).read_text() for name in ("README.md", "docs/README.md"))
     assert use.startswith(f"{card}\n## Use in MONAI\n")
