@@ -17,6 +17,7 @@ from brats_seg.errors import UsageError
 from brats_seg.presets import MONAI_NETWORKS
 from tests.foreign_builders import FP32, part, predict, write_bundle
 
+WINDOWS = part("SlidingWindowInferer", roi_size=[16, 16, 8])
 SPATIAL = (
     part("Orientationd", keys="image", axcodes="RAS", labels=None),
     part(
@@ -25,10 +26,27 @@ SPATIAL = (
 )
 
 
+ACTIVATION = part("Activationsd", keys="pred", sigmoid=True)
+INVERSE = part(
+    "Invertd", keys=["pred"], transform="@preprocessing", orig_keys="image", device="@device"
+)
+
+
 @pytest.mark.filterwarnings("ignore")  # MONAI's own
-@pytest.mark.parametrize("is_spatial", [False, True])
-def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool) -> None:
-    model = write_bundle(tmp_path / "model", transforms=SPATIAL if is_spatial else ())
+@pytest.mark.parametrize(
+    ("is_spatial", "mode", "inverse"),
+    [
+        (False, "constant", None),
+        (False, "gaussian", None),
+        (True, "constant", {"nearest_interp": [False]}),
+        (True, "constant", {}),
+    ],
+)
+def test_regions_are_those_of_monai(tmp_path, case, is_spatial, mode, inverse):
+    sections = {"inferer": {**WINDOWS, "overlap": 0.4, "mode": mode}}
+    if inverse is not None:
+        sections["postprocessing"] = {"transforms": [ACTIVATION, INVERSE | inverse]}
+    model = write_bundle(tmp_path / "model", transforms=SPATIAL if is_spatial else (), **sections)
     network = SegResNet(
         in_channels=4, out_channels=3, init_filters=8, blocks_down=[1, 1], blocks_up=[1]
     ).eval()
@@ -42,9 +60,10 @@ def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool
     files = [next(case.glob(f"*_{name}.nii.gz")) for name in ("t1ce", "t1", "t2", "flair")]
     data = pipeline({"image": files})
     with torch.no_grad():
-        inferer = SlidingWindowInferer([16, 16, 8], overlap=0.4)
+        inferer = SlidingWindowInferer([16, 16, 8], overlap=0.4, mode=mode)
         data["pred"] = inferer(data["image"][None], network)[0].sigmoid()
-    data = transforms.Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
+    is_nearest = inverse == {}  # the default of MONAI
+    data = transforms.Invertd("pred", pipeline, "image", nearest_interp=is_nearest)(data)
     tc, wt, et = data["pred"].numpy()
     result = predict(model, case, probabilities=True)
     assert result.probabilities is not None
@@ -115,13 +134,13 @@ def test_every_known_network_is_read(tmp_path: Path, name: str) -> None:
     image = torch.rand(1, 4, *size)
     member = Predictor.load([model], PredictionSettings(**FP32)).model.members[0]
     with torch.no_grad():
-        torch.testing.assert_close(member.network(image), expected(image), atol=1e-4, rtol=1e-4)
+        logits = member.network(image)[:, :3]  # all of weight 1
+        torch.testing.assert_close(logits, expected(image), atol=1e-4, rtol=1e-4)
 
 
 FOUR = ("T1c", "T1", "T2", "FLAIR")
 LOAD = part("LoadImaged", keys="image")
 REGIONS = ("tumor core", "whole tumor", "enhancing tumor")
-WINDOWS = part("SlidingWindowInferer", roi_size=[16, 16, 8])
 DISORDER = [part("FillHolesd", keys="pred"), part("AsDiscreted")]
 NETWORK = part("SegResNet", in_channels=4, out_channels=3, init_filters=8)
 

@@ -98,7 +98,7 @@ def try_method(method: Method, n_out: int) -> None:
     case = Case.named("trial", {})
     loaded = LoadedCase(case=case, volumes=volumes, geometry=grid, label=None, convention=None)
     given = method.to_network(scan := method.prepare(loaded))
-    result = given.to_volume(torch.zeros(n_out, *given.image.shape[1:]))
+    result = given.to_volume(torch.ones(n_out, *given.image.shape[1:]))
     is_finite = np.isfinite(given.image).all() and np.isfinite(result).all()
     if not is_finite or result.shape != (len(REGIONS), *scan.image.shape[1:]):
         msg = f"it turns a scan into an image of {given.image.shape}, and this into {result.shape}"

@@ -37,7 +37,7 @@ from brats_seg.models.convolution import use_slabs
 from brats_seg.models.interface import check_window
 from brats_seg.presets import MONAI_NETWORKS, is_plain
 from brats_seg.runtime import weights
-from brats_seg.runtime.windows import Window, WindowRule, gaussian
+from brats_seg.runtime.windows import Window, WindowRule
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import find_turn, turned, undo_turn
 
@@ -63,9 +63,14 @@ _CLEANING = ("KeepLargestConnectedComponentd", "RemoveSmallObjectsd", "FillHoles
 _STAGES = {"Activationsd": 0, "Invertd": 1, "AsDiscreted": 2, "Lambdad": 4}
 _STAGES |= dict.fromkeys(_CLEANING, 3)
 """Stage of each transform of a postprocessing: stages are applied in this order."""
-_PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
+_PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "nearest_interp")
 """Arguments with an entry for each key, of which that of the image is taken."""
-_NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
+_NOT_ARGUMENTS = (
+    *("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys"),
+    # of `Invertd`: they name other entries, or the device
+    *("transform", "orig_keys", "meta_keys", "orig_meta_keys", "meta_key_postfix"),
+    *("to_tensor", "device"),
+)
 _CODE = re.compile(r'"[$%@]|"_target_"')
 """Code, a reference or an object somewhere in a value that is written as JSON."""
 _Part: TypeAlias = Mapping[str, Any]
@@ -85,11 +90,12 @@ class _Windows(BaseModel):
     with_coord: Literal[False] = False
     sigma_scale: float = Field(0.125, ge=0.01, le=10)
 
-    def weights(self, length: int) -> Tensor:
-        """Return the weight of each voxel of a window along an axis."""
-        if self.mode == "constant":
-            return torch.ones(length)
-        return gaussian(length, (length - 1) / 2, self.sigma_scale)
+    def weigh(self, _network: nn.Module, _images: tuple[Tensor], logits: Tensor) -> Tensor:
+        """Return the logits of a window times the weights of its voxels, and the weights."""
+        from monai.data.utils import compute_importance_map as weights_of
+
+        weights = weights_of(logits.shape[2:], self.mode, self.sigma_scale, logits.device)
+        return torch.cat((logits * weights, weights.expand_as(logits[:, :1])), dim=1)
 
 
 class _Sizes(BaseModel):
@@ -103,7 +109,7 @@ class _Sizes(BaseModel):
 
 
 class _Thresholding(BaseModel):
-    """Arguments of `Activationsd` and `AsDiscreted` together."""
+    """Arguments of `Activationsd`, `Invertd` and `AsDiscreted` together."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -112,6 +118,7 @@ class _Thresholding(BaseModel):
     softmax: Literal[False] = False
     argmax: Literal[False] = False
     threshold: Threshold = 0.5
+    nearest_interp: bool = True
 
 
 def is_bundle(path: Path) -> bool:
@@ -139,18 +146,20 @@ def read_bundle(path: Path) -> Member:
         _known_name("inferer", config["inferer"], _INFERERS)
         windows = _Windows.model_validate(_arguments(config, config["inferer"]))
         steps = _preprocessing(config)
-        threshold, cleaning = _postprocessing(config)
+        decoding, cleaning = _postprocessing(config)
         network = _network(config, state, windows.roi_size)
+        # the weights of MONAI are no product of axes; the rule averages all that a window returns
+        network.register_forward_hook(windows.weigh)
         pipeline = _Pipeline(
-            channels=inputs, outputs=outputs, steps=steps, cleaning=cleaning, threshold=threshold
+            channels=inputs, outputs=outputs, steps=steps, cleaning=cleaning, decoding=decoding
         )
         method = Method(
             prepare=_whole_scan,
             to_network=pipeline.to_network,
-            rule=WindowRule(starts=_starts, weights=windows.weights),
+            rule=WindowRule(starts=_starts, weights=torch.ones),
             mean_of="logits",
         )
-        interop.try_method(method, len(REGIONS))
+        interop.try_method(method, len(REGIONS) + 1)
     # of the window, as of the patch of any network by name
     x, y, z = (gcd(n, OWN_MULTIPLE) for n in windows.roi_size)
     return Member(
@@ -163,10 +172,10 @@ def read_bundle(path: Path) -> Member:
             normalisation=", ".join(type(transform).__name__ for transform in steps),
         ),
         multiple=(x, y, z),
-        decoding=weights.Decoding(thresholds=(threshold, threshold, threshold)),
+        decoding=weights.Decoding(thresholds=(decoding.threshold,) * 3),
         method=method,
         window=Window(size=windows.roi_size, overlap=windows.overlap),
-        regions=outputs,
+        regions=(*outputs, len(REGIONS)),
     )
 
 
@@ -188,28 +197,26 @@ class _Pipeline:
     """Transforms of the volumes."""
     cleaning: tuple[Any, ...]
     """Transforms of the thresholded regions."""
-    threshold: float
+    decoding: _Thresholding
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Apply the transforms to the volumes of a scan, in the axes of its files."""
         # importing MONAI's transforms takes seconds
         from monai.data import MetaTensor
-        from monai.transforms import Compose
-        from monai.transforms.inverse import InvertibleTransform
+        from monai.transforms import Compose, Invertd
 
         turn = find_turn(scan.geometry.affine)
         stored = np.stack([undo_turn(scan.image[channel], turn) for channel in self.channels])
         affine = torch.from_numpy(scan.geometry.affine)
         pipeline = Compose(self.steps)
         image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
+        undo = Invertd(_PREDICTION, pipeline, _IMAGE, nearest_interp=self.decoding.nearest_interp)
 
-        def to_volume(logits: Tensor) -> Image:
-            probabilities = MetaTensor(logits.cpu().sigmoid())
-            probabilities.affine = image.affine
-            probabilities.applied_operations = image.applied_operations
+        def to_volume(output: Tensor) -> Image:
+            probabilities = MetaTensor((output[:-1] / output[-1:]).cpu().sigmoid())
             # MONAI warns where there is nothing to undo
-            if any(isinstance(transform, InvertibleTransform) for transform in self.steps):
-                probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
+            if image.applied_operations:
+                probabilities = undo({_IMAGE: image, _PREDICTION: probabilities})[_PREDICTION]
             regions = self._clean(probabilities) if self.cleaning else probabilities
             return np.stack([turned(region, turn) for region in regions.numpy()])
 
@@ -217,7 +224,7 @@ class _Pipeline:
 
     def _clean(self, probabilities: Tensor) -> Tensor:
         """Return probabilities that are 0 where a voxel is removed from a region, and 1 where one is added."""
-        before = probabilities >= self.threshold
+        before = probabilities >= self.decoding.threshold
         after = before[np.argsort(self.outputs).tolist()].float()
         for transform in self.cleaning:
             after = transform({_PREDICTION: after})[_PREDICTION]
@@ -263,25 +270,25 @@ def _preprocessing(config: _Part) -> tuple[Any, ...]:
     return tuple(_make(config, *step, _IMAGE) for step in steps if step[0] in _TRANSFORMS)
 
 
-def _postprocessing(config: _Part) -> tuple[float, tuple[Any, ...]]:
-    """Return the threshold of the postprocessing, and its transforms of the thresholded regions."""
+def _postprocessing(config: _Part) -> tuple[_Thresholding, tuple[Any, ...]]:
+    """Return what the postprocessing does to probabilities, and its transforms of the thresholded regions."""
     steps = _steps(config, "postprocessing", (*_STAGES, *_LOADING, "SaveImaged"))
     names = [name for name, _ in steps if name in _STAGES]
     if names != sorted(names, key=_STAGES.__getitem__):
         msg = f"its postprocessing has another order than {', '.join(_STAGES)}"
         raise ValueError(msg)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {} if "Invertd" in names else {"nearest_interp": False}
     for name, part in steps:
-        if name in ("Activationsd", "AsDiscreted"):
+        if name in ("Activationsd", "Invertd", "AsDiscreted"):
             arguments |= _key_arguments(config, part, _PREDICTION)
-    threshold = _Thresholding.model_validate(arguments).threshold
+    decoding = _Thresholding.model_validate(arguments)
     cleaning = [step for step in steps if step[0] in _CLEANING]
     if cleaning and find_spec("skimage") is None:
         msg = f"its {cleaning[0][0]} needs scikit-image: pip install 'brats_seg[bundle]'"
         raise ValueError(msg)
     if "Lambdad" in names:
         log.info("code that the bundle ends with is not run: it is taken to write the label map")
-    return threshold, tuple(_make(config, *step, _PREDICTION) for step in cleaning)
+    return decoding, tuple(_make(config, *step, _PREDICTION) for step in cleaning)
 
 
 def _steps(config: _Part, section: str, known: Sequence[str]) -> list[tuple[str, _Part]]:
