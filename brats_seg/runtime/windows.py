@@ -81,7 +81,7 @@ class WindowRule:
 
 def window_starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     """Return the first voxel of each window: the fewest that overlap enough, evenly spaced."""
-    step = max(1, round(length * (1 - overlap)))
+    step = max(1, length * (1 - overlap))
     n_steps = ceil((size - length) / step)
     return tuple(round(i * (size - length) / max(1, n_steps)) for i in range(n_steps + 1))
 
