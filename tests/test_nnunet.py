@@ -179,6 +179,14 @@ MAMBA = {"network_class_name": "a.Mamba", "arch_kwargs": {}}
         (configured(patch_size=[16, 16]), "plans.json cannot be used: patch"),
         (configured(previous_stage="3d_lowres"), "plans.json cannot be used: previous_stage"),
         (configured(resampling_fn_data="resample_torch"), "resampling_fn_data: .*resample_torch"),
+        (
+            configured(resampling_fn_data_kwargs={"order": 1}),
+            "resampling_fn_data_kwargs.order: expected 3 .got 1",
+        ),
+        (
+            configured(resampling_fn_probabilities_kwargs={"force_separate_z": True}),
+            "resampling_fn_probabilities_kwargs.force_separate_z: .*None",
+        ),
         (configured(architecture=MAMBA), "class_name: .*ResidualEncoderUNet.* .got 'a.Mamba'"),
     ],
 )

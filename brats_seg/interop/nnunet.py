@@ -44,6 +44,7 @@ _FOLD = re.compile(r"fold_(\d+|all)")
 _Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _Normalisation: TypeAlias = Literal["ZScoreNormalization"]
 _Labels: TypeAlias = tuple[frozenset[int], ...]
+_OF_IMAGES, _OF_LOGITS = "resampling_fn_data_kwargs", "resampling_fn_probabilities_kwargs"
 _OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
@@ -71,6 +72,10 @@ class _Configuration(BaseModel):
     use_mask_for_norm: tuple[bool, bool, bool, bool]
     resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
     resampling_fn_probabilities: _Resampling = "resample_data_or_seg_to_shape"
+    image_order: Literal[3] = Field(3, validation_alias=AliasPath(_OF_IMAGES, "order"))
+    logits_order: Literal[1] = Field(1, validation_alias=AliasPath(_OF_LOGITS, "order"))
+    image_axis: None = Field(None, validation_alias=AliasPath(_OF_IMAGES, "force_separate_z"))
+    logits_axis: None = Field(None, validation_alias=AliasPath(_OF_LOGITS, "force_separate_z"))
     previous_stage: None = None
     """Only the second stage of a cascade has one."""
     architecture: Architecture
