@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 ONNX_TOLERANCE = 1e-4
 """Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
 _OTHERWISE = "Export it without --format, or as a bundle."
-_OPSET = 18
-_SMALLEST_AXIS = 8
 
 
 def write_bundle(exported: ExportedModel, folder: Path) -> None:
@@ -152,15 +150,14 @@ def _convention(exported: ExportedModel) -> LabelConvention:
 def _facts(exported: ExportedModel, *, is_monai: bool) -> dict[str, Any]:
     """Return the entries of the metadata that depend on the model and the versions."""
     spacing = "x".join(f"{mm:g}" for mm in exported.networks[0].card.identity.spacing_mm)
-    ours = version("brats_seg")
     required = {name: version(name) for name in ("nibabel", "scipy")}
-    required |= {"pytorch-ignite": ">=0.4"} if is_monai else {"brats_seg": ours}
+    required |= {"pytorch-ignite": ">=0.4"} if is_monai else {"brats_seg": version("brats_seg")}
     return {
         "monai_version": version("monai"),
         "pytorch_version": version("torch"),
         "numpy_version": version("numpy"),
         "required_packages_version": required,
-        "changelog": {"0.1.0": f"exported by brats_seg {ours}"},
+        "changelog": {"0.1.0": f"exported by brats_seg {version('brats_seg')}"},
         "description": f"Exported by brats_seg, fingerprint {exported.fingerprint}. Research use only.",
         "image_classes": "T1, T1 with contrast agent, T2, FLAIR, skull-stripped, one grid, "
         f"{spacing} mm",
@@ -203,7 +200,7 @@ def _write_network(member: Member, path: Path) -> None:
                 (_example(member, 1),),
                 path,
                 dynamo=False,
-                opset_version=_OPSET,
+                opset_version=18,
                 input_names=["image"],
                 output_names=["logits"],
                 dynamic_axes={"image": axes, "logits": axes},
@@ -234,7 +231,7 @@ def _example(member: Member, scale: int) -> Tensor:
     """Return a random image of a size that the network takes, of other numbers along each axis."""
     generator = torch.Generator().manual_seed(scale)
     x, y, z = (
-        m * (-(-max(_SMALLEST_AXIS, n // 4) // m) + scale + axis)
+        m * (-(-max(8, n // 4) // m) + scale + axis)
         for axis, (n, m) in enumerate(zip(member.identity.patch, member.multiple, strict=True))
     )
     return torch.randn(1, len(member.channels), x, y, z, generator=generator)

@@ -66,15 +66,15 @@ _STAGES |= dict.fromkeys(_CLEANING, 3)
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "nearest_interp")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = (
-    *("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys"),
-    # of `Invertd`: they name other entries, or the device
-    *("transform", "orig_keys", "meta_keys", "orig_meta_keys", "meta_key_postfix"),
-    *("to_tensor", "device"),
+    *("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys", "device"),
+    # of `Invertd`, which name other entries
+    *("transform", "orig_keys", "meta_keys", "orig_meta_keys", "meta_key_postfix", "to_tensor"),
 )
 _CODE = re.compile(r'"[$%@]|"_target_"')
 """Code, a reference or an object somewhere in a value that is written as JSON."""
 _Part: TypeAlias = Mapping[str, Any]
 _Voxels: TypeAlias = Annotated[int, Field(ge=0, le=64)]
+_FLAG = TypeAdapter(bool)
 _CHANNELS = TypeAdapter(dict[int, str])
 """Names of the channels of an input or output of a network."""
 
@@ -296,10 +296,7 @@ def _steps(config: _Part, section: str, known: Sequence[str]) -> list[tuple[str,
     steps = []
     for part in _resolve_reference(config, config[section].get("transforms", [config[section]])):
         is_disabled = _plain(config, part.get("_disabled_", False))
-        if not isinstance(is_disabled, bool):
-            msg = f"its {section} has _disabled_ {is_disabled!r}; expected true or false"
-            raise ValueError(msg)
-        if not is_disabled:
+        if not _FLAG.validate_python(is_disabled, strict=True):
             steps.append((_known_name("transform", part, known), part))
     return steps
 

@@ -45,13 +45,11 @@ _Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _Normalisation: TypeAlias = Literal["ZScoreNormalization"]
 _Labels: TypeAlias = tuple[frozenset[int], ...]
 _OF_IMAGES, _OF_LOGITS = "resampling_fn_data_kwargs", "resampling_fn_probabilities_kwargs"
-_OVERLAP = 0.5
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
 """Ratio of voxel edges above which nnU-Net resamples slice by slice."""
 _IMAGE_ORDER, _LOGITS_ORDER = 3, 1
 """Orders of the splines for images and for logits."""
-_SMALLEST_STD = 1e-8
 RULE = WindowRule(starts=window_starts, weights=lambda length: gaussian(length, length // 2))
 """Windows are spaced evenly; the Gaussian has its peak at a voxel."""
 
@@ -116,8 +114,7 @@ def read_nnunet(path: Path) -> Member:
     files = _checkpoints(path, root)
     folds = [_read(file, _Checkpoint) for file in files]
     configuration = _configuration(plans, folds[0].configuration, plans_path)
-    pairs = zip(folds, files, strict=True)
-    networks = [_network(configuration, len(heads), *pair) for pair in pairs]
+    networks = list(map(partial(_network, configuration, len(heads)), folds, files))
     of_regions = {tuple(map(frozenset, c.regions)): (c.name,) for c in reversed(CONVENTIONS)}
     grid = _Grid(
         channels=channels,
@@ -149,7 +146,7 @@ def read_nnunet(path: Path) -> Member:
         ),
         multiple=configuration.architecture.multiple,
         method=method,
-        window=Window(size=configuration.patch_size, overlap=_OVERLAP),
+        window=Window(size=configuration.patch_size, overlap=0.5),
         # the method takes all outputs, of regions or of labels
         regions=tuple(range(len(heads))),
     )
@@ -278,7 +275,7 @@ class _Grid:
             crop = volumes[channel][box.slices].astype(np.float32)
             inside = mask[box.slices] if is_masked else np.s_[:]
             values = crop[inside]
-            crop[inside] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
+            crop[inside] = (values - values.mean()) / max(values.std(), 1e-8)
             image[channel] = crop
         return interop.make_scan(loaded, image, box)
 
