@@ -32,6 +32,19 @@ def test_every_case_is_drawn_at_its_score() -> None:
     assert score_figure(make_scores(), column="hd95").axes[0].get_ylabel() == "HD95 (mm)"
 
 
+def test_unknown_scores_are_not_counted_and_infinite_ones_give_no_warning() -> None:
+    scores = make_scores().assign(hd95=[float("inf")] * 6 + [2.0] * 6)
+    scores.loc[scores.index[2], "dice"] = None
+    scores.loc[scores["region"] == "tc", "dice"] = None
+    (axes,) = score_figure(scores).axes
+    words = [text.get_text() for text in axes.get_xticklabels()]
+    assert words == ["WT\nmedian 0.25\nmean 0.25", "ET\nmedian 0.3\nmean 0.3"]
+    (axes,) = score_figure(scores, column="hd95").axes
+    assert axes.get_xticklabels()[0].get_text() == "WT\nmedian inf\nmean inf"
+    with pytest.raises(UsageError, match="no scores to draw"):
+        score_figure(scores.assign(dice=None))
+
+
 def test_no_scores_and_unknown_ones_are_an_error() -> None:
     with pytest.raises(UsageError, match="no scores to draw"):
         score_figure(join_scores(()))

@@ -28,7 +28,7 @@ Values = npt.NDArray[np.float64]
 _COLOURS = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"
 """Colour of the tissues and regions that only some protocols score."""
-_SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
+_SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd", "f1")
 """Parts of the names of scores that lie between 0 and 1."""
 _OUTCOMES = ("died", "alive at last contact")
 _OUTCOME_COLOURS = (FIRST_COLOUR, SECOND_COLOUR)
@@ -56,17 +56,19 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
     by_region = _by_region(scores, column)
     figure = sections.light_figure(1.6 + 1.4 * len(by_region), 4.8)
     axes = figure.subplots()
-    boxes = axes.boxplot(
-        list(by_region.values()),
-        tick_labels=[
-            f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
-            for region, values in by_region.items()
-        ],
-        widths=0.5,
-        showfliers=False,  # every case is drawn
-        patch_artist=True,
-        medianprops={"color": "black"},
-    )
+    # between infinite distances quartiles are not known
+    with np.errstate(invalid="ignore"):
+        boxes = axes.boxplot(
+            list(by_region.values()),
+            tick_labels=[
+                f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
+                for region, values in by_region.items()
+            ],
+            widths=0.5,
+            showfliers=False,  # every case is drawn
+            patch_artist=True,
+            medianprops={"color": "black"},
+        )
     for x, (region, values) in enumerate(by_region.items(), start=1):
         boxes["boxes"][x - 1].set_facecolor(_COLOURS.get(region, _OTHER_COLOUR))
         size = min(4.0, 4 * math.sqrt(_FEW_POINTS / len(values)))
@@ -166,16 +168,16 @@ def survival_figure(
 
 
 def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
-    if scores.empty:
-        msg = "there are no scores to draw; expected a row for each case and region"
-        raise UsageError(msg)
     if column not in score_columns(scores):
         msg = f"scores have no column {column!r}; there are {', '.join(score_columns(scores))}"
         raise UsageError(msg)
-    return {
-        str(region): table[column].to_numpy(np.float64)
-        for region, table in scores.groupby("region", sort=False)
-    }
+    # some protocols give no score to a region that both sides lack
+    known = scores.dropna(subset=[column])
+    if known.empty:
+        msg = "there are no scores to draw; expected a row for each case and region"
+        raise UsageError(msg)
+    by_region = known.groupby("region", sort=False)[column]
+    return {str(region): values.to_numpy(np.float64) for region, values in by_region}
 
 
 def _set_title(axes: Any, text: str) -> None:
