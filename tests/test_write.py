@@ -129,6 +129,10 @@ def test_scans_alone_or_with_a_given_label_map_have_a_page(run: Run, results: Pa
     page = (results.parent / "one.html").read_text()
     assert "other.nii.gz, without a record of its model" in page
     assert ">Reference</th>" in page
+    code, _, error = run("report", "results", "--case", IDS[0], "--reference", "other.nii.gz")
+    assert code == 0, error
+    page = (results / "reports" / f"{IDS[0]}.html").read_text()
+    assert "<dt>Reference</dt><dd>other.nii.gz</dd>" in page
 
 
 def test_missing_scans_are_reported_and_can_be_given_by_path(run: Run, results: Path) -> None:

@@ -46,7 +46,7 @@ class PageOptions:
     prediction: Path | None = None
     """Folder of predictions, or a label map, of cases that are given by their scans."""
     reference: Path | None = None
-    """Folder of label maps to compare with; None takes those that lie beside the scans."""
+    """Label maps to compare with; None takes those beside scans that are given, and none for predictions."""
     case_ids: tuple[str, ...] = ()
     """Cases to write; empty for all."""
     with_cases: bool = True

@@ -153,17 +153,13 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
 
 
 def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
-    """Yield the files of each case of a folder of predictions, or of scans."""
-    references = label_maps_in(options.reference) if options.reference else {}
+    """Find the files of each case of a folder of predictions, or of scans."""
     if not (path / MANIFEST_NAME).is_file():
-        pages = _find_scans(path, options)
-    elif options.prediction is None:
-        pages = _find_results(path)
-    else:
-        msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
-        raise UsageError(msg)
-    for files in pages:
-        yield replace(files, reference=references.get(files.case_id))
+        return _find_scans(path, options)
+    if options.prediction is None:
+        return _find_results(path)
+    msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
+    raise UsageError(msg)
 
 
 def _find_results(folder: Path) -> Iterator[PageFiles]:
@@ -192,7 +188,7 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
 
 
 def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
-    """Return the files of the cases that are asked for, with the files of their pages."""
+    """Return the files of the cases that are asked for, with their pages and references."""
     known = [files.case_id for files in pages]
     if unknown := [case_id for case_id in options.case_ids if case_id not in known]:
         msg = f"there is no case {', '.join(unknown)}; there are {some_of(known) or 'none'}"
@@ -210,6 +206,9 @@ def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
     if twice := [str(page) for page, n_cases in n_pages.items() if n_cases > 1]:
         msg = f"several cases would have the page {some_of(twice)}; give one folder at a time"
         raise UsageError(msg)
+    if options.reference:
+        references = label_maps_in(options.reference, [files.case_id for files in pages])
+        pages = [replace(files, reference=references.get(files.case_id)) for files in pages]
     return pages
 
 
