@@ -52,6 +52,9 @@ def test_a_link_leads_into_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> N
     results = tmp_path / os.fsdecode(b"caf\xe9")
     touch(results, "reports/a.html")
     assert _link(results, "a", tmp_path / "all.html") == "caf%E9/reports/a.html"
+    # a page of the same folder was written with it
+    touch(tmp_path, "a.html")
+    assert _link(results, "a", tmp_path / "all.html") == "a.html"
 
 
 def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(tmp_path):

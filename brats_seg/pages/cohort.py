@@ -140,7 +140,7 @@ def _thumbnail(results: Path, record: Record) -> str:
 def _link(results: Path, case_id: str, page: Path) -> str:
     """Return the link from the page of a cohort to that of a case; empty if there is none."""
     in_same_folder = page.parent / f"{case_id}{html.PAGE_SUFFIX}"
-    for target in (page_path(results, case_id), in_same_folder):
+    for target in (in_same_folder, page_path(results, case_id)):
         if target.is_file():
             relative = os.path.relpath(target.absolute(), page.absolute().parent)
             # file names need not be UTF-8
