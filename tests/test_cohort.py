@@ -30,6 +30,11 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     assert "3 predicted, 1 of them with warnings; 1 could not be predicted" in page
     assert "0.450" in page
     assert "0123" in page
+    manifest = results / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace('"t2w","t2f"', '"t2w"'))
+    write_cohort_page(results, results / "cohort.html")
+    # the picture of a case without FLAIR has one row
+    assert "Axial FLAIR" not in (results / "cohort.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["of 60000 x 60000 pixels", "a FIFO"])

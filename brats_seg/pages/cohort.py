@@ -23,6 +23,7 @@ from brats_seg.errors import UsageError, some_of
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import join_scores, read_scores, summarise_scores
+from brats_seg.figures.cases import SHOWN
 from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.files import check_regular
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
@@ -119,7 +120,8 @@ def _thumbnail(results: Path, record: Record) -> str:
     """Return the axial FLAIR of the preview of a case as a URI; empty without one that can be read."""
     convention = convention_named(record.convention)
     preview = result_files(record.settings.layout, record.case_id, convention).preview
-    if preview not in record.outputs:
+    # the axial FLAIR is below T1c
+    if preview not in record.outputs or not {*SHOWN} <= {*record.modalities}:
         return ""
     small = BytesIO()
     try:
