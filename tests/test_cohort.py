@@ -2,13 +2,17 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.scores import read_scores, write_scores
 from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.pages.cohort import _link, write_cohort_page
 from brats_seg.pages.html import PageOptions
@@ -51,6 +55,22 @@ def test_a_picture_that_cannot_be_read_is_left_out(kind: str, tmp_path: Path) ->
         path.write_bytes(content[:12] + header + crc32(header).to_bytes(4, "big") + content[33:])
     write_cohort_page(results, results / "cohort.html")
     assert 'class="thumb"><img' not in (results / "cohort.html").read_text()
+
+
+def test_scores_of_other_protocols_stand_below_their_regions(tmp_path: Path) -> None:
+    results, page = write_results(tmp_path / "results"), tmp_path / "a.html"
+    table = read_scores(results / "scores.csv")
+    # neither side has enhancing tumour, and necrosis is a region of its own
+    table.loc[(table["case_id"] == "bad") & (table["region"] == "et"), "dice"] = np.nan
+    necrosis = table[table["region"] == "tc"].assign(region="netc", dice=0.1)
+    write_scores(pd.concat([necrosis, table]), results / "scores.csv")
+    write_cohort_page(results, page, PageOptions(scores=results / "scores.csv"))
+    text = page.read_text()
+    assert re.findall(r'<td class="n">([\d.]+) \[', text) == ["0.450", "0.450", "0.700"]
+    # means, and Dice of WT, TC and ET; the case that lacks one is still the worst
+    values = re.findall(r'data-value="([^"]*)">(0\.\d{3}|n/a)<', text)
+    assert [shown for _, shown in values][:8] == [*["0.200"] * 3, "n/a", *["0.700"] * 4]
+    assert {value for value, shown in values if shown == "n/a"} == {""}
 
 
 def test_a_link_leads_into_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:

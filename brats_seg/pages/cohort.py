@@ -71,7 +71,7 @@ def write_cohort_page(
         remarks += (*evaluation.remarks, *unscored)
     scored = scored[scored["case_id"].isin([record.case_id for record in records])]
     dice = dice_by_case(scored)
-    means = {case_id: float(np.mean(values)) for case_id, values in dice.items()}
+    means = {case_id: float(np.nanmean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
     records.sort(key=lambda entry: (means.get(entry.case_id, np.inf), -len(entry.warnings)))
     trained_on = [record.case_id for record in records if record.in_training == "yes"]
@@ -102,10 +102,10 @@ def page_path(results: Path, case_id: str) -> Path:
 
 
 def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
-    """Return the Dice of each of `REGIONS` by case; cases that lack a region are left out."""
+    """Return the Dice of each of `REGIONS` by case, NaN where it has none; cases without any are left out."""
     by_case = scores.pivot(index="case_id", columns="region", values="dice")
-    complete = by_case.reindex(columns=list(REGIONS)).dropna()
-    return dict(zip(complete.index, map(tuple, complete.to_numpy().tolist()), strict=True))
+    known = by_case.reindex(columns=list(REGIONS)).dropna(how="all")
+    return dict(zip(known.index, map(tuple, known.to_numpy().tolist()), strict=True))
 
 
 def _pictures(results: Path, records: Sequence[Record], track: Track) -> dict[str, str]:
