@@ -33,16 +33,16 @@ from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 
 FEWEST_VOXELS = 20
-"""Voxels of a sample, 0.16 ml, from which a label is judged; the smallest of the real cases had 29."""
+"""Voxels of a sample, 0.16 ml, from which a label is judged; the smallest of the real cases had 24."""
 OUTER_SHARE = 0.5
 """Least share of the surface of oedema that borders on healthy brain; it was 0.60 or more."""
 INNER_SHARE = 0.45
 """Largest such share of the other labels; it was 0.38 or less."""
 LEAST_ENHANCEMENT = 0.9
 """Least enhancement of enhancing tumour above that of the other labels, in standard deviations; it
-was 1.26 or more, but for one case of weak contrast, from which nothing is concluded."""
+was 1.09 or more, but for one case of weak contrast, from which nothing is concluded."""
 LEAST_BRIGHTNESS = 0.8
-"""Least brightness of enhancing tumour in t1c, in standard deviations; it was 1.5 or more."""
+"""Least brightness of enhancing tumour in t1c, in standard deviations; it was 1.35 or more."""
 LARGEST_SHARE_OUTSIDE = 0.2
 """Largest share of the labelled voxels outside the brain; it was 0."""
 LARGEST_SHARE_OF_BRAIN = 0.6
