@@ -33,6 +33,8 @@ _COMPRESSION_LEVEL = 9
 PAGE_SUFFIX = ".html"
 """Ending of the name of a page."""
 _DPI = 110
+_NOISE = 1e-6
+"""Size of rounding errors, which are shown as 0."""
 _SVG_FACTS = ("Creator", "Date", "Format", "Type")
 """What matplotlib would say about a chart."""
 
@@ -142,11 +144,14 @@ def data_uri(content: bytes, media_type: str) -> str:
 def number_text(value: float | None, digits: int = 1) -> str:
     """Return a number with that many digits after the point, and `n/a` for none or NaN.
 
+    A small number, such as a volume of few voxels, has more digits, so that it does not become 0.
+
     Example:
-        >>> number_text(12.345), number_text(float("nan")), number_text(7.0, 0)
-        ('12.3', 'n/a', '7')
+        >>> number_text(12.345), number_text(float("nan")), number_text(7.0, 0), number_text(0.003)
+        ('12.3', 'n/a', '7', '0.003')
     """
-    return "n/a" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    text = "n/a" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return f"{value:.1g}" if value and abs(value) > _NOISE and not text.strip("-0.") else text
 
 
 @cache

@@ -177,14 +177,12 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     case_ids = [c.case_id for c in cases if c.case_id in (options.case_ids or (c.case_id,))]
     predictions = label_maps_in(folder, case_ids) if folder and not records else {}
     for case in cases:
-        record = records.get(case.case_id)
-        if folder is not None and record is not None:
-            yield files_of_result(case, record, folder)
+        if folder is not None and case.case_id in records:
+            yield files_of_result(case, records[case.case_id], folder)
             continue
         prediction = predictions.get(case.case_id, folder and folder / f"{case.case_id}.nii.gz")
-        yield PageFiles(
-            case=case, page=page_path(above or Path(), case.case_id), prediction=prediction
-        )
+        page = page_path(above or Path(), case.case_id)
+        yield PageFiles(case=case, page=page, prediction=prediction)
 
 
 def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
