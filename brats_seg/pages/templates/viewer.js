@@ -5,7 +5,7 @@ async function unpacked(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// the differences along Z, Y and X, added up again; see `_coded` in `case.py`
+// the differences along Z, Y and X, added up again; see `_encode_voxels` in `case.py`
 function decoded(bytes, [nx, ny, nz]) {
   const n = nx * ny * nz, voxels = new Uint16Array(n);
   for (let i = 0; i < n; i++) {
@@ -332,7 +332,7 @@ class CaseViewer {
       this.root.querySelector(`[data-key="${event.key.toLowerCase()}"]`);
     if (step) this.move(...step);
     else if (button) button.click();
-    else if (event.key === "v") this.showView(VIEWS[(VIEWS.indexOf(this.view) + 1) % VIEWS.length]);
+    else if (event.key.toLowerCase() === "v") this.showView(VIEWS[(VIEWS.indexOf(this.view) + 1) % VIEWS.length]);
     else if (event.key === "+" || event.key === "-") {
       this.paint({ opacity: Math.min(1, Math.max(0, this.opacity + Number(`${event.key}0.1`))) });
     } else return;
