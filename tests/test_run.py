@@ -7,12 +7,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from brats_seg.cases.folds import read_split
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.pages.run import _environment, held_out_scores, placed_prediction, write_run_page
 from brats_seg.pages.write import write_report
 from brats_seg.progress import untracked
+from brats_seg.runtime.weights import read_checkpoint, write_checkpoint
 from brats_seg.training.run_folder import ENVIRONMENT_NAME
 from tests.inference_builders import CPU
 
@@ -67,6 +69,17 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> N
     assert page == run_copy / "report.html"
     assert "1 of 2 epochs are done." in page.read_text()
     assert "The run has not been validated yet" in page.read_text()
+
+
+def test_held_out_cases_that_the_first_weights_learnt_are_named(run_copy: Path) -> None:
+    held_out = read_split(run_copy / "split.csv").validation[0]
+    best = read_checkpoint(run_copy / "best.pt")
+    before = {"path": "old", "fingerprint": "a", "learnt_from": (held_out,)}
+    write_checkpoint(
+        {**best, "card": best["card"].model_dump(), "started_from": before}, run_copy / "best.pt"
+    )
+    (page,) = write_report([run_copy]).results
+    assert f"<dd>{held_out}: the weights that the run started from" in page.read_text()
 
 
 @pytest.mark.parametrize("text", ["{", "null", "[1]", "[" * 9000])

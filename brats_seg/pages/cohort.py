@@ -127,9 +127,8 @@ def _thumbnail(results: Path, record: Record) -> str:
     try:
         check_regular(results / preview)
         with Image.open(results / preview) as image:
-            left, top, right, bottom = np.multiply(
-                _AXIAL_FLAIR, (*image.size, *image.size)
-            ).tolist()
+            ends = np.multiply(_AXIAL_FLAIR, (*image.size, *image.size))
+            left, top, right, bottom = ends.tolist()
             part = image.crop((left, top, right, bottom)).convert("RGB")
     except Exception:  # noqa: BLE001 - Pillow raises errors of many kinds for a damaged picture
         # it was removed, or is damaged or too large: the case is shown without it

@@ -215,10 +215,8 @@ def _check_files(files: PageFiles) -> None:
     paths = (files.prediction, files.uncertainty, *map(files.case.path_of, files.case.images))
     if missing := [path.name for path in paths if path and not path.exists()]:
         expected = "the scans, and what predict wrote"
-        next_step = (
-            "Predict the case, or say where its scans are: report SCANS --prediction RESULTS."
-        )
-        raise CaseError(files.case_id, ", ".join(missing), "no such file", expected, next_step)
+        advice = "Predict the case, or say where its scans are: report SCANS --prediction RESULTS."
+        raise CaseError(files.case_id, ", ".join(missing), "no such file", expected, advice)
 
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
