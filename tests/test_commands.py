@@ -169,6 +169,15 @@ def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[in
     assert path.read_bytes() == content
 
 
+def test_settings_from_a_pipe_of_the_shell_are_read(run: Run) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"training: {n_epochs: 7}")
+    os.close(writer)
+    done = run("settings", "training", "--config", f"/dev/fd/{reader}")
+    os.close(reader)
+    assert re.search(r"training\.n_epochs +7 ", done.out)
+
+
 def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[int, Done]) -> None:
     train = "train --data data --prepared ready --session-hours 0"
     type_line(work, f"{train} {TINY} --run runs/seed --seed 7 --set training.seed=8")

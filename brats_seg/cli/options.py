@@ -273,11 +273,14 @@ def given_settings(*, default_preset: str | None = None, without: str = "") -> "
     """
     from brats_seg.config import load_config, read_yaml
 
-    given = _CONTEXT.get().params
-    text = "" if given["config"] is None else read_yaml(given["config"])
+    context = _CONTEXT.get()
+    given = context.params
+    if given["config"] and "text" not in context.meta:
+        # a pipe of the shell is empty when it is read again
+        context.meta["text"] = read_yaml(given["config"])
     return load_config(
         preset=given["preset"] or default_preset,
-        text=text,
+        text=context.meta.get("text", ""),
         assignments=given["assignments"] or (),
         values=short_forms(without),
     )

@@ -94,13 +94,12 @@ def plan() -> None:
         ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
         [(shape_text(row.patch), *mode(row), "yes" if row.fits else "no") for row in result.rows],
     )
-    if best := result.suggested:
-        print(
-            f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
-            f"--precision {best.precision}, with checkpointing {best.checkpointing}"
-        )
-    if result.suggested is None:
+    if (best := result.suggested) is None:
         raise EnvironmentalError(result.what_to_lower())
+    print(
+        f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
+        f"--precision {best.precision}, with checkpointing {best.checkpointing}"
+    )
 
 
 def settings(section: str = "") -> None:
