@@ -66,7 +66,7 @@ FLOW = (
     Step(f"plan {TINY} --device 600MiB", r"a GPU of 600MiB \(predicted\).*largest patch"),
     Step(
         f"train --data data --prepared ready {TINY} --session-hours 0",
-        r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
+        r"preset cpu, because.*patch 8x8x8 as given.*time of this session is used up",
     ),
     Step(
         "train --data data --prepared ready",

@@ -50,7 +50,7 @@ def test_the_hours_of_a_run_limit_all_its_sessions_together() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert reasons == ["the time limit of 0 hours was reached"]
+    assert reasons == ["the time of this session is used up"]
 
 
 class Session:

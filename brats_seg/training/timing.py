@@ -69,7 +69,7 @@ class StopRequest:
         if self.is_used_up:
             return f"the time of the run, {self._all_hours:g} h, is used up"
         if self._session_hours is not None and self._elapsed_s >= 3600 * self._session_hours:
-            return f"the time limit of {self._session_hours} hours was reached"
+            return "the time of this session is used up"
         return None
 
     @property
