@@ -207,7 +207,9 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
     plateau = "schedule.name=plateau"
     train(data, tmp_path / "other", settings(plateau), StopAtCheck(2))
     changes = ("training.micro_batch=2", "training.n_epochs=3", "training.n_workers=1")
-    assert len(train(data, tmp_path / "other", settings(plateau, *changes)).history) == 3
+    resumed = Trainer(data=data, config=settings(plateau, *changes), run_path=tmp_path / "other")
+    assert len(resumed.run(track=untracked).history) == 3
+    assert resumed.state.fallback.mode.micro_batch == 2
 
 
 def test_fresh_does_not_rename_a_folder_without_a_name(data, tmp_path, monkeypatch):

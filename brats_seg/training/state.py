@@ -147,7 +147,9 @@ class RunState:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
-            optimisation.resume_mode(self.fallback, entries["mode"])
+            # another micro-batch is tried from its first mode
+            if saved.card.config.training.micro_batch == self.plan.config.training.micro_batch:
+                optimisation.resume_mode(self.fallback, entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
             problem = f"the entry {name} does not fit ({reason})"
