@@ -165,6 +165,8 @@ def test_the_epochs_that_hours_hold_are_kept(data, tmp_path, monkeypatch, caplog
     rates = [row["lr"] for row in resumed.history]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == hours.optimizer.lr
+    with pytest.raises(ResumeError, match=r"training\.n_epochs: 100 -> 5\n"):
+        train(data, tmp_path / "run", settings("training.hours=2", "training.n_epochs=5"))
     train(data, tmp_path / "plain", settings("training.n_epochs=1"))
     # without hours there would be no number of epochs before the first one ends
     with pytest.raises(ResumeError, match=r"training\.hours: 2\.0 -> None\n.*--fresh"):

@@ -185,7 +185,7 @@ class RunFolder:
         free = FREE_SETTINGS
         if now.training.hours:
             # only a limit, once the number of epochs is fitted to it
-            free |= {"training.hours", "training.n_epochs"}
+            free |= {"training.hours"}
         elif now.schedule.name in {"plateau", "constant"}:
             # `constant` does not depend on the length of the run, nor `plateau` before its cool-down
             free |= {"training.n_epochs"}
