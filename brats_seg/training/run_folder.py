@@ -82,10 +82,8 @@ class RunFolder:
             return
         split = read_split(path)
         offered = find_cases(data, label_files=config.cases.label_files).cases
-        missing = {*split.train, *split.validation} - {case.case_id for case in offered}
-        if missing:
-            names = some_of(sorted(missing))
-            msg = f"{data} lacks cases of {self.path}: {names}. {_NEXT_STEPS}"
+        if missing := {*split.train, *split.validation} - {case.case_id for case in offered}:
+            msg = f"{data} lacks cases of {self.path}: {some_of(sorted(missing))}. {_NEXT_STEPS}"
             raise ResumeError(msg)
 
     @contextmanager
@@ -153,20 +151,20 @@ class RunFolder:
     def _begin(self, state: RunState) -> None:
         """Write what the run is made of, and resume it if it was begun."""
         plan, ranks = state.plan, state.accumulator.ranks
-        entries = None
         if self.is_begun:
             # onto the host: Adam reads its number of steps, of every parameter, in every step
             entries = weights.read_checkpoint(self.last_path)
             self._check(entries["card"], plan)
+            state.load_state_dict(entries)
+            training, progress = plan.config.training, state.progress
+            state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
+            if progress.is_finished and not self.best_path.exists():
+                msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: give it more --epochs, or use --fresh"
+                raise ResumeError(msg)
+            log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
         if ranks.is_first:
             self._write_facts(plan)
         ranks.broadcast(*stateful_modules(state.network, plan.task.criterion))
-        if entries is None:
-            return
-        state.load_state_dict(entries)
-        training = plan.config.training
-        state.set_epochs(state.progress.n_epochs if training.hours else training.n_epochs)
-        log.info("resuming at epoch %d, step %d", state.progress.epoch + 1, state.progress.n_steps)
 
     def _write_facts(self, plan: RunPlan) -> None:
         """Write the settings, the cases and the environment."""
