@@ -174,6 +174,7 @@ def a_card(home: str = "cpu") -> Iterator[None]:
             torch.autograd.set_multithreading_enabled(False),
             patch.object(torch._C, "_InferenceMode", lambda _: torch.no_grad()),
             patch.object(torch, "clear_autocast_cache", HALVES.clear),
+            patch("brats_seg.runtime.device._KINDS", ("cpu", NAME)),
         ):
             yield
     finally:
