@@ -60,8 +60,8 @@ def read_table(
     """
     try:
         check_regular(path)
-        header = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-        with warnings.catch_warnings():
+        with path.open(encoding="utf-8", errors="replace") as stream, warnings.catch_warnings():
+            header = stream.readline()
             # pandas cuts rows that are too long, and only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(

@@ -198,9 +198,9 @@ def _hash(array: npt.NDArray[Any]) -> str:
     """
     low, high = array.min(), array.max()
     fits = low >= _INT16.min and high <= _INT16.max
-    with np.errstate(over="ignore"):
-        canonical = array.astype(np.int16 if fits else np.float32, copy=False)
-        if not (fits and np.array_equal(canonical, array)):
+    canonical: npt.NDArray[Any] = array.astype(np.int16, copy=False) if fits else array
+    if not (fits and np.array_equal(canonical, array)):
+        with np.errstate(over="ignore"):
             # adding 0 turns negative zeros into positive ones
             canonical = array.astype(np.float32) + np.float32(0)
     key = hashlib.sha256(str(array.shape).encode())

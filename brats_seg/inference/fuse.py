@@ -25,6 +25,7 @@ from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.shapes import nested_regions
 
 METHODS = ("majority", "staple", "mean")
+"""Ways to fuse label maps; see `fuse_label_maps`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
