@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy as sp  # imports `scipy.optimize` when it is used
 from nibabel.affines import apply_affine, voxel_sizes
-from scipy import ndimage, optimize
+from scipy import ndimage
 
 from brats_seg.evaluation import metrics, protocols
 from brats_seg.evaluation.metrics import Values
@@ -272,7 +273,7 @@ def _score_matches(
     scores = np.full((len(dices), 3), np.nan)
     overlap = dices >= _LEAST_OVERLAP
     boxes, predicted_boxes = ndimage.find_objects(lesions), ndimage.find_objects(predicted)
-    pairs = optimize.linear_sum_assignment(np.where(overlap, 1 - dices, 1 + _LEAST_OVERLAP))
+    pairs = sp.optimize.linear_sum_assignment(np.where(overlap, 1 - dices, 1 + _LEAST_OVERLAP))
     for lesion, match in zip(*pairs, strict=True):
         if overlap[lesion, match]:
             box = _union((boxes[lesion], predicted_boxes[match]))

@@ -89,13 +89,20 @@ class Resampling:
 
 
 def _sample(array: npt.NDArray[Any], shape: Triple) -> Field:
-    """Interpolate along each axis in turn, which is faster than SciPy along all at once."""
-    sampled = np.asarray(array, dtype=np.float32)
-    for axis, (n_before, n_after) in enumerate(zip(array.shape, shape, strict=True)):
-        # the centre of voxel i of the new grid is at (i + 1/2) * scale - 1/2 voxels of the old one
-        positions = ((np.arange(n_after) + 0.5) * n_before / n_after - 0.5).clip(0, n_before - 1)
-        below = positions.astype(np.intp)
-        weights = (positions - below).astype(np.float32).reshape(-1, *[1] * (2 - axis))
-        lower, upper = sampled.take(below, axis), sampled.take(below + 1, axis, mode="clip")
-        sampled = lower + weights * (upper - lower)
+    """Interpolate along each axis in turn, plane by plane, so that only the result takes new memory."""
+    values, sampled = np.ascontiguousarray(array, np.float32), np.empty(shape, np.float32)
+    along_x, (y, next_y, y_shares), (z, next_z, z_shares) = map(_neighbours, array.shape, shape)
+    for plane, x, next_x, x_share in zip(sampled, *along_x, strict=True):
+        # `a + share * (b - a)` is exactly `a` where both are equal: the background keeps its value
+        mixed = values[x] + x_share * (values[next_x] - values[x])
+        mixed = mixed[y] + y_shares[:, None] * (mixed[next_y] - mixed[y])
+        plane[:] = mixed[:, z] + z_shares * (mixed[:, next_z] - mixed[:, z])
     return sampled
+
+
+def _neighbours(n_before: int, n_after: int) -> tuple[npt.NDArray[Any], ...]:
+    """Return the voxel before and behind each new voxel of an axis, and the share of the latter."""
+    # the centre of voxel i of the new grid is at (i + 1/2) * scale - 1/2 voxels of the old one
+    positions = ((np.arange(n_after) + 0.5) * n_before / n_after - 0.5).clip(0, n_before - 1)
+    before = positions.astype(np.intp)
+    return before, np.minimum(before + 1, n_before - 1), (positions - before).astype(np.float32)
