@@ -95,6 +95,16 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
                 assert not {*numbers[train] // 2} & {*numbers[held] // 2}
 
 
+def test_a_scan_without_an_outcome_is_predicted_without_the_other_scans_of_its_patient(fitted):
+    patients = [*IDS[:11], IDS[0]]
+    study = numbered([*DAYS[:11], np.nan], patients)
+    predictions = cross_validate(study, make_plan(), fold_table(IDS[:11]))
+    # fold 0 holds out 0, 3, 6, 9
+    assert trained(fitted, "ridge") == [cases - {11} for cases in OUTSIDE]
+    assert predictions.days["ridge"][11] == predictions.days["ridge"][0]
+    assert predictions.folds[11] == -1
+
+
 def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     """An effect is found by days and by hazards, and the only family is selected."""
     monkeypatch.setitem(COX.grid, "penalty", (1.0,))
@@ -111,16 +121,25 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     assert first.n_chosen == {"ridge": 4}
 
 
+FEW = [f"P{number if number % 3 == 0 else number % 3}" for number in range(12)]
 CENSORED = numbered(censored=[number % 3 != 0 for number in range(12)])
 
 
 @pytest.mark.parametrize(
     ("study", "n_folds", "folds", "error", "message"),
     [
-        (make_study(n_cases=12), 4, ["case000", "x"], FoldError, "no row for 11 .*such as case001"),
+        (
+            make_study(n_cases=12),
+            4,
+            ["case000", "x"],
+            FoldError,
+            "no fold for 11 .*such as case001",
+        ),
         (make_study(n_cases=3), 4, None, UsageError, r"3 patients .*too few for 4 folds"),
         (make_study(n_cases=5), 6, None, UsageError, r"too few for 6 folds; expected 6 at least"),
-        (CENSORED, 4, IDS, FoldError, "fold 0 leaves only 0 deaths in the other folds"),
+        (CENSORED, 4, IDS, FoldError, "fold 0 leaves the deaths of only 0 patients in the other"),
+        (numbered(patients=FEW), 4, IDS, FoldError, "fold 0 leaves the deaths of only 2 patients"),
+        (numbered(patients=[*"AABCDEFGHIJK"]), 4, IDS, FoldError, "lie in folds 0, 1 of the fold"),
     ],
 )
 def test_folds_that_cannot_be_used_are_refused(study, n_folds, folds, error, message):

@@ -27,7 +27,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 
 from brats_seg.cases.case import Case, CaseFacts
-from brats_seg.cases.folds import FoldTable, make_folds
+from brats_seg.cases.folds import FoldTable, check_covers, make_folds
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.progress import Track, untracked
@@ -258,7 +258,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictions:
-    """Predictions for every case: held out where the outcome is known, else by a model of all deaths."""
+    """Predictions for every case, by models of other patients: of all where there is no outcome to score."""
 
     days: pd.DataFrame
     """Days by `selected`, the baseline and the families."""
@@ -278,7 +278,7 @@ class Predictions:
 def cross_validate(
     study: Study, plan: Plan, folds: FoldTable | None = None, track: Track = untracked
 ) -> Predictions:
-    """Predict each case of known outcome by models of the others, and the rest by models of all.
+    """Predict each patient of known outcome by models of the others, and the rest by models of all.
 
     The days are learnt from deaths alone, the hazards from censored cases as well.
 
@@ -290,7 +290,7 @@ def cross_validate(
         track: Shows progress.
 
     Raises:
-        FoldError: The fold table lacks a case, or leaves too few deaths to learn from.
+        FoldError: The fold table lacks a case, divides a patient, or leaves too few deaths to learn from.
         UsageError: There are too few deaths for the folds.
     """
     _check_enough(study, plan, folds)
@@ -316,7 +316,7 @@ def cross_validate(
     means = sums / plan.n_repeats
     return Predictions(
         days=means.drop(columns=COX.name),
-        folds=repeats[0],
+        folds=np.where(study.outcomes["known"], repeats[0], _NO_FOLD),
         n_chosen=n_chosen,
         log_hazards=means[COX.name].to_numpy() if COX in plan.families else None,
     )
@@ -342,27 +342,30 @@ def _fit(
 def _held_out(study: Study, folds: Indices) -> Iterator[tuple[int, Mask]]:
     """Yield each fold and its cases (cases,); cases in no fold are predicted by all that are in one."""
     for fold in sorted(set(folds.tolist())):
-        n_deaths = int(study.outcomes["died"][folds != fold].sum())
-        if n_deaths < FEWEST_DEATHS - 1:
-            msg = f"fold {fold} leaves only {counted(n_deaths, 'death')} in the other folds to train on; expected {FEWEST_DEATHS - 1} at least. Use another --fold-table, or add patients."
+        n_died = study.table["patient_id"][study.outcomes["died"] & (folds != fold)].nunique()
+        if n_died < FEWEST_DEATHS - 1:
+            msg = f"fold {fold} leaves the deaths of only {counted(n_died, 'patient')} in the other folds to train on; expected {FEWEST_DEATHS - 1} at least. Use another --fold-table, or add patients."
             raise FoldError(msg)
         yield fold, folds == fold
 
 
 def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int) -> Indices:
-    """Return the outer fold (cases,) of each case; -1 for those of unknown outcome."""
+    """Return the outer fold (cases,) of each case: that of its patient, -1 without a known outcome."""
     known, case_ids = study.outcomes["known"], study.table["case_id"]
+    cases = _cases(study)
     config = FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat)
-    table = folds or make_folds(_cases(study), config)
-    fold_of = case_ids.map({row.case_id: row.fold for row in table.rows})
+    table = folds or make_folds(cases, config)
+    fold_of = case_ids.map({row.case_id: row.fold for row in table.rows}).where(known)
     missing = case_ids[known & fold_of.isna()]
     if len(missing):
         msg = (
-            f"the fold table has no row for {counted(len(missing), 'case')} of known survival, such as "
+            f"the fold table has no fold for {counted(len(missing), 'case')} of known survival, such as "
             f"{missing.iloc[0]}. Give that of the same data, or leave --fold-table out for new folds."
         )
         raise FoldError(msg)
-    return fold_of.where(known, _NO_FOLD).to_numpy(np.intp)
+    check_covers(table, cases)
+    of_patients = fold_of.groupby(study.table["patient_id"]).transform("first")
+    return of_patients.fillna(_NO_FOLD).to_numpy(np.intp)
 
 
 def _cases(study: Study) -> list[Case]:
