@@ -85,6 +85,9 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
         f"BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,{IDS[0]}\n"
     )
     assert outcomes(tmp_path, row, case_ids=ids)["days"].tolist() == [289]
+    # one patient, although the features were extracted without the mapping
+    both = outcomes(tmp_path, row, case_ids=[*ids, IDS[0], IDS[1]])
+    assert both["patient_id"].tolist() == [IDS[0], IDS[0], IDS[1]]
 
 
 @pytest.mark.parametrize(

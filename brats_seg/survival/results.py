@@ -137,7 +137,7 @@ def study_survival(
 
     Raises:
         UsageError: A table cannot be read or does not fit the others, or has too few deaths.
-        FoldError: The fold table lacks a case, or leaves too few deaths to learn from.
+        FoldError: The fold table lacks a case, divides a patient, or leaves too few deaths to learn from.
         EnvironmentalError: The folder cannot be written to.
 
     Example:
@@ -146,7 +146,8 @@ def study_survival(
         'more than chance, better than age alone'
     """
     cases = read_features(features)
-    study = Study.of(cases, read_outcomes(cases, clinical))
+    outcomes = read_outcomes(cases, clinical)
+    study = Study.of(cases.assign(patient_id=outcomes["patient_id"]), outcomes)
     plan = Plan(n_repeats=n_repeats)
     if find_spec("lifelines") is not None:
         plan = replace(plan, families=(*plan.families, COX))

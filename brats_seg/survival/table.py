@@ -12,7 +12,14 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from brats_seg.cases.clinical import ClinicalRow, check_columns, mapping_files, read_clinical_files
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import (
+    ClinicalRow,
+    check_columns,
+    mapping_files,
+    read_clinical_files,
+    with_clinical,
+)
 from brats_seg.data.fold import Seen
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
@@ -89,10 +96,11 @@ def seen_remarks(table: pd.DataFrame) -> Iterator[str]:
 def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     """Find the outcome of every case of a table of features, whose ages and resections count first.
 
-    The row of each case has `days` from the scan to death or the last contact, NaN where unknown;
-    `died`, `lived` (censored) and `known` (either); `age_years`; and `resection`: `GTR`, `STR` or
-    empty. The first path is a table of survival of any release; the others join the ids of one patient
-    in several years, as do those called `name_mapping*.csv` in its folder.
+    The row of each case has `patient_id`, the same for all ids of a patient; `days` from the scan to
+    death or the last contact, NaN where unknown; `died`, `lived` (censored) and `known` (either);
+    `age_years`; and `resection`: `GTR`, `STR` or empty. The first path is a table of survival of any
+    release; the others join the ids of one patient in several years, as do those called
+    `name_mapping*.csv` in its folder.
     """
     path = paths[0]
     check_columns(path, with_survival=True)
@@ -106,11 +114,14 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
             "the same year, or the name_mapping.csv of both years as a further --clinical."
         )
         raise UsageError(msg)
+    pairs = zip(table["case_id"], table["patient_id"], strict=True)
+    cases = (Case(case_id=name, patient_id=patient, release="unknown") for name, patient in pairs)
     patients = pd.DataFrame([row or ClinicalRow(ids=()) for row in rows])
     known, censored = patients["survival_days"].notna(), patients["survival_censored"]
     ages, resections = patients[AGE].astype(float), table["resection"].str.upper()
     outcomes = pd.DataFrame(
         {
+            "patient_id": [case.patient_id for case in with_clinical(cases, clinical)],
             "days": patients["survival_days"].astype(float),
             "known": known,
             "died": known & ~censored,
