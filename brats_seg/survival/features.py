@@ -95,11 +95,6 @@ class Tumour:
         """(3, x, y, z) in the order of `REGIONS`."""
         return regions_of(self.label_map, self.convention)
 
-    @property
-    def voxel_mm3(self) -> float:
-        """Volume of a voxel."""
-        return prod(self.spacing_mm)
-
 
 def features_of_folder(  # noqa: PLR0913 - each is a separate choice
     data: Path,
@@ -176,9 +171,8 @@ def load_networks(
             msg = f"{autoencoder} was trained on {patches}; expected whole brains: --patch whole"
             raise UsageError(msg)
         encoder = all_years(model, autoencoder)
-    if segmentations:
-        # raises if the models do not fit each other
-        read_together(segmentations)
+    # raises if the models do not fit each other
+    read_together(segmentations)
     segmenters = [all_years(load_model([path], device), path) for path in segmentations]
     networks = [*segmenters, *([encoder] if encoder else [])]
     spacings_mm = {model.identity.spacing_mm for model in networks}
@@ -229,8 +223,7 @@ def encode(autoencoder: Model, scan: Scan) -> dict[str, float]:
     network = cast("Autoencoder", member.network)
     image = torch.from_numpy(scan.image)[list(member.channels)][None]
     values = network.encode(image.to(autoencoder.device.torch_device))[0].cpu().numpy()
-    n_broken = int(np.count_nonzero(~np.isfinite(values)))
-    if n_broken:
+    if n_broken := int(np.count_nonzero(~np.isfinite(values))):
         problem = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
         raise CaseError(scan.case_id, "(all)", problem, "finite numbers", "Train the model again.")
     return {f"latent0_{index:03d}": float(value) for index, value in enumerate(values)}
@@ -299,9 +292,10 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
     voxels enlarge the surface, so that a ball of cubic voxels has a sphericity of 0.92.
     """
     brain, spacing_mm = tumour.brain, tumour.spacing_mm
-    parts = measure(tumour.label_map, tumour.convention, tumour.voxel_mm3)
+    voxel_mm3 = prod(spacing_mm)
+    parts = measure(tumour.label_map, tumour.convention, voxel_mm3)
     ml = {part.name: part.ml for part in parts}
-    ml["brain"] = np.count_nonzero(brain) * tumour.voxel_mm3 / MM3_PER_ML
+    ml["brain"] = np.count_nonzero(brain) * voxel_mm3 / MM3_PER_ML
     features: dict[str, float] = {f"{name}_ml": value for name, value in ml.items()}
     features |= {f"{part.name}_components": part.n_components for part in parts}
     features |= {f"{a}_{b}_ratio": ml[a] / ml[b] if ml[b] else nan for a, b in _RATIOS}
@@ -310,8 +304,7 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
         surface = surface_mm2(region, spacing_mm)
         sphericity = distance = nan
         if surface:
-            volume = np.count_nonzero(region) * tumour.voxel_mm3
-            sphericity = pi ** (1 / 3) * (6 * volume) ** (2 / 3) / surface
+            sphericity = pi ** (1 / 3) * (6 * ml[name] * MM3_PER_ML) ** (2 / 3) / surface
             distance = float(np.linalg.norm(_centroid_mm(region, spacing_mm) - centre_mm))
         features |= {
             f"{name}_surface_mm2": surface,
@@ -328,8 +321,7 @@ def measure_intensity(tumour: Tumour) -> dict[str, float]:
     All features of a missing region are NaN.
     """
     brain = tumour.brain
-    masks = {"brain": brain}
-    masks |= {name: region & brain for name, region in zip(REGIONS, tumour.regions, strict=True)}
+    masks = {"brain": brain} | dict(zip(REGIONS, tumour.regions & brain, strict=True))
     features: dict[str, float] = {}
     for modality, image in zip(MODALITIES, tumour.image, strict=True):
         for name, mask in masks.items():
