@@ -47,7 +47,7 @@ def make_outcomes(
     """Return outcomes of patients who by default all died, aged 60."""
     days = np.asarray(days, dtype=np.float64)
     known, lived = np.isfinite(days), np.array(censored or [False] * len(days))
-    flags = {"known": known, "died": known & ~lived, "lived": known & lived}
+    flags = {"known": known, "died": known & ~lived}
     frame = pd.DataFrame({"days": days, **flags, "age_years": np.asarray(ages, dtype=float)})
     return frame.assign(resection=list(resections or [""] * len(days)))
 

@@ -77,7 +77,7 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
     rounds = [set(range(12)), *OUTSIDE]
     assert trained(fitted, "ridge") == [cases - {2, 5, 7} for cases in rounds]
     assert trained(fitted, "cox") == [cases - {7} for cases in rounds]
-    assert np.flatnonzero(~predictions.held_out).tolist() == [7]
+    assert np.flatnonzero(predictions.folds == -1).tolist() == [7]
     assert predictions.days[study_module.SELECTED][7] == np.median(np.delete(days, [2, 5, 7]))
     assert predictions.log_hazards[:3].tolist() == [5, 6, 7]
     # the baseline has the age and nothing else
@@ -102,12 +102,12 @@ def test_a_scan_without_an_outcome_is_predicted_without_the_other_scans_of_its_p
     # fold 0 holds out 0, 3, 6, 9
     assert trained(fitted, "ridge") == [cases - {11} for cases in OUTSIDE]
     assert predictions.days["ridge"][11] == predictions.days["ridge"][0]
-    assert predictions.folds[11] == -1
+    assert predictions.folds.tolist() == [*(number % 3 for number in range(11)), 0]
 
 
 def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
     """An effect is found by days and by hazards, and the only family is selected."""
-    monkeypatch.setitem(COX.grid, "penalty", (1.0,))
+    monkeypatch.setitem(COX.grid, "coxestimator__penalty", (1.0,))
     study = make_study(n_cases=16, effect=0.95)
     first, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 1))
     with_cox = cross_validate(study, make_plan(with_cox=True))

@@ -70,7 +70,7 @@ def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path: Path) 
     assert table["days"][:2].tolist() == [289, 361]
     assert isnan(table["days"][2])
     assert table["died"].tolist() == [True, False, False]
-    assert table["lived"].tolist() == [False, True, False]
+    assert table["known"].tolist() == [True, True, False]
     assert table["resection"].tolist() == ["GTR", "STR", ""]
     assert table["age_years"][:2].tolist() == [60, 50]
     assert known["age_years"].tolist() == [1, 1, 1]

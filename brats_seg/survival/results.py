@@ -156,10 +156,10 @@ def study_survival(
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
         write_summary(result, plan, output / "summary.json")
-        shown = study.outcomes[predictions.held_out]
-        days = predictions.days[SELECTED][predictions.held_out]
+        shown = outcomes[outcomes["known"]]
+        days = predictions.days[SELECTED][outcomes["known"]]
         title = f"Held-out cases: {result.verdict.heading}"
-        figure = survival_figure(shown["days"], days, shown["lived"], title=title)
+        figure = survival_figure(shown["days"], days, ~shown["died"], title=title)
         write_figure(figure, output / "survival.png")
     return result
 
@@ -231,7 +231,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     rng = np.random.default_rng(seed)
     # a separate generator: the other figures are the same with and without lifelines
     cox_rng = rng.spawn(1)[0]
-    scored = predictions.held_out
+    scored = study.outcomes["known"].to_numpy()
     reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))
     patients = study.table["patient_id"].to_numpy()[scored]
     times = {str(name): days.to_numpy() for name, days in predictions.days[scored].items()}
@@ -279,9 +279,9 @@ def write_predictions(study: Study, predictions: Predictions, path: Path) -> Non
     """Write a row for each case."""
     known = study.outcomes["known"]
     table = study.table[["case_id", "patient_id"]].assign(
-        fold=pd.Series(predictions.folds).astype(object).where(predictions.held_out, None),
+        fold=pd.Series(predictions.folds).astype(object).where(known, None),
         reported_days=study.outcomes["days"].map("{:g}".format).where(known),
-        censored=study.outcomes["lived"].map({True: "yes", False: "no"}).where(known),
+        censored=study.outcomes["died"].map({True: "no", False: "yes"}).where(known),
         **predictions.days.map("{:.1f}".format).add_suffix("_days"),
     )
     if predictions.log_hazards is not None:
@@ -297,7 +297,7 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
         "version": version("brats_seg"),
         "n_cases": len(outcomes),
         "n_died": int(outcomes["died"].sum()),
-        "n_censored": int(outcomes["lived"].sum()),
+        "n_censored": int((outcomes["known"] & ~outcomes["died"]).sum()),
         "n_repeats": plan.n_repeats,
         "seed": plan.seed,
         "times_selected": predictions.n_chosen,
@@ -311,9 +311,9 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     """Describe the data behind the figures: censored cases, unknown ages, networks that saw them."""
     outcomes = study.outcomes
-    n_died, n_lived, n_known = (int(outcomes[name].sum()) for name in ("died", "lived", "known"))
+    n_died, n_known = (int(outcomes[name].sum()) for name in ("died", "known"))
     yield (
-        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
+        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_known - n_died} censored "
         f"(alive at last contact); {len(outcomes) - n_known} of unknown outcome, predicted only"
     )
     if not with_cox:

@@ -62,7 +62,7 @@ class Family:
     estimator: Any
     """Estimator of scikit-learn."""
     grid: Mapping[str, Sequence[Any]]
-    """Values of the parameters of the estimator that are tried."""
+    """Values of the parameters of the estimator that are tried, by their names in the pipeline."""
     n_kept: Sequence[int]
     """Numbers of features that are tried."""
     strength: Callable[[Matrix, Matrix], Matrix]
@@ -90,9 +90,8 @@ def fit_family(family: Family, features: Matrix, outcomes: Matrix, splits: Split
         SelectKBest(family.strength),
         family.estimator,
     )
-    name = pipeline.steps[-1][0]
-    grid = {f"{name}__{parameter}": list(values) for parameter, values in family.grid.items()}
-    grid["selectkbest__k"] = sorted({min(k, features.shape[1]) for k in family.n_kept})
+    n_kept = sorted({min(k, features.shape[1]) for k in family.n_kept})
+    grid = {**family.grid, "selectkbest__k": n_kept}
     return GridSearchCV(pipeline, grid, scoring=family.scoring, cv=splits).fit(features, outcomes)
 
 
@@ -194,7 +193,7 @@ def days_family(
         estimator=TransformedTargetRegressor(
             regressor, func=np.log1p, inverse_func=_days, check_inverse=False
         ),
-        grid={f"regressor__{parameter}": values for parameter, values in grid.items()},
+        grid={f"transformedtargetregressor__regressor__{key}": grid[key] for key in grid},
         n_kept=n_kept,
         strength=_days_strength,
         scoring="neg_mean_absolute_error",
@@ -211,7 +210,7 @@ FAMILIES = (
 COX = Family(
     name="cox",
     estimator=CoxEstimator(),
-    grid={"penalty": (0.1, 1.0)},
+    grid={"coxestimator__penalty": (0.1, 1.0)},
     # fewer than for days, about ten deaths each being customary
     n_kept=(8, 32),
     strength=_hazard_strength,
@@ -263,16 +262,11 @@ class Predictions:
     days: pd.DataFrame
     """Days by `selected`, the baseline and the families."""
     folds: Indices
-    """(cases,) outer fold of each case in the first repeat; -1 for unknown outcomes."""
+    """(cases,) outer fold of each case in the first repeat; -1 where no outcome of the patient is known."""
     n_chosen: dict[str, int]
     """Number of times that each family was selected."""
     log_hazards: npt.NDArray[np.float64] | None = None
     """(cases,) log hazard ratio to the mean training case by the Cox model; None without one."""
-
-    @property
-    def held_out(self) -> Mask:
-        """(cases,) whether a fold holds the case, so that its prediction can be scored."""
-        return self.folds != _NO_FOLD
 
 
 def cross_validate(
@@ -316,7 +310,7 @@ def cross_validate(
     means = sums / plan.n_repeats
     return Predictions(
         days=means.drop(columns=COX.name),
-        folds=np.where(study.outcomes["known"], repeats[0], _NO_FOLD),
+        folds=repeats[0],
         n_chosen=n_chosen,
         log_hazards=means[COX.name].to_numpy() if COX in plan.families else None,
     )
@@ -332,8 +326,7 @@ def _fit(
     patients = study.table["patient_id"].to_numpy()[train]
     # other random numbers for the Cox model, which has more cases to split
     rng = np.random.default_rng([*seed, *[1] * is_cox])
-    names = rng.permutation(sorted(set(patients)))
-    groups = np.array_split(names, min(N_INNER_FOLDS, len(names)))
+    groups = np.array_split(rng.permutation(sorted(set(patients))), N_INNER_FOLDS)
     held_out = [np.isin(patients, group) for group in groups]
     splits = [(np.flatnonzero(~held), np.flatnonzero(held)) for held in held_out]
     return fit_family(family, features[train], outcomes if is_cox else outcomes[:, 0], splits)
@@ -350,14 +343,13 @@ def _held_out(study: Study, folds: Indices) -> Iterator[tuple[int, Mask]]:
 
 
 def _outer_folds(study: Study, plan: Plan, folds: FoldTable | None, repeat: int) -> Indices:
-    """Return the outer fold (cases,) of each case: that of its patient, -1 without a known outcome."""
+    """Return the outer fold (cases,) of each case, that of its patient; -1 if none of its outcomes is known."""
     known, case_ids = study.outcomes["known"], study.table["case_id"]
     cases = _cases(study)
     config = FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat)
     table = folds or make_folds(cases, config)
     fold_of = case_ids.map({row.case_id: row.fold for row in table.rows}).where(known)
-    missing = case_ids[known & fold_of.isna()]
-    if len(missing):
+    if len(missing := case_ids[known & fold_of.isna()]):
         msg = (
             f"the fold table has no fold for {counted(len(missing), 'case')} of known survival, such as "
             f"{missing.iloc[0]}. Give that of the same data, or leave --fold-table out for new folds."

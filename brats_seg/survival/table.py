@@ -71,8 +71,7 @@ def read_features(path: Path) -> pd.DataFrame:
     names = feature_columns(table)
     texts = table[names].map(str.strip)
     numbers = texts.apply(pd.to_numeric, errors="coerce").astype(float)
-    wrong = np.argwhere(numbers.isna() & ~texts.isin(["", "nan", "NaN"]))
-    if len(wrong):
+    if len(wrong := np.argwhere(numbers.isna() & ~texts.isin(["", "nan", "NaN"]))):
         row, column = wrong[0]
         msg = (
             f"{path}, case {table['case_id'].iloc[row]}: found {texts.iat[row, column]!r} in column "
@@ -97,7 +96,7 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     """Find the outcome of every case of a table of features, whose ages and resections count first.
 
     The row of each case has `patient_id`, the same for all ids of a patient; `days` from the scan to
-    death or the last contact, NaN where unknown; `died`, `lived` (censored) and `known` (either);
+    death or the last contact, NaN where unknown; `died`; `known` (died or censored);
     `age_years`; and `resection`: `GTR`, `STR` or empty. The first path is a table of survival of any
     release; the others join the ids of one patient in several years, as do those called
     `name_mapping*.csv` in its folder.
@@ -125,7 +124,6 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
             "days": patients["survival_days"].astype(float),
             "known": known,
             "died": known & ~censored,
-            "lived": known & censored,
             AGE: table[AGE].fillna(ages) if AGE in table else ages,
             "resection": resections.where(resections != "", patients["resection"]),
         }
@@ -133,7 +131,7 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     if not outcomes["died"].any():
         msg = (
             f"{path} has no death among the {counted(sum(map(bool, rows)), 'case')} of the features, and "
-            f"{outcomes['lived'].sum()} alive at the last contact; expected days until death."
+            f"{known.sum()} alive at the last contact; expected days until death."
         )
         raise UsageError(msg)
     return outcomes
