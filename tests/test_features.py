@@ -259,6 +259,8 @@ def test_a_ball_is_rounder_than_a_plate():
     round_, flat = shape_of((ball.sum(axis=0) <= 100) * 2), shape_of(plate)
     assert 0.9 < round_["wt_sphericity"] < 0.95
     assert flat["wt_sphericity"] < 0.5
+    # 2.8 by the surface, an octahedron in the voxel
+    assert shape_of(np.array([[[0, 2, 0]]]))["wt_sphericity"] == 1
     assert round_["wt_compactness"] == pytest.approx(round_["wt_sphericity"] ** 3)
 
 

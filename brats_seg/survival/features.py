@@ -289,7 +289,8 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
     """Measure size, shape and position of the regions of a tumour; NaN where a region is missing.
 
     Sphericity and its cube, the compactness, are 1 for a ball and less for any other shape. Steps of
-    voxels enlarge the surface, so that a ball of cubic voxels has a sphericity of 0.92.
+    voxels enlarge the surface, so that a ball of cubic voxels has a sphericity of 0.92. Of a few voxels
+    the surface is too small, because it cuts their corners: they count as balls.
     """
     brain, spacing_mm = tumour.brain, tumour.spacing_mm
     voxel_mm3 = prod(spacing_mm)
@@ -304,7 +305,7 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
         surface = surface_mm2(region, spacing_mm)
         sphericity = distance = nan
         if surface:
-            sphericity = pi ** (1 / 3) * (6 * ml[name] * MM3_PER_ML) ** (2 / 3) / surface
+            sphericity = min(1.0, pi ** (1 / 3) * (6 * ml[name] * MM3_PER_ML) ** (2 / 3) / surface)
             distance = float(np.linalg.norm(_centroid_mm(region, spacing_mm) - centre_mm))
         features |= {
             f"{name}_surface_mm2": surface,
