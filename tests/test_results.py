@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from brats_seg.errors import EnvironmentalError
 from brats_seg.survival import results
 from brats_seg.survival.study import Predictions, Study, cross_validate
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
@@ -143,6 +144,12 @@ def test_the_remarks_describe_the_data():
         "the label map of 1 of 4 cases is of networks that were trained",
     ):
         assert remark in remarks
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_study(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentalError, match="file cannot be written: Not a directory"):
+        results.study_survival(tmp_path / "absent.csv", [], tmp_path / "file")
 
 
 STUDY = Study.of(

@@ -24,7 +24,7 @@ from brats_seg.errors import counted
 from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
-from brats_seg.files import alone_at, write_json
+from brats_seg.files import alone_at, check_writable, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival import study as models
 from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
@@ -145,6 +145,7 @@ def study_survival(
         >>> study_survival(*paths).verdict.heading  # doctest: +SKIP
         'more than chance, better than age alone'
     """
+    check_writable(output)
     cases = read_features(features)
     outcomes = read_outcomes(cases, clinical)
     study = Study.of(cases.assign(patient_id=outcomes["patient_id"]), outcomes)
