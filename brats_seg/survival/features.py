@@ -174,8 +174,7 @@ def load_networks(
     # raises if the models do not fit each other
     read_together(segmentations)
     segmenters = [all_years(load_model([path], device), path) for path in segmentations]
-    networks = [*segmenters, *([encoder] if encoder else [])]
-    spacings_mm = {model.identity.spacing_mm for model in networks}
+    spacings_mm = {model.identity.spacing_mm for model in (encoder, *segmenters) if model}
     if len(spacings_mm) > 1:
         msg = f"the runs were trained at different spacings, {sorted(spacings_mm)} mm; give runs of one"
         raise UsageError(msg)

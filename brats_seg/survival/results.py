@@ -157,10 +157,9 @@ def study_survival(
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
         write_summary(result, plan, output / "summary.json")
-        shown = outcomes[outcomes["known"]]
-        days = predictions.days[SELECTED][outcomes["known"]]
+        shown = outcomes.assign(predicted=predictions.days[SELECTED])[outcomes["known"]]
         title = f"Held-out cases: {result.verdict.heading}"
-        figure = survival_figure(shown["days"], days, ~shown["died"], title=title)
+        figure = survival_figure(shown["days"], shown["predicted"], ~shown["died"], title=title)
         write_figure(figure, output / "survival.png")
     return result
 
@@ -236,7 +235,6 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
     reported, died = (study.outcomes[name].to_numpy()[scored] for name in ("days", "died"))
     patients = study.table["patient_id"].to_numpy()[scored]
     times = {str(name): days.to_numpy() for name, days in predictions.days[scored].items()}
-    with_cox = predictions.log_hazards is not None
     if predictions.log_hazards is not None:
         times[COX.name] = -predictions.log_hazards[scored]
     figures: Figures = {name: {} for name in times}
@@ -244,7 +242,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
         if name != COX.name:
             values = reported[died], days[died]
             figures[name] |= estimates(days_figures, values, patients[died], rng)
-        if with_cox:
+        if COX.name in times:
             rows, n = (reported, died, days), _N_CONCORDANCE_RESAMPLES
             figures[name] |= estimates(concordance_figure, rows, patients, cox_rng, n_resamples=n)
     # several scans of a patient are one death
@@ -255,7 +253,7 @@ def summarise(study: Study, predictions: Predictions, seed: int) -> SurvivalStud
         predictions=predictions,
         figures=figures,
         verdict=judge(deaths, selected, baseline, figures[SELECTED]["spearman"], rng),
-        remarks=tuple(_remarks(study, with_cox=with_cox)),
+        remarks=tuple(_remarks(study, with_cox=COX.name in times)),
     )
 
 
