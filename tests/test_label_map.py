@@ -12,7 +12,7 @@ import pytest
 from brats_seg import labels as conventions
 from brats_seg.cases.layouts import resolve
 from brats_seg.errors import LabelError
-from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention, LabelMap, regions_of
+from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.quality import label_map as quality
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 from tests import check_builders as builders
@@ -174,6 +174,15 @@ def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
     # less than 50 ml are no brain: its labels may be anything
     part = (slice(20, 40), slice(20, 40), slice(20, 40))
     assert placed(images[:, *part], MISPLACED[fault](truth)[part]) == NO_JUDGEMENT
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_label_map_beside_fewer_than_four_modalities_is_not_judged(kept: int) -> None:
+    images, truth = phantom(0)
+    label = builders.label_volume(truth[::-1])
+    volumes = builders.volumes_of(images[:kept])
+    judgement = quality.judge_scan("a", volumes, label, MODALITIES[:kept])
+    assert (judgement.refusal, judgement.outermost) == (None, None)
 
 
 @pytest.mark.real

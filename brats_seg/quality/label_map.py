@@ -105,7 +105,7 @@ def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judg
 
     Args:
         case_id: Id of the case.
-        volumes: Four modalities in the axes of BraTS.
+        volumes: Modalities in the axes of BraTS; nothing is judged without all four.
         label: Label map on the same grid, in the same axes.
     """
     sample = scan.sample_brain(volumes, label)
@@ -116,7 +116,8 @@ def judge_sample(
     case_id: str, volumes: Sequence[Volume], label: Volume, sample: scan.BrainSample
 ) -> Judgement:
     """Return the judgement of `judge_labels`, given a sample of the scan and its label map."""
-    if not sample.is_brain:
+    # tissues are recognised by all four modalities
+    if not sample.is_brain or len(volumes) < len(MODALITIES):
         return NO_JUDGEMENT
     problem = advice = ""
     warnings: tuple[str, ...] = ()
