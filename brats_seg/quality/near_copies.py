@@ -12,16 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from math import prod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.voxels.box import bounding_box
+from brats_seg.voxels.box import Array, bounding_box, edge_voxels
 
-Array = npt.NDArray[Any]
 Field = npt.NDArray[np.float32]
 Numbers = npt.NDArray[np.float64]
 
@@ -147,9 +145,7 @@ def _brain(array: Array) -> tuple[Field, Field] | None:
 
 def _background(array: Array) -> tuple[float, float]:
     """Return the value around the brain on the edges of a volume, and the range of its noise."""
-    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
-    edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
-    values = np.concatenate(edges).astype(np.float64)
+    values = edge_voxels(array).astype(np.float64)
     background = float(np.median(values))
     return background, 2 * float(np.quantile(np.abs(values - background), 0.9))
 
@@ -194,9 +190,9 @@ def _average(field: Field, windows: Sequence[Field]) -> Field:
 
 def _signs(fingerprints: Sequence[str]) -> Field:
     """Return fingerprints as numbers (cases, bits) of -1 and 1."""
-    n_bits = int(np.count_nonzero(_IN_BALL))
     packed = np.frombuffer(bytes.fromhex("".join(fingerprints)), dtype=np.uint8)
-    bits = np.unpackbits(packed.reshape(len(fingerprints), -(-n_bits // 8)), axis=1, count=n_bits)
+    # the bits of a fingerprint fill whole bytes
+    bits = np.unpackbits(packed).reshape(-1, np.count_nonzero(_IN_BALL))
     return 2 * bits.astype(np.float32) - 1
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -100,11 +101,13 @@ def brain_mask(arrays: Sequence[Array], every: tuple[slice, ...] = ()) -> Mask:
 
     All images are stripped alike, but each has a few zeros inside. `every` selects voxels.
     """
-    first, *more = arrays
-    mask: Mask = first[every] != background_of(first)
-    for array in more:
-        mask |= array[every] != background_of(array)
-    return mask
+    return reduce(np.logical_or, (array[every] != background_of(array) for array in arrays))
+
+
+def edge_voxels(array: Array) -> Array:
+    """Return the voxels on the twelve edges of a volume (X, Y, Z)."""
+    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
+    return np.concatenate([np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)])
 
 
 def background_of(array: Array) -> Array:
@@ -115,9 +118,7 @@ def background_of(array: Array) -> Array:
     volume, where even a tight crop has no brain. If that value fills less than half of the edges, the
     skull was not removed, and the background is 0.
     """
-    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
-    edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
-    values, counts = np.unique(np.concatenate(edges), return_counts=True)
+    values, counts = np.unique(edge_voxels(array), return_counts=True)
     most = counts.argmax()
     return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
 

@@ -7,20 +7,19 @@ and the background must keep its value.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.voxels.box import Triple
+from brats_seg.voxels.box import Triple, Voxel
 
 Affine: TypeAlias = npt.NDArray[np.float64]
 """Matrix (4, 4) from voxel indices to millimetres."""
 AXES = ("L", "P", "S")
 """Left, posterior, superior: directions of X, Y and Z in every BraTS release."""
 
-Voxel = TypeVar("Voxel", bound=np.generic)
 Turn: TypeAlias = npt.NDArray[np.float64]
 """Orientation (3, 2) as in nibabel: new place of each axis, and 1 or -1 for its direction."""
 _UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])

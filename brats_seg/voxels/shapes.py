@@ -19,7 +19,7 @@ from scipy.cluster.hierarchy import DisjointSet
 from scipy.spatial import ConvexHull
 from scipy.spatial.distance import pdist, squareform
 
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import Mask, Triple, bounding_box
 
 Lesions = npt.NDArray[np.int32]
 """Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
@@ -63,10 +63,9 @@ def nested_regions(
     wt, tc, et = regions
     tc |= et
     wt |= tc
-    for region, inner, n_voxels in zip(regions, (tc, et, None), smallest, strict=True):
+    for region, outer, n_voxels in zip(regions, (wt, wt, tc), smallest, strict=True):
+        region &= outer
         _drop_small(region, n_voxels)
-        if inner is not None:
-            inner &= region
     if np.count_nonzero(et) < smallest_et:
         et[...] = False
     return regions
@@ -217,9 +216,6 @@ def _face_centres(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) ->
     return np.concatenate(centres) * spacing_mm
 
 
-Point = tuple[int, int, int]
-Polygon = npt.NDArray[np.float64]
-
 _SQUARE = np.array([(0, 0), (0, 1), (1, 1), (1, 0)])
 """Corners of a face of a cell, in order around it."""
 
@@ -255,7 +251,7 @@ def surface_mm2(mask: Mask, spacing_mm: tuple[float, float, float]) -> float:
 
 
 @cache
-def _polygons(code: int) -> tuple[Polygon, ...]:
+def _polygons(code: int) -> tuple[Points, ...]:
     """Return the polygons (n, 3) of a cell of unit size.
 
     Each is divided into a fan of triangles from the corner that gives the larger area on cubic voxels,
@@ -270,7 +266,7 @@ def _polygons(code: int) -> tuple[Polygon, ...]:
     )
 
 
-def _segments(code: int) -> list[tuple[Point, Point]]:
+def _segments(code: int) -> list[tuple[Triple, Triple]]:
     """Connect the cut edges of each face, given by their midpoints in half edges.
 
     A cell has the centres of 2x2x2 voxels as corners. Where one of its edges connects a voxel of the
@@ -291,7 +287,7 @@ def _segments(code: int) -> list[tuple[Point, Point]]:
     return segments
 
 
-def _close_polygons(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
+def _close_polygons(segments: list[tuple[Triple, Triple]]) -> list[list[Triple]]:
     """Chain segments into polygons: every point is an end of two segments."""
     remaining = list(segments)
     polygons = []
@@ -307,6 +303,6 @@ def _close_polygons(segments: list[tuple[Point, Point]]) -> list[list[Point]]:
     return polygons
 
 
-def _fan_area(polygon: Polygon) -> float:
+def _fan_area(polygon: Points) -> float:
     spokes = polygon[1:] - polygon[0]
     return float(np.linalg.norm(np.cross(spokes[:-1], spokes[1:]), axis=1).sum() / 2)
