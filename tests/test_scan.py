@@ -13,6 +13,7 @@ import pytest
 from scipy.ndimage import binary_dilation, gaussian_filter, zoom
 
 from brats_seg import find_cases, load_case
+from brats_seg.cases.nifti import oriented
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.quality import scan
@@ -127,9 +128,9 @@ def test_an_egg_shaped_brain_has_no_remark_on_its_shape() -> None:
 def test_brains_in_the_space_of_mni_are_pitched_and_not_upside_down() -> None:
     images, affine = egg()[..., ::-1], np.diag([-3.0, -3.0, 3.0, 1.0])
     sample = sample_of(images, affine=affine)
-    for code, n_said in ((1, 1), (4, 0)):
+    for field, code, n_said in (("qform", 1, 1), ("qform", 4, 0), ("sform", 4, 0)):
         volumes = [
-            replace(one, geometry=replace(one.geometry, qform_code=code))
+            oriented(replace(one, geometry=replace(one.geometry, **{f"{field}_code": code})))
             for one in volumes_of(images, affine)
         ]
         said = scan.scan_remarks(volumes, sample, MODALITIES[:1])

@@ -13,7 +13,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeAlias
@@ -201,7 +201,7 @@ def oriented(volume: Volume) -> Volume:
     turn = find_turn(geometry.affine)
     affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
     array = turned(volume.array, turn)
-    grid = Geometry.at(affine, array.shape, qform_code=geometry.qform_code)
+    grid = replace(geometry, shape=array.shape, affine=affine, qform=affine)
     return Volume(array=array, geometry=grid, file=volume.file)
 
 

@@ -241,7 +241,8 @@ def measures_of(
     measures = {DETAIL: dict(zip(modalities, map(_detail, volumes), strict=True))}
     if sample.brain_ml > SMALLEST_WHOLE_ML:
         measures |= _shape(sample)
-    if volumes[0].geometry.qform_code == _MNI152:
+    geometry = volumes[0].geometry
+    if _MNI152 in {geometry.qform_code, geometry.sform_code}:
         # there brains are pitched: 0.06 for one that is the right way up
         measures.pop(ASYMMETRY, None)
     if len(volumes) == len(MODALITIES):
