@@ -60,7 +60,7 @@ _RIM_MM = 4.0
 """Width of the rims inside and outside the edge of a tumour."""
 _FEWEST_RIM_VOXELS = 60
 _N_COMPARED = 3000
-"""Most voxels of a rim that are compared."""
+"""Least number of voxels that a larger rim is thinned to."""
 _MOST_LABELS = 16
 _NO_BRAIN = _MOST_LABELS - 1
 _T1N, _T1C, _T2W, _T2F, _UPTAKE = range(5)
@@ -227,7 +227,7 @@ def _judge(
     labels: ShownLabels, convention: LabelConvention, rival: str, is_named: bool, next_step: str
 ) -> Judgement:
     contradiction, fitting = _contradiction(labels, convention), _matches(labels)
-    is_rival = _has_other_regions(rival, convention, labels.values)
+    is_rival = bool(rival) and _has_other_regions(rival, convention, labels.values)
     if is_rival and not contradiction:
         contradiction = "most label maps of the release show another numbering"
         fitting = (rival,)
@@ -237,15 +237,11 @@ def _judge(
     if is_named or not fitting:
         message = f"the labels do not look like {convention.name}: {contradiction}{fits}"
         return Judgement(warnings=(message,))
-    return Judgement(
-        refusal=LabelError(
-            labels.case_id,
-            labels.file,
-            f"labels that {convention.name} does not explain ({contradiction})",
-            f"the numbering of that convention{fits}",
-            next_step or f"Name the right one, such as --convention {fitting[0]}.",
-        )
-    )
+    problem = f"labels that {convention.name} does not explain ({contradiction})"
+    expected = f"the numbering of that convention{fits}"
+    next_step = next_step or f"Name the right one, such as --convention {fitting[0]}."
+    refusal = LabelError(labels.case_id, labels.file, problem, expected, next_step)
+    return Judgement(refusal=refusal)
 
 
 def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
@@ -277,9 +273,7 @@ def _ambiguity_warning(labels: ShownLabels, convention: LabelConvention) -> str:
 
 
 def _has_other_regions(rival: str, convention: LabelConvention, values: Set[int]) -> bool:
-    """Return whether label values have other regions in the rival, the result of `_rival`."""
-    if not rival:
-        return False
+    """Return whether label values have other regions in another convention, given by its name."""
     rival_convention = convention_named(rival)
     return values <= rival_convention.values and any(
         values & set(region) != values & set(rival_region)

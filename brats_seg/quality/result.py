@@ -241,12 +241,10 @@ def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMa
         probabilities: (3, x, y, z)
         regions: Region masks (3, x, y, z) that were decoded from them.
     """
-    return np.array(
-        [
-            values[mask].mean(dtype=np.float64) if mask.any() else np.nan
-            for values, mask in zip(probabilities, regions, strict=True)
-        ]
-    )
+    voxels = (1, 2, 3)
+    sums = np.sum(probabilities, axis=voxels, dtype=np.float64, where=regions)
+    counts = np.count_nonzero(regions, axis=voxels)
+    return np.divide(sums, counts, out=np.full(len(regions), np.nan), where=counts > 0)
 
 
 def fit_predicted_dice(

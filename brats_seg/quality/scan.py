@@ -104,7 +104,7 @@ _LOCAL_MM = 30.0
 _SURFACE_MM = 4.0
 """Depth of the surface of the brain."""
 _FARTHEST = 12
-"""Largest displacement that is looked for, in voxels of a sample."""
+"""Voxels of background that a sample is padded with, so that its opposite ends do not overlap."""
 _EVERY = 16
 """Step between the planes in which detail is measured."""
 _TAIL_PERCENT = 0.1
@@ -194,9 +194,8 @@ def check_modalities(
             continue
         levels = np.unique(volume.array)
         if len(levels) <= MOST_LABEL_VALUES:
-            problem = (
-                f"only the values {', '.join(f'{level:g}' for level in levels)}, as in a label map"
-            )
+            listed = ", ".join(f"{level:g}" for level in levels)
+            problem = f"only the values {listed}, as in a label map"
             next_step = "Put the image of that modality in its place."
             raise CaseError(case_id, volume.file, problem, "a scan", next_step)
     likeness = _correlations(sample.values)
