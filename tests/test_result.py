@@ -13,6 +13,7 @@ import pytest
 from scipy.ndimage import binary_erosion
 
 from brats_seg import export_model, load_model
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
 from brats_seg.inference.predict import measure
 from brats_seg.labels import BRATS2017, LabelMap, regions_of
@@ -236,6 +237,14 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
     found = [result.dice_lines(one.notes) for one in (both, mixed)]
     assert found == [LINES, ()]
+
+
+@pytest.mark.parametrize("change", [{"region": "brain"}, {"n_cases": 3}, {"new": 1}])
+def test_a_damaged_fit_of_a_model_is_refused_with_what_is_wrong(change: dict[str, object]) -> None:
+    notes = [{"predicted_dice": [{**LINE.model_dump(), **change}]}]
+    (key,) = change
+    with pytest.raises(UsageError, match=f"damaged note predicted_dice: 0.{key}: .* tune"):
+        result.dice_lines(notes)
 
 
 def test_predict_writes_what_is_unusual_and_the_expected_dice(run: Run, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, JsonValue, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from scipy.ndimage import binary_dilation, binary_erosion
 
-from brats_seg.config import Section
+from brats_seg.config import Section, explained
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.quality.scan import SMALLEST_BRAIN_ML, Limit, remarks
@@ -204,7 +205,7 @@ def _enhancement(prediction: JudgedPrediction) -> float:
 class DiceLine(Section):
     """Relation of the Dice of one region to the mean probability in it."""
 
-    region: str
+    region: Annotated[str, Field(pattern="^(wt|tc|et)$")]
     n_cases: Annotated[int, Field(ge=FEWEST_CASES)]
     """Held-out cases that it was fitted to."""
     intercept: float
@@ -292,10 +293,15 @@ def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
     """Return the fit that all members of a model have in their notes; none if they differ.
 
     Raises:
-        ValueError: An entry is unknown, missing or out of range.
+        UsageError: An entry is unknown, missing or out of range.
     """
     first, *rest = [note.get(_NOTE, ()) for note in notes] or [()]
-    return _LINES.validate_python(first) if all(lines == first for lines in rest) else ()
+    try:
+        return _LINES.validate_python(first) if all(lines == first for lines in rest) else ()
+    except ValidationError as error:
+        wrong = "; ".join(explained(error))
+        msg = f"the model has a damaged note {_NOTE}: {wrong}. Run `brats-seg tune` on its runs again."
+        raise UsageError(msg) from None
 
 
 def _fit(region: str, x: Values, y: Values) -> DiceLine:
