@@ -41,7 +41,7 @@ def test_the_longest_diameter_is_that_of_all_pairs(seed: int) -> None:
 
 def test_a_voxel_has_the_diameters_of_its_faces() -> None:
     mask = np.zeros((3, 3, 3), bool)
-    assert shapes.section_diameters(mask, CUBES) == shapes.NO_DIAMETERS
+    assert shapes.section_diameters(mask, CUBES).product_mm2 == 0
     assert shapes.longest_diameter_mm(mask, CUBES) == 0
     mask[1, 1, 1] = True
     found = shapes.section_diameters(mask, (1.0, 2.0, 5.0))

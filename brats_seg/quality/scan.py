@@ -257,16 +257,15 @@ def remarks(limits: Sequence[Limit], measures: Mapping[str, Mapping[str, float]]
         limits: Usual ranges; those of measures that are not known do not count.
         measures: Values of each measure by modality, or one of the whole scan.
     """
-    for limit in limits:
-        low, high = limit.low, limit.high
-        of_modalities = measures.get(limit.measure, {})
+    for measure, low, high, advice in limits:
+        of_modalities = measures.get(measure, {})
         beyond = {key: x for key, x in of_modalities.items() if x < low or x > high}
         if beyond:
             values = ", ".join(f"{value:.3g}" for value in beyond.values())
             usual = f"at most {high:g}" if low == -inf else f"at least {low:g}"
             usual = usual if inf in {-low, high} else f"{low:g} to {high:g}"
-            advice = limit.advice.format(of=" and ".join(beyond))
-            yield f"{advice} [{limit.measure}: {values}; usual {usual}]"
+            text = advice.format(of=" and ".join(beyond))
+            yield f"{text} [{measure}: {values}; usual {usual}]"
 
 
 def skull_remarks(sample: BrainSample) -> Iterator[str]:
@@ -292,10 +291,9 @@ def order_remarks(sample: BrainSample) -> Iterator[str]:
     if not local.size:
         return
     order, enhancement = likeliest_order(local), uptake(local)
+    likeness = _correlations(local[:2])[0, 1]
     # a second image of what t1n shows fits no order of modalities
-    is_native_twice = (
-        abs(enhancement) < LEAST_UPTAKE and _correlations(local[:2])[0, 1] > SAME_TISSUE
-    )
+    is_native_twice = abs(enhancement) < LEAST_UPTAKE and likeness > SAME_TISSUE
     if is_native_twice or (order == MODALITIES and enhancement < LEAST_UPTAKE):
         yield (
             "t1c shows no contrast agent: compare its vessels with those of t1n [enhancement of the "

@@ -42,8 +42,7 @@ class Box:
 
     def within(self, shape: Triple) -> Self:
         """Return the part of the box inside a volume of a given shape; it may be empty."""
-        start = _clip(self.start, shape)
-        return type(self)(start=start, stop=_clip(self.stop, shape))
+        return type(self)(start=_clip(self.start, shape), stop=_clip(self.stop, shape))
 
     def grown(self, by: int) -> Self:
         """Return the box with a margin on every side; it may extend beyond a volume."""

@@ -77,10 +77,7 @@ class Resampling:
     def forward_affine(self, affine: Affine) -> Affine:
         """Return the affine of the other grid, given that of the scan."""
         scale = np.divide(self.before, self.after)
-        step = np.eye(4)
-        step[:3, :3] = np.diag(scale)
-        step[:3, 3] = (scale - 1) / 2
-        return affine @ step
+        return affine @ nib.affines.from_matvec(np.diag(scale), (scale - 1) / 2)
 
     def back(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array at the other spacing to the grid of the scan."""

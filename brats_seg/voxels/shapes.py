@@ -121,10 +121,6 @@ class SectionDiameters:
         return self.longest_mm * self.perpendicular_mm
 
 
-NO_DIAMETERS = SectionDiameters(longest_mm=0.0, perpendicular_mm=0.0, index=0)
-"""Diameters of an empty mask."""
-
-
 def longest_diameter_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> float:
     """Return the longest diameter of a mask (X, Y, Z); 0 if it is empty.
 
@@ -141,7 +137,7 @@ def longest_diameter_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> f
 
 
 def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> SectionDiameters:
-    """Return the diameters in the section across Z in which their product is largest.
+    """Return the diameters in the section across Z with their largest product; 0 if the mask is empty.
 
     Args:
         mask: (X, Y, Z), whose Z runs to the patient's head for axial sections.
@@ -157,7 +153,7 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
     """
     box = bounding_box(mask)
     if box is None:
-        return NO_DIAMETERS
+        return SectionDiameters(longest_mm=0.0, perpendicular_mm=0.0, index=0)
     cut = mask[box.slices]
     sections = (
         _diameters(cut[:, :, z], spacing_mm[:2], box.start[2] + z)
