@@ -210,7 +210,7 @@ def check_modalities(
         if problem:
             next_step = "One modality was given twice: put the right file in its place."
             files = f"{first.file} and {second.file}"
-            raise CaseError(case_id, files, problem, "four different modalities", next_step)
+            raise CaseError(case_id, files, problem, "a different image for each", next_step)
 
 
 def scan_remarks(
