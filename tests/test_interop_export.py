@@ -20,14 +20,25 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, call_in_fork, plain_environment, shell, start, write_case
 from tests.foreign_builders import FP32
-from tests.inference_builders import CPU, IDENTITY, NAMES, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run
 from tests.test_readme import PAGES, blocks
 
 DEEPER = Config(model=ModelConfig(widths=(4, 6, 8)), patch=PatchConfig(size=(16, 16, 16)))
 """Three levels, the fewest that `DynUNet` has."""
 DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), smallest_et_mm3=20)
-MODELS = {"plain": (1, NOT_FITTED), "fitted": (2, FittedPrediction(decoding=DECODING))}
-"""Number of networks and fitted settings of each exported model."""
+MODELS = {
+    "plain": ("unet", 1, NOT_FITTED),
+    "fitted": ("unet", 2, FittedPrediction(decoding=DECODING)),
+    "dynunet": ("dynunet", 1, NOT_FITTED),
+}
+"""Name and number of the networks and fitted settings of each exported model."""
+SHAPE = {"kernel_size": [3] * 3, "strides": [[1] * 3, [2] * 3, [2] * 3], "filters": [4, 6, 8]}
+SHAPE |= {"spatial_dims": 3, "in_channels": 4, "out_channels": 3, "act_name": "relu"}
+OTHER = ModelConfig(
+    name="monai.networks.nets.DynUNet",
+    arguments=SHAPE | {"upsample_kernel_size": [[2] * 3, [2] * 3]},
+)
+"""A `DynUNet` of another shape than ours."""
 
 
 def run_bundles(root: Path, files: list[str]) -> None:
@@ -60,15 +71,20 @@ def bundles(tmp_path_factory: pytest.TempPathFactory, case: Path) -> Path:
     """Each model as a bundle, and below `out` what it predicts where this package is missing."""
     root = tmp_path_factory.mktemp("bundles")
     identity = replace(IDENTITY, patch=(16, 16, 16))
-    for name, (n_networks, fitted) in MODELS.items():
+    for name, (network, n_networks, fitted) in MODELS.items():
+        config = with_network(DEEPER.model.model_copy(update={"name": network}))
         runs = [
-            write_run(root / f"{name}{n}", seed=n, identity=identity, config=DEEPER, fitted=fitted)
+            write_run(root / f"{name}{n}", seed=n, identity=identity, config=config, fitted=fitted)
             for n in range(n_networks)
         ]
         export_model(runs, root / name, file_format="bundle")
     done = call_in_fork(run_bundles, root, files_of(case))
     assert done.code == 0, done.out
     return root
+
+
+def with_network(model: ModelConfig) -> Config:
+    return DEEPER.model_copy(update={"model": model})
 
 
 def files_of(case: Path) -> list[str]:
@@ -107,9 +123,10 @@ def test_the_example_of_the_page_runs_alone(bundles: Path, case: Path, tmp_path:
     assert_same(tmp_path / "bundle" / "results", case, bundles / "plain", tmp_path / "ours", **FP32)
 
 
-def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [CONFIG, with_network(OTHER)])
+def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path, config: Config) -> None:
     case, model = write_case(tmp_path / "scans"), tmp_path / "model"
-    export_model([write_run(tmp_path / "run")], model, file_format="bundle")
+    export_model([write_run(tmp_path / "run", config=config)], model, file_format="bundle")
     config = ConfigParser()
     config.read_config(model / "configs" / "inference.json")
     output = tmp_path / "bundle"
@@ -146,14 +163,17 @@ def test_without_onnx_the_remedy_is_said(tmp_path: Path, monkeypatch: pytest.Mon
         export_model([write_run(tmp_path / "run")], tmp_path / "model", file_format="onnx")
 
 
-def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "patch"), [("unet", (8, 8, 8)), ("notebook", (16, 16, 16))])
+def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path, name, patch) -> None:
     pytest.importorskip("onnx")
     onnxruntime = pytest.importorskip("onnxruntime")
-    model = tmp_path / "model"
-    export_model([write_run(tmp_path / "run")], model, file_format="onnx")
+    model, network = tmp_path / "model", ModelConfig(name=name, widths=(4, 8))
+    identity, config = replace(IDENTITY, patch=patch), with_network(network)
+    run = write_run(tmp_path / "run", identity=identity, config=config)
+    export_model([run], model, file_format="onnx")
     session = onnxruntime.InferenceSession(model / "member0.onnx")
     (member,) = load_model([model], CPU).members
-    for size in ((8, 8, 8), (24, 16, 40)):
+    for size in (patch, (24, 16, 40)):
         image = torch.randn(1, 4, *size, generator=torch.Generator().manual_seed(0))
         (logits,) = session.run(None, {"image": image.numpy()})
         with torch.inference_mode():

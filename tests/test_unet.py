@@ -58,7 +58,7 @@ def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> Non
 @pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 8)], ids=str)
 def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
     ours = make_unet(patch, (4, 6, 8, 8)).eval()
-    theirs = _as_dynunet(ours)
+    theirs = _as_dynunet("unet", ours)
     assert isinstance(theirs, DynUNet)
     image = random_images(2, patch)
     with torch.no_grad():

@@ -180,8 +180,9 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
     """Write the weights of a network, and return its entry of `model.json`."""
     path = folder / f"member{index}.safetensors"
     with whole_file(path) as new_file:
-        # in memory first: `save_file` reports a full disk as another error
-        tensors = {key: value.contiguous() for key, value in network.weights.items()}
+        # in memory first: `save_file` reports a full disk as another error; copies, because it
+        # refuses weights under two names, as `DynUNet` has them
+        tensors = {key: value.contiguous().clone() for key, value in network.weights.items()}
         new_file.write_bytes(save(tensors))
     entry = weights.ExportedNetwork(
         weights=path.name, sha256=weights.sha256_of(path), card=network.card, cases=network.cases

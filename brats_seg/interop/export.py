@@ -30,7 +30,7 @@ from brats_seg.inference.export import CARD_NAME
 from brats_seg.inference.model import Member, assemble
 from brats_seg.labels import BRATS2023, LabelConvention, convention_named
 from brats_seg.models.norm import ActivatedNorm
-from brats_seg.models.unet import FEWEST_DYNUNET_LEVELS, UNet, dynunet_arguments
+from brats_seg.models.unet import FEWEST_DYNUNET_LEVELS, dynunet_arguments
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import ExportedModel, reason_of
 
@@ -45,7 +45,7 @@ _OTHERWISE = "Export it without --format, or as a bundle."
 def write_bundle(exported: ExportedModel, folder: Path) -> None:
     """Write the files of a bundle into the folder of an exported model, which has its card."""
     members = assemble(exported.networks, choose_device("cpu", "fp32")).members
-    converted = [_as_dynunet(member.network) for member in members]
+    converted = [_as_dynunet(member.name, member.network) for member in members]
     networks = [network for network in converted if network is not None]
     values = [_values(exported, member) for member in members]
     is_monai = len(networks) == len(members) and all(value == values[0] for value in values)
@@ -67,28 +67,25 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
         temporary.write_text((folder / CARD_NAME).read_text("utf-8") + template["use"], "utf-8")
 
 
-def _as_dynunet(network: Any) -> "DynUNet | None":
-    """Return a network of MONAI that computes the same; None if it cannot be `DynUNet`."""
+def _as_dynunet(name: str, network: Any) -> "DynUNet | None":
+    """Return a network of MONAI that computes the same; None if it cannot be `DynUNet` of this shape."""
     from monai.networks.nets import DynUNet
 
-    if isinstance(inner := getattr(network, "network", None), DynUNet):
-        return inner
-    if not isinstance(network, UNet) or len(network.encoder) < FEWEST_DYNUNET_LEVELS:
+    if name == "dynunet":
+        return network.network
+    if name != "unet" or len(network.encoder) < FEWEST_DYNUNET_LEVELS:
         return None
-    encoder: Any = network.encoder
-    heads: Any = network.heads
-    widths = [level[0].convolution.out_channels for level in encoder]
-    strides = [level[0].convolution.stride for level in encoder]
-    n_in, n_out = encoder[0][0].convolution.in_channels, heads[0].out_channels
+    widths = [level[0].convolution.out_channels for level in network.encoder]
+    strides = [level[0].convolution.stride for level in network.encoder]
+    n_in, n_out = network.encoder[0][0].convolution.in_channels, network.heads[0].out_channels
     same: Any = DynUNet(**dynunet_arguments(n_in, n_out, widths, strides))
     down = (same.input_block, *same.downsamples, same.bottleneck)
     for level, block in zip(network.encoder, down, strict=True):
         _copy_level(level, block)
-    decoders: Any = reversed(network.decoder)
-    for decoder, block in zip(decoders, same.upsamples, strict=True):
+    for decoder, block in zip(reversed(network.decoder), same.upsamples, strict=True):
         block.transp_conv.conv.load_state_dict(decoder.upsampling.state_dict())
         _copy_level(decoder.level, block.conv_block)
-    same.output_block.conv.conv.load_state_dict(heads[0].state_dict())
+    same.output_block.conv.conv.load_state_dict(network.heads[0].state_dict())
     return same
 
 
@@ -228,10 +225,13 @@ def _compare(member: Member, path: Path, onnxruntime: ModuleType) -> None:
 
 
 def _example(member: Member, scale: int) -> Tensor:
-    """Return a random image of a size that the network takes, of other numbers along each axis."""
+    """Return a random image of a size that the network takes, of other numbers along each axis.
+
+    All networks take multiples above 16 voxels, which the smallest patch of `notebook` has.
+    """
     generator = torch.Generator().manual_seed(scale)
     x, y, z = (
-        m * (-(-max(8, n // 4) // m) + scale + axis)
+        m * (-(-max(16, n // 4) // m) + scale + axis)
         for axis, (n, m) in enumerate(zip(member.identity.patch, member.multiple, strict=True))
     )
     return torch.randn(1, len(member.channels), x, y, z, generator=generator)
