@@ -124,6 +124,10 @@ def build_undeclared(width: int = 4):
     return build_small(width)
 
 
+def build_mistyped() -> "nn.Modul":  # type: ignore[name-defined]
+    return build_small()
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -137,6 +141,7 @@ def build_undeclared(width: int = 4):
         # a checkpoint from elsewhere can name anything: only what makes a network is called
         ("os.system", {"command": "exit"}, r"is no torch\.nn\.Module, nor"),
         (f"{__name__}.build_undeclared", {}, r"annotated to return one"),
+        (f"{__name__}.build_mistyped", {}, r"annotated to return one"),
         ("unet", {"width": 4}, r"model\.arguments with model\.name 'unet'"),
         (
             "torch.nn.Conv3d",

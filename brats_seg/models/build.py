@@ -179,7 +179,7 @@ def _makes_modules(make: object) -> bool:
         return issubclass(make, nn.Module)
     try:
         returned = get_type_hints(make).get("return")
-    except (TypeError, NameError):
+    except Exception:  # noqa: BLE001 - an annotation may be any text
         return False
     return isclass(returned) and issubclass(returned, nn.Module)
 
