@@ -44,6 +44,11 @@ def nnunet_architecture(*, is_residual: bool = False) -> dict[str, Any]:
     }
 
 
+def resampling(order: int, **arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a resampling as the planners of nnU-Net write them."""
+    return {"is_seg": False, "order": order, "order_z": 0, "force_separate_z": None, **arguments}
+
+
 def write_nnunet(
     folder: Path,
     *,
@@ -63,6 +68,8 @@ def write_nnunet(
         "use_mask_for_norm": [True] * 4,
         "resampling_fn_data": "resample_data_or_seg_to_shape",
         "resampling_fn_probabilities": "resample_data_or_seg_to_shape",
+        "resampling_fn_data_kwargs": resampling(3),
+        "resampling_fn_probabilities_kwargs": resampling(1),
         "architecture": nnunet_architecture(is_residual=is_residual),
         **(configuration or {}),
     }

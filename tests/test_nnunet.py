@@ -19,7 +19,14 @@ from brats_seg.errors import UsageError
 from brats_seg.inference.predict import Predictor
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
-from tests.foreign_builders import TISSUE_LABELS, nnunet_network, predict, write_fold, write_nnunet
+from tests.foreign_builders import (
+    TISSUE_LABELS,
+    nnunet_network,
+    predict,
+    resampling,
+    write_fold,
+    write_nnunet,
+)
 
 
 def load(*models: Path) -> Predictor:
@@ -180,12 +187,18 @@ MAMBA = {"network_class_name": "a.Mamba", "arch_kwargs": {}}
         (configured(previous_stage="3d_lowres"), "plans.json cannot be used: previous_stage"),
         (configured(resampling_fn_data="resample_torch"), "resampling_fn_data: .*resample_torch"),
         (
-            configured(resampling_fn_data_kwargs={"order": 1}),
+            configured(resampling_fn_data_kwargs=resampling(1)),
             "resampling_fn_data_kwargs.order: expected 3 .got 1",
         ),
         (
-            configured(resampling_fn_probabilities_kwargs={"force_separate_z": True}),
+            configured(resampling_fn_probabilities_kwargs=resampling(1, force_separate_z=True)),
             "resampling_fn_probabilities_kwargs.force_separate_z: .*None",
+        ),
+        # nnU-Net would take slices in another way
+        (configured(resampling_fn_data_kwargs=resampling(3, order_z=1)), "order_z: expected 0"),
+        (
+            configured(resampling_fn_data_kwargs=resampling(3, separate_z_anisotropy_threshold=9)),
+            "separate_z_anisotropy_threshold: Extra",
         ),
         (configured(architecture=MAMBA), "class_name: .*ResidualEncoderUNet.* .got 'a.Mamba'"),
     ],

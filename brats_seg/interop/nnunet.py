@@ -12,11 +12,11 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from pydantic import AliasPath, BaseModel, Field, PositiveInt
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, PositiveInt
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, find_turn, turned, undo_turn
 
 Values = TypeVar("Values", bound=BaseModel)
+Order = TypeVar("Order")
 
 DATASET_NAME, PLANS_NAME = "dataset.json", "plans.json"
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
@@ -44,7 +45,6 @@ _FOLD = re.compile(r"fold_(\d+|all)")
 _Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _Normalisation: TypeAlias = Literal["ZScoreNormalization"]
 _Labels: TypeAlias = tuple[frozenset[int], ...]
-_OF_IMAGES, _OF_LOGITS = "resampling_fn_data_kwargs", "resampling_fn_probabilities_kwargs"
 _UNUSABLE = "Use nnU-Net itself for this model."
 _ANISOTROPY = 3
 """Ratio of voxel edges above which nnU-Net resamples slice by slice."""
@@ -61,6 +61,17 @@ class _Dataset(BaseModel):
     labels: dict[str, int | Annotated[list[PositiveInt], Field(min_length=1)]]
 
 
+class _Arguments(BaseModel, Generic[Order]):
+    """Arguments of a resampling, as the planners of nnU-Net write them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    order: Order
+    force_separate_z: None
+    order_z: Literal[0] = 0
+    is_seg: Literal[False] = False
+
+
 class _Configuration(BaseModel):
     """Entries of a configuration of `plans.json`, such as `3d_fullres`."""
 
@@ -70,10 +81,8 @@ class _Configuration(BaseModel):
     use_mask_for_norm: tuple[bool, bool, bool, bool]
     resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
     resampling_fn_probabilities: _Resampling = "resample_data_or_seg_to_shape"
-    image_order: Literal[3] = Field(3, validation_alias=AliasPath(_OF_IMAGES, "order"))
-    logits_order: Literal[1] = Field(1, validation_alias=AliasPath(_OF_LOGITS, "order"))
-    image_axis: None = Field(None, validation_alias=AliasPath(_OF_IMAGES, "force_separate_z"))
-    logits_axis: None = Field(None, validation_alias=AliasPath(_OF_LOGITS, "force_separate_z"))
+    resampling_fn_data_kwargs: _Arguments[Literal[3]]
+    resampling_fn_probabilities_kwargs: _Arguments[Literal[1]]
     previous_stage: None = None
     """Only the second stage of a cascade has one."""
     architecture: Architecture
