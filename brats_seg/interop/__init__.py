@@ -113,5 +113,7 @@ def usable(path: Path, next_step: str = _COPY_AGAIN) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:  # noqa: BLE001 - torch, MONAI and YAML raise errors of many kinds
-        msg = f"{path} cannot be used: {reason_of(error)}. {next_step}"
+        # MONAI's own error of a transform does not say why
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        msg = f"{path} cannot be used: {reason_of(cause)}. {next_step}"
         raise UsageError(msg) from None
