@@ -36,7 +36,7 @@ def reader_of(path: Path) -> Callable[[Path], Member] | None:
     from brats_seg.interop import monai_bundle, nnunet
 
     try:
-        if nnunet.is_nnunet(path):
+        if nnunet.find_root(path) is not None:
             return nnunet.read_nnunet
         return monai_bundle.read_bundle if monai_bundle.is_bundle(path) else None
     except OSError:

@@ -103,9 +103,17 @@ class _Plans(BaseModel):
     configurations: dict[str, dict[str, Any]]
 
 
-def is_nnunet(path: Path) -> bool:
-    """Return whether a path is a trained model of nnU-Net or one of its folds or checkpoints."""
-    return _find_root(path) is not None
+def find_root(path: Path) -> Path | None:
+    """Return the folder with the plans of a trained model of nnU-Net, or None.
+
+    `path` is the folder itself, one of its folds or a checkpoint in a fold.
+    """
+    path = path.absolute()
+    for folder in (path, path.parent, path.parent.parent):
+        is_part = folder == path or _FOLD.fullmatch(path.relative_to(folder).parts[0])
+        if is_part and all((folder / name).is_file() for name in (DATASET_NAME, PLANS_NAME)):
+            return folder
+    return None
 
 
 def read_nnunet(path: Path) -> Member:
@@ -115,7 +123,7 @@ def read_nnunet(path: Path) -> Member:
     `UsageError` is raised if a file is missing or damaged, or the model is not one of the four modalities
     and the tissues or regions of BraTS, or it has parts that are not known here.
     """
-    root = _find_root(path) or path
+    root = find_root(path) or path
     dataset_path, plans_path = root / DATASET_NAME, root / PLANS_NAME
     dataset, plans = _read(dataset_path, _Dataset), _read(plans_path, _Plans)
     channels = interop.channels_of(dataset.channel_names, dataset_path)
@@ -161,16 +169,6 @@ def read_nnunet(path: Path) -> Member:
     )
 
 
-def _find_root(path: Path) -> Path | None:
-    """Return the folder with the plans of the model that a path belongs to, or None."""
-    path = path.absolute()
-    for folder in (path, path.parent, path.parent.parent):
-        is_part = folder == path or _FOLD.fullmatch(path.relative_to(folder).parts[0])
-        if is_part and all((folder / name).is_file() for name in (DATASET_NAME, PLANS_NAME)):
-            return folder
-    return None
-
-
 def _read(path: Path, kind: type[Values]) -> Values:
     with interop.usable(path):
         return kind.model_validate(interop.read_content(path))
@@ -194,12 +192,9 @@ def _read_heads(dataset: _Dataset, path: Path) -> tuple[_Labels, _Labels]:
         named = {tissue_named(name): values for name, values in tissues.items()}
         is_whole = frozenset({0}).union(*tissues.values()) == {0, 1, 2, 3}
         if named.keys() == {"ed", "ncr", "et"} and len(tissues) == len(named) and is_whole:
+            labels = tuple(frozenset({value}) for value in range(4))
             tc = named["ncr"] | named["et"]
-            return tuple(frozenset({value}) for value in range(4)), (
-                tc | named["ed"],
-                tc,
-                named["et"],
-            )
+            return labels, (tc | named["ed"], tc, named["et"])
     msg = (
         f"{path}: the model has the labels {', '.join(sets)}; expected oedema, necrosis and enhancing "
         "tumour, or whole tumour, tumour core and enhancing tumour. Others cannot be used."

@@ -8,7 +8,7 @@ order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the gr
 from collections.abc import Callable, Iterable, Mapping
 from inspect import isclass
 from math import ceil, gcd, prod
-from typing import Any, NamedTuple, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from torch import Tensor, nn
 
@@ -21,8 +21,6 @@ from brats_seg.models.interface import as_output
 from brats_seg.presets import NETWORKS
 from brats_seg.voxels.box import Triple, rounded_up
 
-Call: TypeAlias = tuple[Callable[..., nn.Module], dict[str, Any]]
-"""A class or function that makes a network, and its arguments."""
 OWN_MULTIPLE = 32
 """Voxels that the size of an input is a multiple of, for a network by dotted name.
 
@@ -55,8 +53,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
         msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
         raise ConfigError(msg)
     _check_patch(config, patch)
-    make, arguments = _NETWORKS[config.name].call(config, patch)
-    return make(**arguments)
+    return _NETWORKS[config.name].build(config, patch)
 
 
 def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.Module:
@@ -184,36 +181,36 @@ def _makes_modules(make: object) -> bool:
     return isclass(returned) and issubclass(returned, nn.Module)
 
 
-_CHANNELS: dict[str, Any] = {"n_in": len(MODALITIES), "n_out": len(REGIONS)}
+_CHANNELS = {"n_in": len(MODALITIES), "n_out": len(REGIONS)}
 
 
 class _Network(NamedTuple):
     """What is known of a network with a short name."""
 
-    call: Callable[[ModelConfig, Triple], Call]
+    build: Callable[[ModelConfig, Triple], nn.Module]
     multiple: int | None
     """Voxels that a size must be a multiple of; None where the levels decide, see `level_strides`."""
     smallest: int
     """Fewest voxels along an axis."""
 
 
-def _unet(config: ModelConfig, patch: Triple) -> Call:
+def _build_unet(config: ModelConfig, patch: Triple) -> nn.Module:
     strides = unet.level_strides(patch, len(config.widths))
-    return unet.UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
+    return unet.UNet(**_CHANNELS, widths=config.widths[: len(strides)], strides=strides)
 
 
-def _autoencoder(config: ModelConfig, patch: Triple) -> Call:
-    return Autoencoder, {"n_channels": len(MODALITIES), "latent": config.latent}
+def _build_autoencoder(config: ModelConfig, patch: Triple) -> nn.Module:
+    return Autoencoder(n_channels=len(MODALITIES), latent=config.latent)
 
 
-def _build_monai(config: ModelConfig, patch: Triple) -> Call:
+def _build_monai(config: ModelConfig, patch: Triple) -> nn.Module:
     from brats_seg.models import monai_networks
 
     make = {"segresnet": monai_networks.segresnet, "swin-unetr": monai_networks.swin_unetr}
-    return make[config.name], _CHANNELS
+    return make[config.name](**_CHANNELS)
 
 
-def _dynunet(config: ModelConfig, patch: Triple) -> Call:
+def _build_dynunet(config: ModelConfig, patch: Triple) -> nn.Module:
     from brats_seg.models.monai_networks import dynunet
 
     strides = unet.level_strides(patch, len(config.widths))
@@ -223,17 +220,17 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
             f"Give more than {len(config.widths)} widths or a larger patch than {shape_text(patch)}."
         )
         raise ConfigError(msg)
-    return dynunet, _CHANNELS | {"widths": config.widths, "strides": strides}
+    return dynunet(**_CHANNELS, widths=config.widths, strides=strides)
 
 
 _NETWORKS = {
-    "unet": _Network(_unet, None, unet.SMALLEST_AXIS),
+    "unet": _Network(_build_unet, None, unet.SMALLEST_AXIS),
     "notebook": _Network(
-        lambda *_: (unet.NotebookUNet, _CHANNELS), 1, unet.SMALLEST_NOTEBOOK_PATCH
+        lambda *_: unet.NotebookUNet(**_CHANNELS), 1, unet.SMALLEST_NOTEBOOK_PATCH
     ),
-    "autoencoder": _Network(_autoencoder, 1, 1),
+    "autoencoder": _Network(_build_autoencoder, 1, 1),
     "segresnet": _Network(_build_monai, 8, 8),
-    "dynunet": _Network(_dynunet, None, unet.SMALLEST_AXIS),
+    "dynunet": _Network(_build_dynunet, None, unet.SMALLEST_AXIS),
     # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
     "swin-unetr": _Network(_build_monai, 32, 64),
 }

@@ -120,12 +120,7 @@ def _agrees_with_stock(device: torch.device) -> bool:
 class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        slope: float,
-        eps: float,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float
     ) -> Tensor:
         dtype = torch.promote_types(features.dtype, torch.float32)
         weight, bias = _away_from_zero(weight).to(dtype), bias.to(dtype)
