@@ -13,10 +13,12 @@ import pytest
 import torch
 from monai.bundle import ConfigParser
 from monai.data import decollate_batch
+from torch import Tensor, nn
 
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
 from brats_seg.config import Config, ModelConfig, PatchConfig
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.presets import trusting
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import ROOT, call_in_fork, plain_environment, shell, start, write_case
 from tests.foreign_builders import FP32
@@ -179,3 +181,20 @@ def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path, name, patc
         with torch.inference_mode():
             expected = member.network(image).numpy()
         np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-4)
+
+
+class OfFixedSize(nn.Conv3d):
+    def __init__(self) -> None:
+        super().__init__(4, 3, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image).reshape(1, 3, *map(int, image.shape[2:]))
+
+
+def test_a_network_of_fixed_size_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    name = f"{__name__}.OfFixedSize"
+    run = write_run(tmp_path / "run", config=with_network(ModelConfig(name=name)))
+    with trusting(name), pytest.raises(UsageError, match="OfFixedSize' cannot be written as ONNX"):
+        export_model([run], tmp_path / "model", file_format="onnx")
