@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import scipy as sp  # imports `scipy.optimize` when it is used
+import scipy as sp  # imports its modules when they are used
 from nibabel.affines import apply_affine, voxel_sizes
-from scipy import ndimage
 
 from brats_seg.evaluation import metrics, protocols
 from brats_seg.evaluation.metrics import Values
@@ -25,7 +24,7 @@ from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import Lesions, number_components
 
-_DILATION = ndimage.generate_binary_structure(3, 2)
+_DILATION = sp.ndimage.generate_binary_structure(3, 2)
 
 _TOUCHING = (
     ("netc", ("et", "rc")),
@@ -151,7 +150,7 @@ def number_lesions(mask: Mask, dilation: int) -> Lesions:
 
 def dilated(mask: Mask, steps: int) -> Mask:
     """Dilate a mask by a number of steps, at least one, over faces and edges."""
-    return ndimage.binary_dilation(mask, _DILATION, iterations=steps)
+    return sp.ndimage.binary_dilation(mask, _DILATION, iterations=steps)
 
 
 def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
@@ -209,7 +208,7 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
     ml = np.bincount(components.ravel())[1:] * (x_mm * y_mm * z_mm / MM3_PER_ML)
     order = np.argsort(-ml, kind="stable").tolist()
     n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
-    boxes, lesions = ndimage.find_objects(components), []
+    boxes, lesions = sp.ndimage.find_objects(components), []
     for index in order[:n_listed]:
         box = boxes[index]
         lesion = components[box] == index + 1
@@ -272,7 +271,7 @@ def _score_matches(
     """
     scores = np.full((len(dices), 3), np.nan)
     overlap = dices >= _LEAST_OVERLAP
-    boxes, predicted_boxes = ndimage.find_objects(lesions), ndimage.find_objects(predicted)
+    boxes, predicted_boxes = sp.ndimage.find_objects(lesions), sp.ndimage.find_objects(predicted)
     pairs = sp.optimize.linear_sum_assignment(np.where(overlap, 1 - dices, 1 + _LEAST_OVERLAP))
     for lesion, match in zip(*pairs, strict=True):
         if overlap[lesion, match]:
@@ -347,10 +346,10 @@ def _match_lesions(
     lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
 ) -> tuple[list[tuple[float, ...] | None], int]:
     """Return the scores of each lesion, None if it is missed, and the number of unmatched ones."""
-    predicted_boxes = ndimage.find_objects(predicted)
+    predicted_boxes = sp.ndimage.find_objects(predicted)
     unmatched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
     matches: list[tuple[float, ...] | None] = []
-    for number, box in enumerate(ndimage.find_objects(lesions), 1):
+    for number, box in enumerate(sp.ndimage.find_objects(lesions), 1):
         if box is None:
             continue
         neighbourhood = _grow_box(box, region.dilation)
