@@ -171,3 +171,18 @@ def test_the_name_says_the_format_and_one_that_cannot_be_written_is_refused(tmp_
     for name, error in refused:
         with pytest.raises(error):
             sections.write_figure(Figure(), tmp_path / name)
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 1), (1, 8, 8), (3, 3, 3)])
+def test_outlines_are_closed_at_the_edge_of_a_volume_and_inside_the_panel(shape) -> None:
+    regions = np.ones((3, *shape), bool)
+    for axis in range(3):
+        axes = drawn_axes(np.ones(shape, np.float32), axis, 0)
+        sections.draw_outlines(axes, regions, axis, 0)
+        limits = np.sort([axes.get_xlim(), axes.get_ylim()], axis=1).T
+        assert len(axes.collections) == 4
+        for contour in axes.collections:
+            ((line,),) = contour.allsegs
+            assert line[0].tolist() == line[-1].tolist()
+            assert (limits[0] < line).all()
+            assert (line < limits[1]).all()

@@ -199,14 +199,14 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
     for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
         draw_outline(axes, take_section(region, axis, index), colour, width, style)
     # it is seen also where it fills the core
-    if (enhancing := take_section(regions[-1], axis, index)).any():
-        axes.contourf(enhancing, [0.5, 1.5], colors=[REGION_COLOURS[-1]], alpha=_FILL)
+    enhancing, fill = take_section(regions[-1], axis, index), REGION_COLOURS[-1]
+    _draw_contour(axes.contourf, enhancing, [0.5, 1.5], colors=[fill], alpha=_FILL)
 
 
 def draw_outline(axes: Any, section: Mask, colour: str, width: float, style: LineStyle) -> None:
     """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
-    if section.any():
-        axes.contour(section, [0.5], colors=[colour], linewidths=[width], linestyles=[style])
+    look = {"colors": [colour], "linewidths": [width], "linestyles": [style]}
+    _draw_contour(axes.contour, section, [0.5], **look)
 
 
 def dark_figure(width: float, height: float) -> Figure:
@@ -297,10 +297,18 @@ def _zoom(axes: Any, brain: Mask) -> None:
     for axis, name in enumerate("xy"):
         inside = np.flatnonzero(brain.any(axis=axis))
         if inside.size:
-            margin = _MARGIN * (inside[-1] - inside[0] + 1)
+            # the edge of a voxel is half a voxel from its centre
+            margin = 0.5 + _MARGIN * (inside[-1] - inside[0] + 1)
             ends = (inside[0] - margin, inside[-1] + margin)
             is_inverted = getattr(axes, f"{name}axis_inverted")()
             axes.set(**{f"{name}lim": ends[::-1] if is_inverted else ends})
+
+
+def _draw_contour(contour: Any, section: Mask, levels: Sequence[float], **look: Any) -> None:
+    """Draw a contour of a section; a border of 0 closes it where the mask ends with the volume."""
+    n_rows, n_columns = section.shape
+    if section.any():
+        contour(np.pad(section, 1), levels, extent=(-1, n_columns, -1, n_rows), **look)
 
 
 def _draw_mark(axes: Any, text: str, **position: Any) -> None:
