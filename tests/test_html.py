@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
+from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
-from brats_seg.pages.html import _environment, load_niivue, number_text, write_page
+from brats_seg.pages.html import (
+    _environment,
+    load_niivue,
+    number_text,
+    picture_uri,
+    write_page,
+)
 
 NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4af"
 """SHA-256 of `dist/niivue.umd.js` of the npm package."""
@@ -41,6 +48,12 @@ def test_another_ending_and_a_value_that_a_template_lacks_are_errors(tmp_path: P
 def test_a_small_number_does_not_become_0_and_a_rounding_error_does() -> None:
     shown = [number_text(value, 2) for value in (0.003, -0.003, 0.0, 1e-15, 0.5, None)]
     assert shown == ["0.003", "-0.003", "0.00", "0.00", "0.50", "n/a"]
+
+
+def test_letters_that_the_font_lacks_give_no_warning() -> None:
+    figure = Figure()
+    figure.suptitle("日本")
+    assert picture_uri(figure).startswith("data:image/webp;base64,")
 
 
 def test_the_vendored_viewer_and_its_licence_are_in_the_package() -> None:

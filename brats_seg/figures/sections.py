@@ -9,6 +9,7 @@ kind of colour vision can distinguish; those of the regions differ in brightness
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -286,10 +287,15 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
         EnvironmentalError: The file cannot be written.
     """
     check_suffix(path)
-    # names may have letters that the font lacks, which are drawn as boxes
-    with warnings.catch_warnings(), whole_file(path) as temporary:
+    with whole_file(path) as temporary:
+        save_figure(figure, temporary, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+
+
+def save_figure(figure: Figure, target: Path | BytesIO, **options: Any) -> None:
+    """Write a figure with `savefig`; letters that the font lacks are drawn as boxes, without a warning."""
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(temporary, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+        figure.savefig(target, **options)
 
 
 def _zoom(axes: Any, brain: Mask) -> None:

@@ -24,7 +24,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
-from brats_seg.figures.sections import check_suffix
+from brats_seg.figures.sections import check_suffix, save_figure
 from brats_seg.files import whole_file
 
 _PACKAGE = "brats_seg.pages"
@@ -107,14 +107,14 @@ def load_niivue() -> tuple[str, str]:
     return packed(script), _NIIVUE.joinpath("LICENSE").read_text()
 
 
-def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
+def picture_uri(figure: Figure) -> str:
     """Return a figure as a lossless WebP, for the `src` of an image.
 
     It has two thirds of the bytes of a PNG. With fewer colours a PNG would be as small, but the thin
     yellow outlines of the core turn brown.
     """
     drawn, picture = BytesIO(), BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
+    save_figure(figure, drawn, dpi=_DPI, format="png")
     with Image.open(drawn) as image:
         image.convert("RGB").save(picture, format="WEBP", lossless=True, quality=50, method=2)
     return data_uri(picture.getvalue(), "image/webp")
