@@ -60,15 +60,26 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(tiny_r
     assert [score for score, _, _ in pictures] == scores
 
 
-def test_a_run_that_is_not_finished_has_a_page_that_says_so(run_copy: Path) -> None:
-    config = (run_copy / "config.yaml").read_text()
-    (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", "n_epochs: 2"))
-    # a checkpoint knows the number of epochs that its run was planned for
-    (run_copy / "best.pt").unlink()
+@pytest.mark.parametrize(
+    ("settings", "has_best", "epochs", "remark"),
+    [
+        # a run that was finished, and given another epoch
+        ("n_epochs: 2", True, "1 of 2", "1 of 2 epochs are done."),
+        ("n_epochs: 2", False, "1 of 2", "The run has not been validated yet"),
+        ("n_epochs: 9\n  hours: 1", True, "1 of 1", ""),
+        ("n_epochs: 9\n  hours: 1", False, "1", "The run has not been validated yet"),
+    ],
+)
+def test_the_page_says_how_many_epochs_are_done(run_copy, settings, has_best, epochs, remark):
+    config = (run_copy / "config.yaml").read_text().replace("  hours: null\n", "")
+    (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", settings))
+    if not has_best:
+        (run_copy / "best.pt").unlink()
     (page,) = write_report([run_copy]).results
     assert page == run_copy / "report.html"
-    assert "1 of 2 epochs are done." in page.read_text()
-    assert "The run has not been validated yet" in page.read_text()
+    assert f"<dt>Epochs</dt><dd>{epochs}</dd>" in page.read_text()
+    assert remark in page.read_text()
+    assert ('class="flags"' in page.read_text()) == bool(remark)
 
 
 def test_held_out_cases_that_the_first_weights_learnt_are_named(run_copy: Path) -> None:

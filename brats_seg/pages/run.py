@@ -181,19 +181,26 @@ def _pictures(
 
 
 def _remarks(history: pd.DataFrame, config: Config, best: SavedState | None) -> Iterator[str]:
-    n_done = int(history["epoch"].iloc[-1])
-    n_epochs = (best and best.progress.n_epochs) or config.training.n_epochs
-    if n_done < n_epochs:
+    n_done, n_epochs = int(history["epoch"].iloc[-1]), _planned_epochs(config, best)
+    if n_epochs is not None and n_done < n_epochs:
         yield f"{n_done} of {n_epochs} epochs are done."
     if best is None:
         yield "The run has not been validated yet, so that it has no weights to predict with."
+
+
+def _planned_epochs(config: Config, best: SavedState | None) -> int | None:
+    """Return how many epochs a run has; how many its hours hold is not known without a checkpoint."""
+    if config.training.hours is None:
+        return config.training.n_epochs
+    return best.progress.n_epochs if best else None
 
 
 def _facts(
     history: pd.DataFrame, config: Config, split: Split, best: SavedState | None
 ) -> Iterator[html.Fact]:
     yield html.Fact("Network", config.model.name)
-    yield html.Fact("Epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}")
+    n_done, n_epochs = int(history["epoch"].iloc[-1]), _planned_epochs(config, best)
+    yield html.Fact("Epochs", f"{n_done} of {n_epochs}" if n_epochs else str(n_done))
     yield html.Fact("Cases", f"{len(split.train)} to train on, {len(split.validation)} held out")
     yield html.Fact("Optimizer steps", str(int(history["step"].iloc[-1])))
     yield html.Fact("Time of the epochs", duration_text(float(history["seconds"].sum())))
