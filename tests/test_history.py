@@ -88,6 +88,14 @@ def test_one_epoch_has_a_tick_and_entries_of_what_is_known(tmp_path, validated, 
         assert not [column for column in table if "dice" in column or "jaccard" in column]
 
 
+def test_a_column_that_a_history_lacks_is_not_drawn() -> None:
+    table = pd.DataFrame(
+        {"epoch": [1], "train_loss": [2.0], "val_loss": [3.0], "train_dice": [0.5]}
+    )
+    figure = history_figure(table)
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+
+
 def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures: list[bytes] = []
 

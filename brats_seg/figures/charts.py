@@ -313,7 +313,7 @@ def _draw_curve(axes: Any, table: pd.DataFrame, curve: Curve) -> None:
         look = {"color": _PHASE_COLOURS["val"], "linestyle": style, "linewidth": 1, "label": label}
         lines[f"val_{curve.name}_{part}"] = look
     for column, look in lines.items():
-        values = table[["epoch", column]].dropna()
+        values = table.reindex(columns=["epoch", column]).dropna()
         if len(values) == 1:
             look["marker"] = "."  # a line of one epoch would not be seen
         if len(values):
