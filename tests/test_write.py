@@ -173,6 +173,9 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
         ("scans --prediction absent", "absent does not exist"),
         ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
+        ("scans --prediction one.nii.gz --case X", "there is no case X; there are BraTS2021_00000"),
+        ("scans --no-case-pages", "leaves no page to write: give a folder of predictions"),
+        (f"results --no-case-pages --case {IDS[0]}", "of predictions, and no --case"),
         ("fold0 --case a", "fold0 is a run, whose page shows its own cases only; leave out --case"),
     ],
 )

@@ -70,7 +70,7 @@ def write_report(
     is_one = options.output is not None and options.output.suffix.lower() == PAGE_SUFFIX
     _check(inputs, options)
     cohorts = [path for path in inputs if (path / MANIFEST_NAME).is_file()]
-    if is_run(inputs[0]):
+    if any(map(is_run, inputs)):
         pages = _pages(inputs, RUN_PAGE, options.output)
         for run, page in zip(inputs, pages, strict=True):
             write_run_page(run, page, options, track=track)
@@ -83,6 +83,9 @@ def write_report(
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
             return written
+    elif options.case_ids or not cohorts:
+        msg = "--no-case-pages leaves no page to write: give a folder of predictions, and no --case"
+        raise UsageError(msg)
     for path, page in zip(cohorts, pages, strict=True):
         write_cohort_page(path, page, options, n_workers=n_workers, track=track)
     return replace(written, results=(*pages, *written.results))
@@ -175,7 +178,7 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     above = folder if folder is None or folder.is_dir() else folder.parent
     records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
     case_ids = [c.case_id for c in cases if c.case_id in (options.case_ids or (c.case_id,))]
-    predictions = label_maps_in(folder, case_ids) if folder and not records else {}
+    predictions = label_maps_in(folder, case_ids) if folder and case_ids and not records else {}
     for case in cases:
         if folder is not None and case.case_id in records:
             yield files_of_result(case, records[case.case_id], folder)
