@@ -208,7 +208,7 @@ def sample_figure(view: CaseView) -> Figure:
     regions. Without a label map, the section with most brain is drawn.
     """
     labelled = view.reference
-    regions = labelled.regions if labelled else np.zeros((3, *view.images.shape[1:]), bool)
+    regions = labelled.regions if labelled else None
     index = sections.centre_of(regions, view.images[0])[AXIAL]
     figure = sections.dark_figure(10, 6.2)
     panels = figure.add_gridspec(2, 4)
@@ -246,8 +246,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
     blocks = figure.subfigures(1, len(sides), squeeze=False)[0]
     for block, (name, regions) in zip(blocks, sides.items(), strict=True):
         block.set_facecolor("black")
-        panels = block.subplots(n_rows, _N_COLUMNS, squeeze=False).flat
-        for axes in panels:
+        for axes in block.subplots(n_rows, _N_COLUMNS).flat:
             axes.set_axis_off()
         for axes, index in zip(block.axes, indices.tolist(), strict=False):
             sections.draw_section(axes, image, AXIAL, index, view.grid)
@@ -402,12 +401,11 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     is the visible part where regions are painted over each other.
     """
     colours: dict[int, str] = {}
-    free = iter(sections.OTHER_TISSUE_COLOURS)
+    regions = [*zip(sections.REGION_COLOURS, convention.regions, strict=True)]
     for value, _ in convention.meanings:
-        inside = [k for k, values in enumerate(convention.regions) if value in values]
-        colour = sections.REGION_COLOURS[inside[-1]] if inside else None
-        is_free = colour is not None and colour not in colours.values()
-        colours[value] = colour if colour is not None and is_free else next(free)
+        inside = [colour for colour, values in regions if value in values]
+        choices = (*inside[-1:], *sections.OTHER_TISSUE_COLOURS)
+        colours[value] = next(colour for colour in choices if colour not in colours.values())
     return colours
 
 

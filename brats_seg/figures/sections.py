@@ -97,10 +97,10 @@ class Grid:
         return float(np.prod(self.spacing_mm)) / MM3_PER_ML
 
 
-def centre_of(regions: RegionMasks, image: Image) -> Triple:
+def centre_of(regions: RegionMasks | None, image: Image) -> Triple:
     """Return the section along each axis with most of the largest tumour, or with most brain."""
     mask = image != 0
-    if regions[0].any():
+    if regions is not None and regions[0].any():
         components = number_components(regions[0])
         mask = components == 1 + np.bincount(components[components > 0] - 1).argmax()
     x, y, z = (int(mask.sum(axis=axes).argmax()) for axes in ((1, 2), (0, 2), (0, 1)))

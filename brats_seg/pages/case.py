@@ -30,8 +30,8 @@ _TISSUES = ("WT without TC", "TC without ET")
 _ENTROPY_STEP = 1 / 250
 _FADING_BITS = 0.25
 """Entropy below which its colours fade, as in pictures."""
-_COARSEST = 256
-"""Factor by which the steps of scans become coarser at most, however large the volumes are."""
+_COARSER = (1, 4, 16, 64, 256)
+"""Factors by which the steps of scans become coarser until the volumes are small enough."""
 _INT16 = np.iinfo(np.int16)
 
 
@@ -130,8 +130,7 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
     if view.uncertainty is not None:
         stored = np.rint(view.uncertainty[box.slices].clip(0, 1) / _ENTROPY_STEP).astype(np.uint8)
         layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (_FADING_BITS, 1.0)))
-    coarser = 1
-    while True:
+    for coarser in _COARSER:
         scans = []
         for name, image in zip(view.modalities, view.images, strict=True):
             cut = image[box.slices]
@@ -139,9 +138,9 @@ def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ..
             stored = np.rint(cut / step).astype(np.int16)
             scans.append(_embedded(name, stored, affine, step, grey_limits(cut)))
         volumes = (*scans, *layers)
-        if coarser >= _COARSEST or sum(len(volume.data) for volume in volumes) <= MOST_BYTES:
-            return volumes
-        coarser *= 4
+        if sum(len(volume.data) for volume in volumes) <= MOST_BYTES:
+            break
+    return volumes
 
 
 def _find_box(view: cases.CaseView) -> Box:
@@ -195,9 +194,8 @@ def _encode_voxels(stored: npt.NDArray[Any]) -> bytes:
 
 def _centre_mm(view: cases.CaseView) -> list[float]:
     """Return the middle of the first tumour that is there, or of the brain."""
-    regions = [side.regions for side in view.sides.values() if side.label_map.any()]
-    nothing = np.zeros((3, *view.images.shape[1:]), bool)
-    centre = centre_of(regions[0] if regions else nothing, view.images[0])
+    regions = (side.regions for side in view.sides.values() if side.label_map.any())
+    centre = centre_of(next(regions, None), view.images[0])
     position: list[float] = (view.affine @ [*centre, 1])[:3].tolist()
     return position
 

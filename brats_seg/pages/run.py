@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,7 +28,6 @@ from brats_seg.runtime.weights import BEST_NAME, run_locked
 from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
 from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.grids import MM3_PER_ML
 
 RUN_PAGE = "report.html"
 """Page of a run, in its folder."""
@@ -72,8 +70,7 @@ def write_run_page(
     path = run / BEST_NAME
     best = read_state(path) if path.exists() else None
     best_epoch = best.progress.epoch if best else None
-    shown = pd.concat([history[history["epoch"] == best_epoch], history.tail(1)])
-    shown = shown.drop_duplicates("epoch")
+    shown = history[history["epoch"].isin([best_epoch, history["epoch"].iloc[-1]])]
     scores: list[HeldOutScore] = []
     pictures: list[tuple[HeldOutScore, str, str]] = []
     if options.prepared is not None:
@@ -162,7 +159,7 @@ def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
 def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
     regions = stored.regions(held_out.trained.card.fitted.decoding)
     counts = count_regions(regions, stored.reference, case_id)
-    voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
+    voxel_ml = Grid(spacing_mm=stored.spacing_mm).voxel_ml
     volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))
     return HeldOutScore(case_id, tuple(dice(counts).tolist()), *volumes)
 
