@@ -333,9 +333,8 @@ def uncertainty_figure(view: CaseView) -> Figure:
         section = np.asarray(sections.take_section(bits, axis, centre[axis]), float)
         sections.draw_overlay(below, section, cmap=_HEAT, vmin=0, vmax=1, interpolation="bilinear")
         for name, masks in sides.items():
-            sections.draw_outline(
-                below, sections.take_section(masks[0], axis, centre[axis]), *_WT_LINES[name]
-            )
+            mask = sections.take_section(masks[0], axis, centre[axis])
+            sections.draw_outline(below, mask, *_WT_LINES[name])
     _add_colour_bar(figure, [*upper, *lower])
     ml = np.count_nonzero(high) * grid.voxel_ml
     title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"

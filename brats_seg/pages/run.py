@@ -142,17 +142,13 @@ def placed_prediction(
 def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
     """Yield the place, the limits and the lines of each panel, which the page needs to answer the pointer."""
     for axes in figure.axes:
-        lines = [
-            (str(line.get_label()), np.asarray(line.get_xydata()).tolist())
-            for line in axes.lines
-            if not str(line.get_label()).startswith("_")
-        ]
+        entries: Iterator[tuple[Any, str]] = zip(*axes.get_legend_handles_labels(), strict=True)
         box = axes.get_position()
         yield {
             "title": axes.get_ylabel(),
             "box": (box.x0, 1 - box.y1, box.width, box.height),
             "limits": axes.get_xlim(),
-            "lines": lines,
+            "lines": [(label, line.get_xydata().tolist()) for line, label in entries],
         }
 
 

@@ -231,10 +231,7 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     inputs = record.inputs if record else ()
     pairs = zip(loaded.case.modalities, loaded.hashes, inputs, strict=False)
     if changed := [name for name, now, before in pairs if now != before]:
-        yield (
-            f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
-            "changed. Predict the case again."
-        )
+        yield f"the file of {', '.join(changed)} is not the one that was predicted: its content has changed. Predict the case again."
 
 
 def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
