@@ -253,11 +253,8 @@ def fitting_size(text: str, width_inches: float, size: float) -> float:
 def add_dark_legend(figure: Figure, entries: Sequence[Artist]) -> None:
     """Add a legend below a dark figure, in as many rows as it needs, below a line in small print."""
     widths = [_inches(str(entry.get_label()), _KEY_SIZE) + _KEY_INCHES for entry in entries]
-    n_columns = next(
-        n
-        for n in range(max(len(entries), 1), 0, -1)
-        if n == 1 or sum(max(widths[k::n]) for k in range(n)) <= figure.bbox.width / figure.dpi
-    )
+    totals = {n: sum(max(widths[k::n]) for k in range(n)) for n in range(len(entries), 1, -1)}
+    n_columns = next((n for n, inches in totals.items() if inches <= figure.get_figwidth()), 1)
     legend = figure.legend(
         # matplotlib fills column by column
         handles=[entry for k in range(n_columns) for entry in entries[k::n_columns]],
@@ -305,9 +302,8 @@ def _zoom(axes: Any, brain: Mask) -> None:
         if inside.size:
             # the edge of a voxel is half a voxel from its centre
             margin = 0.5 + _MARGIN * (inside[-1] - inside[0] + 1)
-            ends = (inside[0] - margin, inside[-1] + margin)
-            is_inverted = getattr(axes, f"{name}axis_inverted")()
-            axes.set(**{f"{name}lim": ends[::-1] if is_inverted else ends})
+            getattr(axes, f"set_{name}bound")(inside[0] - margin, inside[-1] + margin)
+    axes.autoscale(enable=False)
 
 
 def _draw_contour(contour: Any, section: Mask, levels: Sequence[float], **look: Any) -> None:

@@ -164,8 +164,6 @@ def _charts(
 
 def _facts(records: Sequence[Record]) -> Iterator[html.Fact]:
     """Yield what the predictions were made with; several values with their numbers of cases."""
-    if not records:
-        return
     values = {
         "Model": [record.model for record in records],
         "Version of brats_seg": [record.version for record in records],
