@@ -209,6 +209,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
         ("predict data data --model runs/fold0 --watch 1", 2, "--watch takes one folder"),
         ("evaluate data", 2, "two with --compare A B"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
+        ("phantom few --seed -1", 2, "'--seed'"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
     ],
 )
