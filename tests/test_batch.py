@@ -9,6 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -347,6 +349,20 @@ def test_processes_predict_without_a_port(brats_root, job, tmp_path, monkeypatch
         assert (job.output_path / "deaths").read_text() == "x" * min(n_deaths, 3)
     if not killed:
         check_same_results(brats_root, job, tmp_path)
+
+
+@pytest.mark.parametrize(("n_cases", "n_started"), [(0, 1), (2, 2), (9, 3)])
+def test_no_process_is_started_without_a_case(job, monkeypatch, n_cases, n_started):
+    started: list[ThreadPoolExecutor] = []
+
+    def start(*_: object, **__: object) -> ThreadPoolExecutor:
+        started.append(ThreadPoolExecutor(1))
+        return started[-1]
+
+    monkeypatch.setattr(batch, "worker_pool", start)
+    with suppress(AttributeError):
+        next(batch.shared_outcomes([None] * n_cases, job, 3), None)
+    assert len(started) == n_started
 
 
 @pytest.mark.parametrize(

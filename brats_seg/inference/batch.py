@@ -103,8 +103,8 @@ def predict_folder(
             are given for the network that the package carries.
         output: Folder to write to.
         settings: Settings of prediction.
-        workers: Number of processes to start on this machine, or address of a running dask cluster;
-            by default, cases are computed in this process.
+        workers: Number of processes to start on this machine, at most one for each case, or address of
+            a running dask cluster; by default, cases are computed in this process.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -437,10 +437,9 @@ class Job:
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
     """Predict cases by several processes, in the order in which they are finished."""
-    output = results.OutputFolder(job.output_path)
     work = partial(run_case, job=job)
     with (
-        _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work)
+        _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work, cases)
     ) as submit:
         case_of = {submit(case): case for case in cases}
         for future in futures.as_completed(list(case_of)):
@@ -448,7 +447,7 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
             error = futures.CancelledError() if future.cancelled() else future.exception()
             outcome = _lost_outcome(case_of[future].case_id, error) if error else future.result()
             if outcome.is_new:
-                output.append(outcome.record)
+                results.OutputFolder(job.output_path).append(outcome.record)
             yield outcome
 
 
@@ -481,12 +480,13 @@ def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
 
 
 @contextmanager
-def _processes(n_workers: int, work: Work) -> Iterator[Submit]:
-    """Start processes of this machine, and yield the function that hands them cases.
+def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]:
+    """Start processes of this machine, at most one a case, and yield the function that hands them cases.
 
     They are reached through pipes, no port is opened. Each has one case at a time, so that no other
     is blamed for its death; the case is tried again in a new process.
     """
+    n_workers = max(1, min(most, len(cases)))
     is_chosen = any(map(user_value, NUMBERS))
     n_threads = max(1, available_cpus() // n_workers)
     pool = partial(
