@@ -64,6 +64,8 @@ def test_what_is_not_there_is_refused() -> None:
     for choose, error, message in (
         (lambda: choose_device("gpu", "auto"), ConfigError, "device 'gpu' is unknown"),
         (lambda: choose_device("meta", "auto"), ConfigError, "device 'meta' is unknown"),
+        # torch counts devices modulo 256
+        (lambda: choose_device("cuda:256", "auto"), ConfigError, "device 'cuda:256' is unknown"),
         (lambda: choose_device("cuda:97", "auto"), EnvironmentalError, "torch sees .* CUDA devic"),
         (lambda: choose_device("cpu", "fp16"), ConfigError, "fp16 needs AVX-512 BF16"),
         (lambda: gpu_named("titan"), UsageError, r"'titan' is unknown; expected a GPU \(t4, p100"),
@@ -76,7 +78,8 @@ def test_what_is_not_there_is_refused() -> None:
     ):
         with pytest.raises(error, match=message):
             choose()
-    assert {gpu_named(text) for text in ("auto", "cpu", "cuda", "cuda:1", "mps")} == {None}
+    assert {gpu_named(text) for text in ("auto", "CPU", "cuda", "cuda:1", "mps")} == {None}
+    assert choose_device("CPU", "fp32") == choose_device("cpu", "fp32")
     assert tuple(GPUS) == GPU_NAMES
     assert all(2**30 < gpu.memory_bytes < 2**38 for gpu in GPUS.values())
 

@@ -112,7 +112,7 @@ def gpu_named(text: str) -> Gpu | None:
         size = parse_memory(text)
         return Gpu(name=f"a GPU of {text}", memory_bytes=size, half=torch.float16)
     gpu = GPUS.get(text.lower())
-    if gpu is None and text.partition(":")[0] not in _KINDS:
+    if gpu is None and text.lower().partition(":")[0] not in _KINDS:
         msg = (
             f"device {text!r} is unknown; expected a GPU ({', '.join(GPUS)}), the memory of a GPU such "
             f"as 8GiB, or a device of this machine ({', '.join(_KINDS)}, cuda:1)"
@@ -156,7 +156,7 @@ def use_gpu(index: int) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a GPU, or of the processor."""
+    """Return the name of a GPU, or of the processor, which is empty on many Linux systems."""
     gpu = gpu_module(device)
     return platform.processor() if gpu is None else str(gpu.get_device_name(device))
 
@@ -202,13 +202,13 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
 
 
 def _device_named(name: str) -> torch.device:
-    if name == "auto":
+    if name.lower() == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = None
     with suppress(RuntimeError):
-        device = torch.device(name)
-    # torch knows other types too, such as xpu and meta
-    if device is None or device.type not in _KINDS:
+        device = torch.device(name.lower())
+    # torch knows other types too, such as xpu and meta, and takes cuda:256 for cuda:0
+    if device is None or device.type not in _KINDS or str(device) != name.lower():
         msg = f"device {name!r} is unknown; use auto, cpu, cuda, cuda:1 or mps"
         raise ConfigError(msg)
     if device.type == "cuda":
