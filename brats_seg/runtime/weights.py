@@ -315,8 +315,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise _unreadable(path, error) from None
 
 
-def _unreadable(path: Path, error: Exception) -> ResumeError:
-    msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {RUN_AGAIN}"
+def _unreadable(path: Path, error: Exception, next_step: str = RUN_AGAIN) -> ResumeError:
+    msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
     return ResumeError(msg)
 
 
@@ -343,7 +343,7 @@ def read_description(path: Path) -> ModelDescription:
     except (OSError, *_INVALID) as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
-    msg = f"{path}: found format version {found}; expected {FORMAT_VERSION}. {_READ_BY}"
+    msg = f"{path}: found format version {found!s:.50}; expected {FORMAT_VERSION}. {_READ_BY}"
     raise UsageError(msg)
 
 
@@ -380,8 +380,7 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
             content = torch.load(path, map_location="cpu", weights_only=True)
         _check_values(content)
     except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
-        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
-        raise ResumeError(msg) from None
+        raise _unreadable(path, error, next_step) from None
     return content
 
 
