@@ -437,6 +437,7 @@ class Job:
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
     """Predict cases by several processes, in the order in which they are finished."""
+    output = results.OutputFolder(job.output_path)
     work = partial(run_case, job=job)
     with (
         _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work, cases)
@@ -447,7 +448,7 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
             error = futures.CancelledError() if future.cancelled() else future.exception()
             outcome = _lost_outcome(case_of[future].case_id, error) if error else future.result()
             if outcome.is_new:
-                results.OutputFolder(job.output_path).append(outcome.record)
+                output.append(outcome.record)
             yield outcome
 
 

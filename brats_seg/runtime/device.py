@@ -248,6 +248,8 @@ def has_kernels(built_for: Sequence[str], capability: tuple[int, int]) -> bool:
     Example:
         >>> has_kernels(["sm_75", "sm_80"], (8, 6)), has_kernels(["sm_75", "sm_80"], (6, 0))
         (True, False)
+        >>> has_kernels(["gfx90a"], (9, 0))
+        True
     """
     return any(_runs_on(architecture, *capability) for architecture in built_for)
 
@@ -271,6 +273,9 @@ def precision_name(dtype: torch.dtype | None) -> str:
 def _runs_on(architecture: str, major: int, minor: int) -> bool:
     """Return whether kernels run: binaries within a generation of cards, PTX on all later cards."""
     kind, _, digits = architecture.rstrip("af").partition("_")
+    if not digits:
+        # ROCm has other names, such as gfx90a, and is built for the GPUs that it finds
+        return True
     built_major, built_minor = int(digits[:-1]), int(digits[-1])
     if kind == "sm":
         return built_major == major and built_minor <= minor

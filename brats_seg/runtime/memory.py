@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Mode = TypeVar("Mode")
 Result = TypeVar("Result")
 MEGABYTE = 2**20
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 """Numbers of two options of glibc: free bytes at the end of the heap above which they are returned to
 the system, and bytes of a block from which it is mapped on its own."""
 _MAPPED_FROM_BYTES = 2**16
@@ -84,6 +84,8 @@ def keep_freed_memory() -> None:
     if not _is_address_space_limited():
         _set_malloc_option(_M_MMAP_THRESHOLD, _LARGEST_OPTION)
         _set_malloc_option(_M_TRIM_THRESHOLD, _LARGEST_OPTION)
+        # other threads would have heaps of their own, of 64 MB at most
+        _set_malloc_option(_M_ARENA_MAX, 1)
 
 
 def _is_address_space_limited() -> bool:

@@ -200,7 +200,11 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
         raise UsageError(msg) from None
     if is_there:
         return (load_trained(file),)
-    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
+    found = (
+        "a folder without it; a run has it after its first validation"
+        if path.is_dir()
+        else "nothing"
+    )
     msg = f"{path} holds no model: found {found}; expected {BEST_NAME} or {MODEL_NAME}."
     raise UsageError(msg)
 
