@@ -316,6 +316,19 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
         assert evaluate.label_maps_in(root) == {case_id: root / name}
 
 
+def test_label_maps_of_bids_belong_to_the_cases_of_the_table_of_volumes(tmp_path: Path) -> None:
+    name = "sub-BraTS202100000/anat/sub-BraTS202100000_desc-brats2017_dseg.nii.gz"
+    of_bids = "sub-01_ses-1/anat/sub-01_ses-1_dseg.nii.gz"
+    others = (
+        name.replace("desc-brats2017_dseg", f"{end}_probseg")
+        for end in ("label-WT", "desc-entropy")
+    )
+    root = touch(tmp_path, name, of_bids, *others)
+    (root / "volumes.csv").write_text("case_id,in_training\nBraTS2021_00000,\nsub-01_ses-1,\n")
+    expected = {"BraTS2021_00000": root / name, "sub-01_ses-1": root / of_bids}
+    assert evaluate.label_maps_in(root) == expected
+
+
 def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:
     case = write_case(tmp_path / "data", "BraTS2021_00000")
     write_case(tmp_path / "data", "BraTS2021_00001")

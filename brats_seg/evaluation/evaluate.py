@@ -5,6 +5,7 @@ because the label convention of a case may depend on the others. A reference of 
 label map in another numbering than its names say, would give scores that mean nothing, and are refused.
 """
 
+import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -266,7 +267,10 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
         LayoutError: There are none.
     """
     if path.is_dir():
-        return _label_maps_of(path, _labelled_scans(path))
+        # names of BIDS have the letters and digits of an id alone
+        ids = {re.sub("[^A-Za-z0-9]", "", case_id): case_id for case_id in _in_training(path)}
+        found = _label_maps_of(path, _labelled_scans(path))
+        return {ids.get(name.removeprefix("sub-"), name): found[name] for name in found}
     if not path.exists():
         msg = f"{path} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
@@ -374,13 +378,9 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
         return
     layouts.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
     if better := better_numbering(shared_voxels(*label_maps), reference, prediction):
-        raise LabelError(
-            pair.case_id,
-            pair.predicted_file,
-            f"labels that agree with the reference far better numbered as {better}",
-            "both numbered alike",
-            "Find out which of the two is wrong, and correct it.",
-        )
+        found = f"labels that agree with the reference far better numbered as {better}"
+        advice = "Find out which of the two is wrong, and correct it."
+        raise LabelError(pair.case_id, pair.predicted_file, found, "both numbered alike", advice)
 
 
 def better_numbering(
@@ -575,7 +575,8 @@ def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, P
             path = root / scan.path
             if scan.kind == layouts.LABEL:
                 yield scan.case or (root / folder.path).name, path
-            elif is_for_labels and not has_scans and not scan.kind:
+            # probabilities are no label maps, in BIDS
+            elif is_for_labels and not (has_scans or scan.kind or scan.stem.endswith("_probseg")):
                 yield scan.stem, path
 
 

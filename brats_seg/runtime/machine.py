@@ -108,10 +108,9 @@ def _shared_findings(needed: int) -> Iterator[Finding]:
 def _torch_finding(n_gpus: int) -> Finding:
     cuda, driver = torch.version.cuda or "", _driver()
     found = f"torch {torch.__version__}, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
-    if n_gpus:
-        return Finding(check="torch", status="ok", found=f"{found}; driver {driver or 'unknown'}")
-    if not driver:
-        return Finding(check="torch", status="ok", found=f"{found}; no GPU: the CPU computes")
+    if n_gpus or not driver:
+        found += f"; driver {driver or 'unknown'}" if n_gpus else "; no GPU: the CPU computes"
+        return Finding(check="torch", status="ok", found=found)
     found += f"; driver {driver} is there, but torch sees no GPU"
     if not cuda:
         remedy = devices.wheel_for(None)

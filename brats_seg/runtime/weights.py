@@ -200,12 +200,8 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
         raise UsageError(msg) from None
     if is_there:
         return (load_trained(file),)
-    found = (
-        "a folder without it; a run has it after its first validation"
-        if path.is_dir()
-        else "nothing"
-    )
-    msg = f"{path} holds no model: found {found}; expected {BEST_NAME} or {MODEL_NAME}."
+    found = "a folder without one" if path.is_dir() else "nothing"
+    msg = f"{path} holds no model: found {found}; expected {MODEL_NAME}, or {BEST_NAME} of a validated run."
     raise UsageError(msg)
 
 
