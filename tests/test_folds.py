@@ -92,6 +92,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         (b"case_id,patient_id,fold\nA,a,first\n", "case A has fold 'first'; expected a number"),
         (b"case_id,patient_id,fold\nA,a,-1\n", "case A has fold '-1'"),
         (b"case_id,patient_id,fold\nA,a,1.0\n", r"case A has fold '1\.0'"),
+        (b"case_id,patient_id,fold\nA,a,10000000000\n", "case A has fold '10000000000'"),
         (None, r"no fold table: .*folds\.csv does not exist.* Correct it, or remove it"),
         # a manual edit may separate the scans of a patient
         (b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0", r"folds\.csv: patient P3 lies in"),
