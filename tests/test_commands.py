@@ -211,6 +211,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("phantom few --seed -1", 2, "'--seed'"),
         ("tune model", 2, "model: found an exported model; expected the folder of a run"),
+        ("predict '' -o refused", 2, "an argument is empty, as a variable of the shell"),
     ],
 )
 def test_wrong_use(work: Path, flow: dict[int, Done], line: str, code: int, message: str) -> None:

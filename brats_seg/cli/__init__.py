@@ -17,7 +17,7 @@ import typer
 
 from brats_seg.cli import data, look, train, use
 from brats_seg.cli.options import Command, Commands, LogHandler, shared
-from brats_seg.errors import BratsError, EnvironmentalError, printable
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError, printable
 from brats_seg.files import check_current_folder
 from brats_seg.progress import close_display
 
@@ -97,6 +97,10 @@ def main() -> None:
     try:
         try:
             check_current_folder()
+            if "" in sys.argv[1:]:
+                # as a path, it would be the current folder
+                msg = "an argument is empty, as a variable of the shell that is not set; expected a value"
+                raise UsageError(msg)
             app()
         finally:
             # a message must not be mixed with a progress bar, nor leave the cursor hidden
