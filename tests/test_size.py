@@ -40,11 +40,11 @@ ABOVE_BUDGET = {
     "inference": 2057,
     "cases": 2477,
     "top level": 1519,
-    "evaluation": 1272,
+    "evaluation": 1271,
     "dicom": 1116,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_647, 110
+MOST_LINES, MOST_MODULES = 19_617, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -148,9 +148,8 @@ def _read(case_id: str, path: Path) -> _StoredLabelMap:
 
 def _conventions(label_maps: Mapping[str, _StoredLabelMap]) -> dict[str, LabelConvention]:
     """Return the label convention of each case of one input."""
-    conventions = resolve_all(
-        {case_id: (item.geometry.shape, item.values) for case_id, item in label_maps.items()}
-    )
+    shown = {case_id: (item.geometry.shape, item.values) for case_id, item in label_maps.items()}
+    conventions = resolve_all(shown)
     for case_id, label_map in label_maps.items():
         convention = conventions[case_id]
         if unknown := sorted(label_map.values - {0, *convention.painted}):
