@@ -268,9 +268,9 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
     """
     if path.is_dir():
         # names of BIDS have the letters and digits of an id alone
-        ids = {re.sub("[^A-Za-z0-9]", "", case_id): case_id for case_id in _in_training(path)}
+        ids = {f"sub-{re.sub('[^A-Za-z0-9]', '', name)}": name for name in _in_training(path)}
         found = _label_maps_of(path, _labelled_scans(path))
-        return {ids.get(name.removeprefix("sub-"), name): found[name] for name in found}
+        return {ids.get(name, name): found[name] for name in found}
     if not path.exists():
         msg = f"{path} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
