@@ -186,7 +186,13 @@ def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
     assert len(for_gpu) == 1
 
 
-@pytest.mark.parametrize("name", ["unet", "notebook", "dynunet", "segresnet"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "unet",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("notebook", "dynunet", "segresnet")),
+    ],
+)
 def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
     footprint = footprint_of(settings(f"model.name={name}", "model.widths=4,8,12"))
     modes = [MemoryMode(micro_batch=1, checkpointing=kind) for kind in KINDS]

@@ -41,7 +41,6 @@ MOMENTS = {
             for name, shares in MOMENTS.items()
         ),
         ("predict, label maps alone", "full", (0.5,)),
-        ("evaluate", "full", (0.5,)),
     ],
 )
 def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:
