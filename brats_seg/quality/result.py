@@ -242,10 +242,8 @@ def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMa
         probabilities: (3, x, y, z)
         regions: Region masks (3, x, y, z) that were decoded from them.
     """
-    voxels = (1, 2, 3)
-    sums = np.sum(probabilities, axis=voxels, dtype=np.float64, where=regions)
-    counts = np.count_nonzero(regions, axis=voxels)
-    return np.divide(sums, counts, out=np.full(len(regions), np.nan), where=counts > 0)
+    inside = [values[mask] for values, mask in zip(probabilities, regions, strict=True)]
+    return np.array([x.mean(dtype=np.float64) if x.size else np.nan for x in inside])
 
 
 def fit_predicted_dice(
