@@ -107,14 +107,18 @@ DottedName = Annotated[str, AfterValidator(_named)]
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of values that refuses unknown keys."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class CasesConfig(Section):
+class Settings(Section):
+    """A section of `Config`; the text below each setting is its description."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class CasesConfig(Settings):
     """Settings of the cases: label convention, and what happens to cases with problems."""
 
     labels: presets.ConventionName | None = None
@@ -125,7 +129,7 @@ class CasesConfig(Section):
     """Whether cases with problems are skipped; otherwise they end the command with an error."""
 
 
-class FoldConfig(Section):
+class FoldConfig(Settings):
     """Settings of the folds."""
 
     n_folds: Annotated[int, Field(ge=2)] = 5
@@ -136,7 +140,7 @@ class FoldConfig(Section):
     """Seed of the split; the order of the cases does not matter."""
 
 
-class StoreConfig(Section):
+class StoreConfig(Settings):
     """Settings of the prepared cases on disk."""
 
     spacing_mm: (
@@ -146,7 +150,7 @@ class StoreConfig(Section):
     the median of the cases, which is 1 mm for BraTS."""
 
 
-class PatchConfig(Section):
+class PatchConfig(Settings):
     """Settings of the training patches."""
 
     size: Annotated[Size | Literal["whole"], BeforeValidator(parse_size)] = (128, 128, 128)
@@ -157,7 +161,7 @@ class PatchConfig(Section):
     """Patches drawn from each case in an epoch."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Settings):
     """Settings of the network."""
 
     name: Annotated[str, AfterValidator(partial(_named, known=presets.NETWORKS))] = "unet"
@@ -180,7 +184,7 @@ class ModelConfig(Section):
         return "reconstruction" if self.name == "autoencoder" else "segmentation"
 
 
-class StartConfig(Section):
+class StartConfig(Settings):
     """Settings of the weights that a run starts from."""
 
     path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.SHIPPED_START
@@ -190,7 +194,7 @@ class StartConfig(Section):
     """Factor of the learning rate of a run that starts from weights."""
 
 
-class LossConfig(Section):
+class LossConfig(Settings):
     """Settings of the loss: soft Dice and binary cross-entropy per region.
 
     The autoencoder is trained with the squared error instead.
@@ -208,7 +212,7 @@ class LossConfig(Section):
     """Keyword arguments of a loss that is given by its dotted name."""
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(Settings):
     """Settings of the optimizer."""
 
     name: Literal["adam", "adamw", "muon", "sgd"] = "muon"
@@ -233,7 +237,7 @@ class OptimizerConfig(Section):
         return given
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(Settings):
     """Settings of the learning rate schedule."""
 
     name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
@@ -247,7 +251,7 @@ class ScheduleConfig(Section):
     """Optimizer steps over which the learning rate rises from near zero."""
 
 
-class TrainingConfig(Section):
+class TrainingConfig(Settings):
     """Settings of the training loop."""
 
     n_epochs: PositiveInt = 100
@@ -295,7 +299,7 @@ class TrainingConfig(Section):
         return self.effective_batch[max(e for e in self.effective_batch if e <= epoch)]
 
 
-class ValidationConfig(Section):
+class ValidationConfig(Settings):
     """Settings of the validation on held-out cases during training."""
 
     every: PositiveInt | Literal["auto"] = 1
@@ -307,7 +311,7 @@ class ValidationConfig(Section):
     """Value by which `best.pt` is chosen."""
 
 
-class TrackingConfig(Section):
+class TrackingConfig(Settings):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_parse_list)] = ()

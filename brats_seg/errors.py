@@ -123,8 +123,6 @@ def printable(text: str) -> str:
         >>> printable("caf\udce9\n")
         'caf\\xe9\\n'
     """
-    if text.isprintable():
-        return text
     return "".join(part if part.isprintable() else _escaped(part) for part in text)
 
 

@@ -12,8 +12,8 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import scipy as sp  # imports its modules when they are used
 from scipy import ndimage
-from scipy.spatial.transform import Rotation
 
 from brats_seg.voxels.box import Mask, Triple
 
@@ -103,7 +103,7 @@ def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     # the brains of BraTS are pitched against the template
     angles = rng.uniform((0.03, -0.08, -0.08), (0.23, 0.08, 0.08))
-    turn = Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
+    turn = sp.spatial.transform.Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
     scale = rng.uniform(0.98, 1.18, size=3) * (rng.choice([-1, 1]), 1, 1)
     positions = np.einsum("ij,jxyz->ixyz", (turn * scale).astype(np.float32), grid.positions())
     for knots_mm, most_mm in ((20, 2.2), (45, 4)):

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy as sp  # imports its modules when they are used
 from scipy import ndimage
-from scipy.spatial import KDTree
 
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, bounding_box
@@ -165,7 +165,7 @@ def _distances(surface: Mask, other: Mask, spacing_mm: Spacing) -> Values:
     """Return the distance of each point of a surface to the nearest point of another."""
     points, targets = np.argwhere(surface), np.argwhere(other)
     # quicker than a distance transform, and the same to the last bit
-    tree = KDTree(targets * spacing_mm, compact_nodes=False, balanced_tree=False)
+    tree = sp.spatial.KDTree(targets * spacing_mm, compact_nodes=False, balanced_tree=False)
     nearest = targets[tree.query(points * spacing_mm)[1]]
     return np.sqrt((((points - nearest) * spacing_mm) ** 2).sum(axis=1))
 

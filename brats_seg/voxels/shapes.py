@@ -14,10 +14,8 @@ from itertools import product
 
 import numpy as np
 import numpy.typing as npt
+import scipy as sp  # imports its modules when they are used
 from scipy import ndimage
-from scipy.cluster.hierarchy import DisjointSet
-from scipy.spatial import ConvexHull
-from scipy.spatial.distance import pdist, squareform
 
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 
@@ -92,7 +90,7 @@ def first_of_group(keys: Sequence[Iterable[Hashable]]) -> tuple[int, ...]:
         >>> first_of_group([["patient 1"], ["patient 2", "scan a"], ["patient 1", "scan a"]])
         (0, 0, 0)
     """
-    groups = DisjointSet(range(len(keys)))
+    groups = sp.cluster.hierarchy.DisjointSet(range(len(keys)))
     first_with: dict[Hashable, int] = {}
     for item, own_keys in enumerate(keys):
         for key in own_keys:
@@ -133,7 +131,7 @@ def longest_diameter_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> f
     box = bounding_box(mask)
     if box is None:
         return 0.0
-    return float(pdist(_hull(mask[box.slices], spacing_mm)).max())
+    return float(sp.spatial.distance.pdist(_hull(mask[box.slices], spacing_mm)).max())
 
 
 def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> SectionDiameters:
@@ -165,7 +163,7 @@ def section_diameters(mask: Mask, spacing_mm: tuple[float, float, float]) -> Sec
 def _diameters(section: Mask, spacing_mm: tuple[float, float], index: int) -> SectionDiameters:
     """Return the diameters of a section (X, Y) that is not empty."""
     corners = _hull(section, spacing_mm)
-    distances = squareform(pdist(corners))
+    distances = sp.spatial.distance.squareform(sp.spatial.distance.pdist(corners))
     first, second = np.unravel_index(distances.argmax(), distances.shape)
     along = (corners[second] - corners[first]) / distances[first, second]
     across = np.array([-along[1], along[0]])
@@ -198,7 +196,7 @@ def _widest_mm(along: Points, across: Points, first: int, second: int) -> float:
 def _hull(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
     """Return the corners (n, d) in mm of the convex hull of a mask, in two dimensions in order around."""
     points = _face_centres(mask, spacing_mm)
-    return points[ConvexHull(points).vertices]
+    return points[sp.spatial.ConvexHull(points).vertices]
 
 
 def _face_centres(mask: npt.NDArray[np.bool_], spacing_mm: tuple[float, ...]) -> Points:
