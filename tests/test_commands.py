@@ -207,6 +207,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
         ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
         ("predict empty.csv --model runs/fold0", 2, "empty.csv"),
         ("predict data data --model runs/fold0 --watch 1", 2, "--watch takes one folder"),
+        ("predict data --watch inf", 2, "less than or equal to 86400"),
         ("evaluate data", 2, "two with --compare A B"),
         (f"phantom {'n' * 300}", 3, "File name too long"),
         ("phantom few --seed -1", 2, "'--seed'"),

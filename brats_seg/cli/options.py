@@ -110,7 +110,8 @@ def _annotated(parameter: Parameter, arguments: Sequence[str] = ()) -> Parameter
         info: object = typer.Argument(**options)
     else:
         flags = about.get("flags", (f"--{name.replace('_', '-')}",))
-        info = typer.Option(*flags, metavar=about.get("metavar"), min=about.get("min"), **options)
+        options |= {key: about[key] for key in ("metavar", "min", "max") if key in about}
+        info = typer.Option(*flags, **options)
     return parameter.replace(annotation=Annotated[parameter.annotation, info])
 
 
