@@ -20,7 +20,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
-from brats_seg.voxels.shapes import first_of_group
+from brats_seg.voxels.shapes import group_by
 
 log = logging.getLogger(__name__)
 
@@ -106,22 +106,17 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
     Cases of one person under ids of different years get one patient id, the first of them in
     alphabetical order, so that folds keep them together.
     """
-    cases = tuple(cases)
-    rows = [table.row(case.case_id) or ClinicalRow(ids=(case.case_id,)) for case in cases]
-    keys = [
-        (("patient", case.patient_id), ("person", row.ids[0]))
-        for case, row in zip(cases, rows, strict=True)
-    ]
-    groups = first_of_group(keys)
-    patients: dict[int, str] = {}
-    for group, case in zip(groups, cases, strict=True):
-        patients[group] = min(case.patient_id, patients.get(group, case.patient_id))
+    pairs = [(case, table.row(case.case_id) or ClinicalRow(ids=(case.case_id,))) for case in cases]
+    patients: dict[str, str] = {}
+    for group in group_by(pairs, lambda pair: [("patient", pair[0].patient_id), pair[1].ids[0]]):
+        ids = [case.patient_id for case, _ in group]
+        patients |= dict.fromkeys(ids, min(ids))
     filled = []
-    for group, case, row in zip(groups, cases, rows, strict=True):
+    for case, row in pairs:
         known = case.facts
         age_years = row.age_years if known.age_years is None else known.age_years
         facts = replace(known, grade=known.grade or row.grade, age_years=age_years)
-        filled.append(replace(case, patient_id=patients[group], facts=facts))
+        filled.append(replace(case, patient_id=patients[case.patient_id], facts=facts))
     return tuple(filled)
 
 
@@ -184,12 +179,8 @@ def _parse_row(cells: Mapping[str, str], ids: Sequence[str], file: str) -> Clini
 
 def _merge_rows(rows: Sequence[ClinicalRow]) -> ClinicalTable:
     """Combine the rows of each person; where two contradict each other, the first counts."""
-    people: defaultdict[int, list[ClinicalRow]] = defaultdict(list)
-    keys = [[case_id.lower() for case_id in row.ids] for row in rows]
-    for first, row in zip(first_of_group(keys), rows, strict=True):
-        people[first].append(row)
     joined: dict[str, ClinicalRow] = {}
-    for known in people.values():
+    for known in group_by(rows, lambda row: map(str.lower, row.ids)):
         lived = next((row for row in known if row.survival_days is not None), known[0])
         ids = tuple(dict.fromkeys(case_id for row in known for case_id in row.ids))
         person = replace(

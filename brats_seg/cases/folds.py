@@ -19,7 +19,7 @@ from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
-from brats_seg.voxels.shapes import first_of_group
+from brats_seg.voxels.shapes import group_by
 
 SPLIT_NAME = "split.csv"
 """File in the folder of a run that lists its training and validation cases."""
@@ -63,13 +63,11 @@ class FoldTable:
         if repeated:
             msg = f"the fold table has more than one row for {_list_cases(repeated)}; expected one each"
             raise FoldError(msg)
-        folds_of: defaultdict[str, set[int]] = defaultdict(set)
-        for row in self.rows:
-            if row.fold is not None:
-                folds_of[row.patient_id].add(row.fold)
-        for patient_id, folds in folds_of.items():
+        for rows in group_by(self.rows, lambda row: [row.patient_id]):
+            folds = {row.fold for row in rows if row.fold is not None}
             if len(folds) > 1:
-                msg = f"patient {patient_id} lies in folds {_join(sorted(folds))}; expected one"
+                patient = f"patient {rows[0].patient_id}"
+                msg = f"{patient} lies in folds {_join(sorted(folds))}; expected one"
                 raise FoldError(msg)
 
     @property
@@ -134,7 +132,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         (2, 2)
     """
     ordered = sorted(cases, key=lambda case: case.case_id)
-    groups = _group_cases(ordered)
+    groups = group_by(ordered, _keys)
     if config.scheme == "notebook":
         folds = _notebook_folds(groups)
     else:
@@ -154,7 +152,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         next_step = "Give each a row, with an empty fold to leave it out, or remove the table"
         msg = f"the fold table has no row for {_list_cases(missing)}. {next_step}"
         raise FoldError(msg)
-    for group in _group_cases(cases):
+    for group in group_by(cases, _keys):
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
@@ -215,17 +213,11 @@ def _n_folds(config: FoldConfig) -> int:
     return _NOTEBOOK_FOLDS if config.scheme == "notebook" else config.n_folds
 
 
-def _group_cases(ordered: Sequence[Case]) -> list[list[Case]]:
-    """Group the cases of each patient, and of patients who share a scan or near copies of one."""
-    keys: list[list[Hashable]] = []
-    for case in ordered:
-        ids = [("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)]
-        scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
-        keys.append([("patient", case.patient_id), *ids, *scan])
-    groups: defaultdict[int, list[Case]] = defaultdict(list)
-    for first, case in zip(first_of_group(keys), ordered, strict=True):
-        groups[first].append(case)
-    return list(groups.values())
+def _keys(case: Case) -> list[Hashable]:
+    """Return what a case shares with those of its patient, and with copies and near copies of its scan."""
+    ids = [("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)]
+    scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
+    return [("patient", case.patient_id), *ids, *scan]
 
 
 def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:

@@ -7,12 +7,11 @@ the clear ones show is compared with all of them. The index is stored as `cases.
 
 import hashlib
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +27,10 @@ from brats_seg.labels import MODALITIES, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.voxels.shapes import group_by
 from brats_seg.wings import ShownLabels, judges
 
 log = logging.getLogger(__name__)
-
-Item = TypeVar("Item")
-Key = TypeVar("Key", bound=Hashable)
 
 _INT16 = np.iinfo(np.int16)
 _KINDS = (*MODALITIES, LABEL)
@@ -114,8 +111,8 @@ def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
 
     Cases of one release are resolved together.
     """
-    groups = _group(cases, _source)
-    return tuple(case for _, group in groups for case in _resolve_group(group, labels))
+    groups = group_by(cases, lambda case: [_source(case)])
+    return tuple(case for group in groups for case in _resolve_group(group, labels))
 
 
 def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
@@ -127,7 +124,7 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
     """
     kept: list[Case] = []
     by_id = sorted(cases, key=lambda case: (case.case_id, case.folder.as_posix()))
-    for _, duplicates in _group(by_id, lambda case: case.case_id):
+    for duplicates in group_by(by_id, lambda case: [case.case_id]):
         usable = [case for case in duplicates if case.usable]
         kept += [case for case in duplicates if not case.usable]
         kept += _merge_duplicates(usable) if len(usable) > 1 else usable
@@ -179,9 +176,9 @@ def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
     if remarks:
         yield "remarks:"
-    for remark, group in _group(remarks, lambda pair: pair[0]):
-        subject = group[0][1] if len(group) == 1 else counted(len(group), "case")
-        yield f"  {subject}: {remark}"
+    for group in group_by(remarks, lambda pair: pair[:1]):
+        remark, case_id = group[0]
+        yield f"  {case_id if len(group) == 1 else counted(len(group), 'case')}: {remark}"
 
 
 def _reuse(case: Case, previous: Case) -> Case:
@@ -324,22 +321,14 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
-    for release, of_release in _group(cases, lambda case: case.release):
-        yield f"{release}: {counted(len(of_release), 'case')}"
-        for reading, group in _group(of_release, _reading):
+    for of_release in group_by(cases, lambda case: [case.release]):
+        yield f"{of_release[0].release}: {counted(len(of_release), 'case')}"
+        for group in group_by(of_release, lambda case: [_reading(case)]):
             values = sorted({value for case in group for value in case.label_values})
             of_values = f"label values {' '.join(map(str, values))}, " if values else ""
-            yield f"  {counted(len(group), 'case')}: {of_values}{reading}"
+            yield f"  {counted(len(group), 'case')}: {of_values}{_reading(group[0])}"
 
 
 def _reading(case: Case) -> str:
     without = "no label map" if case.label is None else "no label map that can be read"
     return f"read as {case.convention}" if case.convention else without
-
-
-def _group(items: Iterable[Item], key: Callable[[Item], Key]) -> Iterable[tuple[Key, list[Item]]]:
-    """Group items by key, in the order in which the keys first occur."""
-    groups: defaultdict[Key, list[Item]] = defaultdict(list)
-    for item in items:
-        groups[key(item)].append(item)
-    return groups.items()

@@ -172,16 +172,16 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
         for name in neighbours
     }
     # the joined lesion that each lesion belongs to so far
-    part_of = {name: list(range(int(lesions[name].max()) + 1)) for name, _ in _TOUCHING}
+    part_of = {name: np.arange(lesions[name].max() + 1, dtype=np.int32) for name, _ in _TOUCHING}
     for _ in range(2):
         for tissue, neighbours in _TOUCHING:
-            keys = [[(tissue, lesion)] for lesion in part_of[tissue]]
+            keys = [[(tissue, lesion)] for lesion in part_of[tissue].tolist()]
             for name in neighbours:
                 for lesion, neighbour in touched[tissue, name]:
-                    keys[lesion].append((name, part_of[name][neighbour]))
-            part_of[tissue] = list(shapes.first_of_group(keys))
-    joined = {name: np.array(part_of[name], np.int32)[lesions[name]] for name in part_of}
-    return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
+                    keys[lesion].append((name, int(part_of[name][neighbour])))
+            for group in shapes.group_by(range(len(keys)), keys.__getitem__):
+                part_of[tissue][group] = group[0]
+    return {**lesions, **{name: numbers[lesions[name]] for name, numbers in part_of.items()}}
 
 
 def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]:

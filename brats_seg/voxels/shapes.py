@@ -7,10 +7,11 @@ arXiv 1809.04430), which the BraTS challenges use. It follows the voxels and is 
 by 9 % for a ball of cubic voxels, and by more where voxels are elongated.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from brats_seg.voxels.box import Mask, Triple, bounding_box
 Lesions = npt.NDArray[np.int32]
 """Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
 
+Item = TypeVar("Item")
 _ALL_NEIGHBOURS = ndimage.generate_binary_structure(3, 3)
 
 
@@ -79,24 +81,20 @@ def _drop_small(mask: Mask, smallest: float) -> None:
     mask[...] = kept[components]
 
 
-def first_of_group(keys: Sequence[Iterable[Hashable]]) -> tuple[int, ...]:
-    """Return for each item the index of the first item of its group.
-
-    Args:
-        keys: Keys of each item. Two items are in one group if they share a key, or if a chain of
-            such items connects them.
+def group_by(items: Iterable[Item], keys: Callable[[Item], Iterable[Hashable]]) -> list[list[Item]]:
+    """Group items that share a key, or that a chain of such items connects, in the order of the items.
 
     Example:
-        >>> first_of_group([["patient 1"], ["patient 2", "scan a"], ["patient 1", "scan a"]])
-        (0, 0, 0)
+        >>> group_by(["patient 1", "patient 2", "1 of patient 2"], lambda text: [text[-1]])
+        [['patient 1'], ['patient 2', '1 of patient 2']]
     """
-    groups = sp.cluster.hierarchy.DisjointSet(range(len(keys)))
+    listed = list(items)
+    groups = sp.cluster.hierarchy.DisjointSet(range(len(listed)))
     first_with: dict[Hashable, int] = {}
-    for item, own_keys in enumerate(keys):
-        for key in own_keys:
-            groups.merge(first_with.setdefault(key, item), item)
-    first_in: dict[int, int] = {}
-    return tuple(first_in.setdefault(groups[item], item) for item in range(len(keys)))
+    for index, item in enumerate(listed):
+        for key in keys(item):
+            groups.merge(first_with.setdefault(key, index), index)
+    return [[listed[index] for index in sorted(group)] for group in groups.subsets()]
 
 
 Points = npt.NDArray[np.float64]
