@@ -6,7 +6,7 @@ Arrays are `(X, Y, Z)`. `open_files` is the only way from the files of a case to
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases import nifti
-from brats_seg.cases.layouts import LABEL, check_values, parse_case_id, release_at, resolve
+from brats_seg.cases.layouts import LABEL, judge_labels, parse_case_id, release_at, resolve
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -343,23 +343,6 @@ def have_one_grid(one: nifti.Geometry, other: nifti.Geometry) -> bool:
     return one.shape == other.shape and np.allclose(
         one.affine, other.affine, rtol=0, atol=AFFINE_TOLERANCE
     )
-
-
-def judge_labels(
-    labels: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool
-) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
-    """Yield for each label map of a group what is wrong with it in a convention, and warnings."""
-    group, judge = list(labels), judges("label_map")
-    judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
-    if judge is not None:
-        judgements = judge.judge_group(group, convention, is_named=is_named)
-    for shown, judgement in zip(group, judgements, strict=True):
-        problems = [judgement.refusal] if judgement.refusal else []
-        try:
-            check_values(shown.values, convention, shown.case_id, shown.file)
-        except CaseError as error:
-            problems.insert(0, error)
-        yield problems, judgement.warnings
 
 
 def _judge(

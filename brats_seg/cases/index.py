@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, judge_labels, open_files
+from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
-from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, release_at, resolve
+from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, judge_labels, release_at, resolve
 from brats_seg.config import explained
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named

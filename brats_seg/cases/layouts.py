@@ -9,15 +9,16 @@ uses these rules.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg import labels
-from brats_seg.errors import LabelError
+from brats_seg.errors import CaseError, LabelError
 from brats_seg.files import check_regular
 from brats_seg.labels import MODALITIES, LabelConvention, convention_named
 from brats_seg.voxels.box import Triple
+from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
 UNKNOWN = "unknown"
 """Release of a case whose id matches no pattern."""
@@ -346,6 +347,26 @@ def check_values(
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
         next_step = "Correct the label map, or name another --convention where that is an option."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
+
+
+def judge_labels(
+    shown: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool, advice: str = ""
+) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
+    """Yield for each label map of a group what is wrong with it in a convention, and warnings.
+
+    `advice` is the next step where the voxels show another numbering, instead of `--convention`.
+    """
+    group, judge = list(shown), judges("label_map")
+    judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
+    if judge is not None:
+        judgements = judge.judge_group(group, convention, is_named=is_named, next_step=advice)
+    for labelled, judgement in zip(group, judgements, strict=True):
+        problems = [judgement.refusal] if judgement.refusal else []
+        try:
+            check_values(labelled.values, convention, labelled.case_id, labelled.file)
+        except CaseError as error:
+            problems.insert(0, error)
+        yield problems, judgement.warnings
 
 
 def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:

@@ -371,7 +371,6 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
 def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     """Raise `LabelError` if a side has values that its convention has not, or another numbering."""
     reference, prediction = pair.conventions
-    layouts.check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
     if pair.refusal is not None:
         raise pair.refusal
     if not pair.predicted_file:
@@ -521,19 +520,17 @@ def _with_conventions(
 def _refusals(
     references: Sequence[ShownLabels], conventions: Mapping[str, LabelConvention]
 ) -> dict[str, CaseError | None]:
-    """Return why references are clearly not in the convention that they are read in, by case id.
+    """Return why references cannot be in the convention that they are read in, by case id.
 
     An outline without scans does not suffice; it counts if most references agree.
     """
-    quality, refusals = judges("label_map"), dict[str, CaseError | None]()
-    if quality is None:
-        return {}
+    refusals: dict[str, CaseError | None] = {}
     advice = "Renumber the references, or name folders and files as their release does."
     for convention in dict.fromkeys(conventions.values()):
         group = [shown for shown in references if conventions[shown.case_id] == convention]
-        judgements = quality.judge_group(group, convention, next_step=advice)
-        for shown, judgement in zip(group, judgements, strict=True):
-            refusals[shown.case_id] = judgement.refusal
+        judgements = layouts.judge_labels(group, convention, is_named=False, advice=advice)
+        for shown, (problems, _) in zip(group, judgements, strict=True):
+            refusals[shown.case_id] = next(iter(problems), None)
     return refusals
 
 
