@@ -28,7 +28,7 @@ SKEW_TOLERANCE = 0.01
 LARGEST_INTENSITY = 1e30
 """Largest intensity whose differences float32 can hold, in which volumes are normalised."""
 
-_VOLUME = re.compile(r"[0-9]{1,5}")
+_VOLUME = re.compile(r"(?P<name>.*)#(?P<volume>[0-9]{1,5})", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,8 @@ class ScanFile:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse the form that `str` returns."""
-        name, hash_sign, volume = text.rpartition("#")
-        if hash_sign and _VOLUME.fullmatch(volume):
-            return cls(path=Path(name), volume=int(volume))
+        if match := _VOLUME.fullmatch(text):
+            return cls(path=Path(match["name"]), volume=int(match["volume"]))
         return cls(path=Path(text))
 
 

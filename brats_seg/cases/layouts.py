@@ -43,9 +43,7 @@ OUTPUT_MARKER = "brats_seg.json"
 STEPS_NAME = "steps.png"
 """Name of the picture of how a case was prepared, in the folder of its scans."""
 
-_MAC_FOLDER = "__MACOSX"
 _DICOM = (".dcm", ".ima", "dicomdir")
-_DICOM_MAGIC, _DICOM_MAGIC_START = b"DICM", 128
 _AGENTS = ("ce", "gd", "gad", "post", "contrast")
 _OF_A_LABEL = (
     *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
@@ -279,8 +277,8 @@ def has_dicom(root: Path, folder: Folder) -> bool:
     try:
         check_regular(path)
         with path.open("rb") as stream:
-            stream.seek(_DICOM_MAGIC_START)
-            return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC
+            stream.seek(128)
+            return stream.read(4) == b"DICM"
     except OSError:
         return False
 
@@ -374,7 +372,7 @@ def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder,
     scans, other_names, below = [], [], []
     for entry in entries:
         # archives made on a Mac contain a `._x.nii.gz` for every `x.nii.gz`
-        if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
+        if entry.name.startswith(".") or entry.name == "__MACOSX":
             continue
         file = parse_file_name(entry.name, path / entry.name)
         if not _is_folder(entry):

@@ -56,10 +56,8 @@ _NUMBER_TYPES = frozenset({2, 4, 8, 16, 64, 256, 512, 768, 1024, 1280})
 """Codes of the standard for integers and floats of 8 to 64 bits; others are colours, complex or longer."""
 _HEADER_BYTES = 540
 """Length of the header of NIfTI-2, the longer one."""
-_SINGLE_FILE_MAGICS = (b"n+1", b"n+2")
 _COMPRESSION_LEVEL = 6
 _GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LENGTH_BYTES = 4
 """Bytes at the end of a gzip file that state the length of its content."""
 _HEAD_BYTES = 1 << 18
@@ -239,7 +237,7 @@ def _explain_errors(path: Path, case_id: str) -> Iterator[None]:
         yield
     except _UnusableFileError as error:
         raise CaseError(case_id, path.name, *error.args) from error.__cause__
-    except _GZIP_ERRORS as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         problem = "a gzip file that is cut off or damaged"
         raise CaseError(case_id, path.name, problem, "a whole one", _FETCH_AGAIN) from error
     except MemoryError as error:
@@ -305,7 +303,8 @@ def _read_header(start: bytes) -> _Header:
         for endianness in ("little", "big"):
             if len(head) >= kind.sizeof_hdr == int.from_bytes(head[:4], endianness):
                 header = kind(head[: kind.sizeof_hdr], endianness=endianness, check=False)
-                if header["magic"].item() in _SINGLE_FILE_MAGICS:
+                # another magic is that of a header whose voxels are in a second file
+                if header["magic"].item() in (b"n+1", b"n+2"):
                     _check_layout(header)
                     return header
     _refuse(f"no NIfTI header (the file begins with {head[:16]!r})", "a NIfTI file", _FETCH_AGAIN)
