@@ -9,7 +9,7 @@ settings do not overwrite each other.
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +84,10 @@ class FoldTable:
             msg = f"the fold table has only fold {fold}; expected another one to train on"
             raise FoldError(msg)
         used = sorted((row.case_id, row.fold) for row in self.rows if row.fold is not None)
-        train, validation = (
-            tuple(case_id for case_id, of_case in used if (of_case == fold) is is_held_out)
-            for is_held_out in (False, True)
+        return Split(
+            train=tuple(case_id for case_id, of_case in used if of_case != fold),
+            validation=tuple(case_id for case_id, of_case in used if of_case == fold),
         )
-        return Split(train=train, validation=validation)
 
 
 def fold_table_path(folder: Path, config: FoldConfig) -> Path:
@@ -191,8 +190,7 @@ def read_split(path: Path) -> Split:
 
 def write_split(split: Split, path: Path) -> None:
     """Write the training and validation cases as CSV."""
-    sides = zip(_ROLES, (split.train, split.validation), strict=True)
-    rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
+    rows = [(case_id, role) for role, case_ids in asdict(split).items() for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
 
 
@@ -287,16 +285,12 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
     strata are similar too, so that small ones even out along the list.
     """
     strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
-    unknown = []
     for group in groups:
         grade = next((case.facts.grade for case in group if case.facts.grade), "")
         ages = (case.facts.age_years for case in group)
         decade = next((age // 10 for age in ages if age is not None), -1)
-        if grade or decade >= 0:
-            strata[grade, decade].append(group)
-        else:
-            unknown.append(group)
-    unknown.sort(key=_volume_ml)
+        strata[grade, decade].append(group)
+    unknown = sorted(strata.pop(("", -1), []), key=_volume_ml)
     by_volume = [unknown[i : i + n_folds] for i in range(0, len(unknown), n_folds)]
     return [strata[key] for key in sorted(strata)] + by_volume
 
