@@ -286,8 +286,7 @@ def _merge_duplicates(duplicates: Sequence[Case]) -> list[Case]:
     refused = []
     for case in duplicates:
         message = f"{problem} of the same id in {_other_folders(case, duplicates)}"
-        folder = f"{case.folder.as_posix()}/"
-        refused.append(case.with_problem(message, "one folder per id", next_step, folder))
+        refused.append(case.with_problem(message, "one folder per id", next_step))
     return refused
 
 
@@ -298,15 +297,9 @@ def _other_folders(case: Case, duplicates: Sequence[Case]) -> str:
 def _row(case: Case) -> dict[str, str]:
     values = {name: getattr(case.facts, name) for name in _FACTS}
     values |= {name: getattr(case, name) for name in _PLAIN} | dict(case.files)
-    return {column: _cell(value) for column, value in values.items()}
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, tuple):
-        is_text = all(isinstance(part, str) for part in value)
-        parts = [part if is_text else ":".join(map(str, part)) for part in value]
-        return (BETWEEN_TEXTS if is_text else " ").join(parts)
-    return "" if value is None else str(value)
+    values |= {name: BETWEEN_TEXTS.join(values[name]) for name in _TEXTS}
+    values["label_voxels"] = " ".join(f"{value}:{n}" for value, n in case.facts.label_voxels)
+    return {column: "" if value is None else str(value) for column, value in values.items()}
 
 
 def _case(row: Mapping[Any, str], root: Path) -> Case:
