@@ -332,8 +332,8 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
     return cases, groups
 
 
-def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
-    """Yield the scans of a folder by case; `name` is the name of the folder."""
+def _groups_in(folder: Folder, name: str) -> list[_Group]:
+    """Return the scans of a folder by case; `name` is the name of the folder."""
     by_id: defaultdict[str, list[NamedFile]] = defaultdict(list)
     for scan in folder.scans:
         if scan.kind in MODALITIES:
@@ -342,17 +342,14 @@ def _groups_in(folder: Folder, name: str) -> Iterator[_Group]:
     is_one = len(by_id) == 1 or 0 < len({scan.kind for scan in scans}) == len(scans)
     if name in by_id and parse_case_id(name)[0] != UNKNOWN:
         # the folder of one case: files with other names are derived from it
-        yield _Group(case_id=name, folder=folder.path, scans=by_id[name])
-        return
+        return [_Group(case_id=name, folder=folder.path, scans=by_id[name])]
     # in the data folder itself the only case is called as it would be among others
     is_flat = (
         folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
     )
     if is_one and not is_flat and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
-        yield _Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)
-        return
-    for case_id, group in by_id.items():
-        yield _Group(case_id=case_id, folder=folder.path, scans=group)
+        return [_Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)]
+    return [_Group(case_id=key, folder=folder.path, scans=group) for key, group in by_id.items()]
 
 
 def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
@@ -465,10 +462,9 @@ def _assemble(group: _Group, candidates: Sequence[_Candidate]) -> Case:
         return _with_file(case, LABEL, ranked[min(ranked)], next_step)
     if len(candidates) == 1:
         # the label map of case 355 of BraTS 2020 is W39_1998.09.19_Segm.nii
-        path = candidates[0][0].path
-        remark = f"{path.name} was taken as the label map, although its name does not say so"
-        files_of_case = {**case.files, LABEL: ScanFile(path=path)}
-        return replace(case, files=files_of_case, remarks=(*case.remarks, remark))
+        file = candidates[0][0]
+        remark = f"{file.path.name} was taken as the label map, although its name does not say so"
+        return replace(_with_file(case, LABEL, [file], next_step), remarks=(remark,))
     return case
 
 
