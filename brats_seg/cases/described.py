@@ -72,7 +72,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
         rows = read_table(path, required=("case_id",)).to_dict("records")
-        cases = tuple(_case(row, path.parent) for row in rows)
+        cases = tuple(map(_case, rows))
     except UsageError as error:
         msg = (
             f"{path} cannot be read as a table of cases: {error}. Expected the "
@@ -146,7 +146,7 @@ def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, froze
     return key, frozenset(value if isinstance(value, list) else {value})
 
 
-def _case(row: Mapping[Any, str], folder: Path) -> Case:
+def _case(row: Mapping[Any, str]) -> Case:
     cells = {str(key): value.strip() for key, value in row.items() if value}
     columns: dict[str, str] = {}
     for name in cells:
@@ -158,7 +158,7 @@ def _case(row: Mapping[Any, str], folder: Path) -> Case:
             columns[kind] = name
     scans = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     files = {kind: scan for kind, scan in scans.items() if "\0" not in str(scan.path)}
-    case = replace(Case.named(cells.get("case_id", ""), files), root=folder)
+    case = Case.named(cells.get("case_id", ""), files)
     # nothing can open the other files, not even to see that they are not there
     for kind in scans.keys() - files.keys():
         problem, file = "no path of a file", str(scans[kind])
