@@ -37,8 +37,7 @@ class Voxels:
     @classmethod
     def around_brain(cls, shape: Triple) -> Self:
         """Return the finest grid of the shape that holds every brain."""
-        edges = (mm / n for mm, n in zip(EXTENT_MM, shape, strict=True))
-        return cls(shape=shape, spacing_mm=max(edges))
+        return cls(shape=shape, spacing_mm=float(np.divide(EXTENT_MM, shape).max()))
 
     def positions(self) -> Field:
         """Return the positions (3, X, Y, Z) of the voxels."""

@@ -29,7 +29,6 @@ from brats_seg.voxels.box import Triple
 _SHAPE = (64, 76, 62)
 """Voxels of a phantom; its spacing is 2.5 mm."""
 _SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
-_WITHOUT_ET_EVERY = 4
 _T1N, _T1C, _T2W, _T2F = range(4)
 _VARIETY = 0.3
 _GAIN = 500
@@ -75,7 +74,7 @@ def write_phantom_cases(
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
-    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+    with_et = number % 4 != 3
     rng = np.random.default_rng([seed, number])
     phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
     spacing_mm = Voxels.around_brain(shape).spacing_mm
