@@ -115,8 +115,7 @@ def make_phantom(
     brain = make_brain(rng, grid, positions + displaced(rng, grid, foci))
     tumour = make_tumour(rng, grid, brain, foci, with_et=with_et, variety=variety)
     images = _images(rng, grid, brain, tumour, variety)
-    label_map = label_map_of(tumour.regions, BRATS2017)
-    return Phantom(images=images, label_map=label_map)
+    return Phantom(images=images, label_map=label_map_of(tumour.regions, BRATS2017))
 
 
 def _uniform(rng: np.random.Generator, variety: float) -> Callable[[float, float], float]:

@@ -126,8 +126,7 @@ def make_tumour(
     strength[arrival_mm >= reach_mm] = 0
     strength *= (1 + 0.25 * grid.noise(rng, 12)).clip(0.3, 1.6)
     regions = np.stack([core | oedema, core, enhancing])
-    faint = strength.astype(np.float32)
-    return Glioma(regions=regions, oedema=faint, cavity=cavity, family=family)
+    return Glioma(regions=regions, oedema=strength.astype(np.float32), cavity=cavity, family=family)
 
 
 def _resected(
