@@ -74,6 +74,7 @@ def write_phantom_cases(
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
+    # every fourth case has no ET
     with_et = number % 4 != 3
     rng = np.random.default_rng([seed, number])
     phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
