@@ -82,9 +82,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def sort_series(
-    series: Sequence[Series], overrides: Mapping[str, str] | None = None
-) -> tuple[Series, ...]:
+def sort_series(series: Sequence[Series], overrides: Mapping[str, str] = {}) -> tuple[Series, ...]:
     """Return every series of an examination with the modality that it is, or why it is none.
 
     Of several series of one modality the one is taken that a user chose, that can be converted, is no
@@ -92,15 +90,10 @@ def sort_series(
     it the last one for T2 and FLAIR, and the first one for T1. `overrides` are the series by modality
     that a user chose: its number, or a part of its description.
     """
-    overrides = overrides or {}
     series = _assign_plain_t1([_classify(item, overrides) for item in series])
-    rank = partial(_rank, overrides=overrides)
-    ranked = sorted(series, key=rank, reverse=True)
-    # the last one of a modality is kept
-    best = {item.modality: item for item in reversed(ranked)}
-    chosen = []
+    rank, chosen = partial(_rank, overrides=overrides), []
     for item in series:
-        better = best[item.modality]
+        better = max((other for other in series if other.modality == item.modality), key=rank)
         if item.modality and item is not better:
             why = f"series {better.number} has thinner slices or a better echo, is later, or was chosen"
             item = replace(item, modality="", reason=f"{item.modality}, but {item.problem or why}")
@@ -119,14 +112,14 @@ def _assign_plain_t1(series: Sequence[Series]) -> list[Series]:
     return [assigned.get(item, item) for item in series]
 
 
-def missing_text(series: Sequence[Series], overrides: Mapping[str, str] | None = None) -> str:
+def missing_text(series: Sequence[Series], overrides: Mapping[str, str] = {}) -> str:
     """Return what is missing of the four modalities, and why; empty if nothing is."""
     of_modality = {item.modality: item for item in series if item.modality}
     missing = [modality for modality in MODALITIES if modality not in of_modality]
     reasons = [f"no series for {', '.join(missing)}"] if missing else []
     reasons += [
         f"nothing that is --series {modality}={choice}"
-        for modality, choice in (overrides or {}).items()
+        for modality, choice in overrides.items()
         if modality in missing or not _fits(of_modality[modality], choice)
     ]
     reasons += [
@@ -144,8 +137,7 @@ def _fits(series: Series, choice: str) -> bool:
 
 
 def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, ...]:
-    choice = overrides.get(series.modality)
-    is_chosen = choice is not None and _fits(series, choice)
+    is_chosen = any(_fits(series, choice) for choice in overrides.values())
     is_original = "DERIVED" not in series.image_type
     # the first echo of T2 shows proton density
     echo_ms = (series.echo_ms or 0) * (1 if series.modality.startswith("t2") else -1)
