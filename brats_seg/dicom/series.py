@@ -32,13 +32,7 @@ _GAP_TOLERANCE = 0.1
 _SAME_POSITION_MM = 0.01
 _SHORTEST_IDENTIFIER = 3
 """Characters of an identifier that is looked for in the name of a folder."""
-_IDENTIFIERS = (
-    "PatientID",
-    "PatientName",
-    "PatientBirthDate",
-    "OtherPatientIDs",
-    "AccessionNumber",
-)
+_IDENTITY = ("PatientID", "PatientName", "PatientBirthDate", "OtherPatientIDs", "AccessionNumber")
 _OF_FRAMES = {
     "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
     "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
@@ -60,10 +54,9 @@ _KEPT = (
     *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
 )
 """Elements of a header that are kept, with those of its frames."""
-_TAGS = [
-    *(*_KEPT, *_OF_FRAMES, *_IDENTIFIERS),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-]
+GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+"""Functional groups of enhanced MR: of all frames, and of each frame."""
+_TAGS = [*_KEPT, *_OF_FRAMES, *_IDENTITY, *GROUPS]
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
@@ -182,17 +175,16 @@ def read_frames(header: Any) -> list[dict[str, Any]]:
 
     `header` is a `pydicom.Dataset`; what it does not state is None.
     """
-    groups = header.get("PerFrameFunctionalGroupsSequence")
-    if not groups:
+    shared, frames = map(header.get, GROUPS)
+    if not frames:
         return [{name: header.get(name) for name in _OF_FRAMES}]
-    shared = (header.get("SharedFunctionalGroupsSequence") or [{}])[0]
 
     def element(frame: Any, sequence: str, name: str) -> Any:
-        items = frame.get(sequence) or shared.get(sequence) or [{}]
+        items = frame.get(sequence) or (shared or [{}])[0].get(sequence) or [{}]
         return items[0].get(name)
 
     return [
-        {name: element(frame, *source) for name, source in _OF_FRAMES.items()} for frame in groups
+        {name: element(frame, *source) for name, source in _OF_FRAMES.items()} for frame in frames
     ]
 
 
@@ -203,9 +195,8 @@ def read_plane(
 
     Both are in the axes of DICOM: towards the patient's left, back and head.
     """
-    directions = np.array([float(value) for value in values["ImageOrientationPatient"]])
-    along, down = directions.reshape(2, 3)
-    position = np.array([float(value) for value in values["ImagePositionPatient"]])
+    along, down = np.reshape(values["ImageOrientationPatient"], (2, 3)).astype(float)
+    position = np.array(values["ImagePositionPatient"], dtype=float)
     return np.stack([along, down, np.cross(along, down)]), position
 
 
@@ -254,23 +245,21 @@ def _read(path: Path) -> list[_Image]:
     # of LI^NA each name and both together
     identifiers = {
         _plain(part)
-        for name in _IDENTIFIERS
+        for name in _IDENTITY
         for separators in (r"[=\\]", r"[\^=\\ ]")
         for part in re.split(separators, str(header.get(name) or ""))
     }
     patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
     values = {name: header.get(name) for name in _KEPT}
-    images = []
-    for index, frame in enumerate(read_frames(header)):
-        merged = {**values, **frame, "InstanceNumber": values["InstanceNumber"] or index}
-        image = _Image(
+    return [
+        _Image(
             path=path,
-            texts={name: _texts(value) for name, value in merged.items()},
+            texts={name: _texts(value) for name, value in (values | frame).items()},
             patient=_hash(patient),
             identifiers=tuple(text for text in identifiers if len(text) >= _SHORTEST_IDENTIFIER),
         )
-        images.append(image)
-    return images
+        for frame in read_frames(header)
+    ]
 
 
 def _texts(value: Any) -> tuple[str, ...]:
