@@ -150,19 +150,25 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     if not images:
         msg = f"{root} holds no DICOM images; expected the files of an MR examination"
         raise UsageError(msg)
-    folders = _study_folders(root, images)
+    n_studies = Counter(
+        folder
+        for group in images.values()
+        for folder in {parent for image in group for parent in image.path.parents}
+    )
+    folders = {key: _study_folder(root, group, n_studies) for key, group in images.items()}
     names = {
         key: _name(root, folders[key], group[0], with_identifiers=with_identifiers)
         for key, group in images.items()
+        if n_studies[folders[key]] == 1
     }
     n_of_name, n_of_uid = Counter(names.values()), Counter(uid for uid, _ in images)
     studies = []
     for key, group in images.items():
-        is_named = names[key] and n_of_name[names[key]] == 1
+        is_named = names.get(key) and n_of_name[names[key]] == 1
         is_shared = n_of_uid[key[0]] > 1
         study = DicomStudy(
             case_id=names[key] if is_named else f"study-{_hash('^'.join(key))[:8]}",
-            folder=folders[key] or _common_folder(group),
+            folder=folders[key],
             series=_all_series(group),
             problem="the images of one examination name several patients" if is_shared else "",
         )
@@ -278,32 +284,16 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
-def _common_folder(images: Sequence[_Image]) -> Path:
-    return Path(os.path.commonpath([image.path.parent for image in images]))
+def _study_folder(root: Path, images: Sequence[_Image], n_studies: Mapping[Path, int]) -> Path:
+    """Return the highest folder below `root` that holds no other study, or else that of all its images."""
+    common = Path(os.path.commonpath([image.path.parent for image in images]))
+    # not the root itself, whose name cases would share once there are several
+    inside = [folder for folder in common.parents if root in folder.parents]
+    return next((folder for folder in reversed(inside) if n_studies[folder] == 1), common)
 
 
-def _study_folders(
-    root: Path, images: Mapping[_StudyKey, Sequence[_Image]]
-) -> dict[_StudyKey, Path | None]:
-    """Return the highest folder from `root` down that holds nothing but a study; None without one."""
-    n_studies = Counter(
-        folder
-        for group in images.values()
-        for folder in {parent for image in group for parent in image.path.parents}
-    )
-    highest: dict[_StudyKey, Path | None] = {}
-    for key, group in images.items():
-        common = _common_folder(group)
-        # not the root itself, whose name cases would share once there are several
-        inside = [common, *(folder for folder in common.parents if root in folder.parents)]
-        highest[key] = next((folder for folder in reversed(inside) if n_studies[folder] == 1), None)
-    return highest
-
-
-def _name(root: Path, folder: Path | None, image: _Image, *, with_identifiers: bool) -> str:
-    """Return a name after the folder of an examination; empty if it has none that can be shown."""
-    if folder is None:
-        return ""
+def _name(root: Path, folder: Path, image: _Image, *, with_identifiers: bool) -> str:
+    """Return a name after the folder of an examination; empty if it cannot be shown."""
     name = "_".join(folder.relative_to(root).parts) or folder.resolve().name
     if name != printable(name) or len(name.encode()) > LONGEST_ID:
         return ""
