@@ -254,12 +254,14 @@ def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
 
     `volumes` are the modalities, each on its own grid.
     """
-    reasons = []
-    if not _have_one_grid(volumes):
-        reasons.append("the modalities are not on one grid, so that they are not registered")
-    if _has_skull(volumes):
-        reasons.append("the skull does not seem to be stripped")
     grids = [volume.geometry for volume in volumes]
+    is_registered = all(have_one_grid(grid, grids[0]) for grid in grids)
+    groups = [volumes] if is_registered else [[volume] for volume in volumes]
+    reasons = []
+    if not is_registered:
+        reasons.append("the modalities are not on one grid, so that they are not registered")
+    if any(map(_has_skull, groups)):
+        reasons.append("the skull does not seem to be stripped")
     spacings = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
     if spacings:
         edges = "x".join(f"{mm:.2f}" for mm in spacings[0])
@@ -267,17 +269,10 @@ def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _have_one_grid(volumes: Sequence[Volume]) -> bool:
-    return all(have_one_grid(volume.geometry, volumes[0].geometry) for volume in volumes)
-
-
 def _has_skull(volumes: Sequence[Volume]) -> bool:
-    """Return whether the skull does not seem to be stripped; unknown without the checks of scans."""
+    """Return whether the skull does not seem stripped from volumes of one grid; False without the checks."""
     judges = wings.judges("scan")
-    if judges is None:
-        return False
-    groups = [volumes] if _have_one_grid(volumes) else [[volume] for volume in volumes]
-    return any(map(judges.has_skull, groups))
+    return judges is not None and judges.has_skull(volumes)
 
 
 def _at_one_mm(volume: Volume, case_id: str) -> Volume:
@@ -375,12 +370,7 @@ def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
     """Run a program in a folder; one that takes too long is killed."""
     try:
         return subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
+            command, cwd=folder, capture_output=True, errors="replace", timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         late = f"no result after {_TIMEOUT_S} s"
