@@ -36,8 +36,7 @@ _IMAGE = [
     *("FrameOfReferenceUID", "PositionReferenceIndicator", "Rows", "Columns", "PixelSpacing"),
     *("SliceThickness", "SpacingBetweenSlices", "ImagePositionPatient", "InstanceNumber"),
     *("ImageOrientationPatient", "SeriesNumber", "NumberOfFrames", "DimensionIndexSequence"),
-    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-    "DimensionOrganizationSequence",
+    *(*series.GROUPS, "DimensionOrganizationSequence"),
 ]
 """Elements of the images that a segmentation needs and that do not name the patient."""
 _PATIENT = (
@@ -71,8 +70,6 @@ _MEASURES = (
 _LEVEL = 0.51
 """Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and
 those that ask which centres are inside, both recover the mask."""
-_ABNORMAL = ("49755003", "SCT", "Morphologically Abnormal Structure")
-_BRAIN = ("12738006", "SCT", "Brain")
 _CHARACTERS = "ISO_IR 192"
 """UTF-8, whatever the images have."""
 _SERIES_OFFSET = 1000
@@ -131,8 +128,7 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
     header.decode()
     header.SpecificCharacterSet = _CHARACTERS
     for name in _PATIENT:
-        if name not in header:
-            setattr(header, name, None)
+        header.setdefault(name, None)
     if not header.get("FrameOfReferenceUID"):
         header.FrameOfReferenceUID = _uid(header.SeriesInstanceUID, "frame of reference")
     return header
@@ -140,17 +136,15 @@ def _image(path: Path, *, with_identifiers: bool) -> Any:
 
 def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64]]]:
     """Yield the reference to each slice, and the matrix from its pixels (column, row, 1) to mm."""
+    from highdicom import ReferencedImageSequence
+
     for image in images:
         frames = series.read_frames(image)
         for number, frame in enumerate(frames, start=1):
-            directions, position = series.read_plane(frame)
+            (along, down, _), position = series.read_plane(frame)
             row_mm, column_mm = map(float, frame["PixelSpacing"])
-            to_mm = [directions[0] * column_mm, directions[1] * row_mm, position]
-            reference = _item(ReferencedSOPClassUID=image.SOPClassUID)
-            reference.ReferencedSOPInstanceUID = image.SOPInstanceUID
-            if len(frames) > 1:
-                reference.ReferencedFrameNumber = number
-            yield reference, np.stack(to_mm, axis=1)
+            reference = ReferencedImageSequence([image], number if len(frames) > 1 else None)
+            yield reference, np.stack([along * column_mm, down * row_mm, position], axis=1)
 
 
 def _labels_at_pixels(
@@ -180,11 +174,8 @@ def _segmentation(
     about: Mapping[str, Any],
 ) -> Any:
     """Return a `highdicom.seg.Segmentation` with a segment for each tissue of the convention."""
-    from highdicom import AlgorithmIdentificationSequence
-    from highdicom.color import CIELabColor
-    from highdicom.seg import Segmentation, SegmentDescription
-    from pydicom.sr.codedict import codes
-    from pydicom.sr.coding import Code
+    from highdicom import AlgorithmIdentificationSequence, color, seg
+    from pydicom.sr import Code, codes
 
     from brats_seg.figures.cases import tissue_colours
 
@@ -197,21 +188,21 @@ def _segmentation(
     values, names = sorted(convention.painted), dict(convention.meanings)
     colours = tissue_colours(convention)
     descriptions = [
-        SegmentDescription(
+        seg.SegmentDescription(
             segment_number=number,
             segment_label=label,
-            segmented_property_category=Code(*_ABNORMAL),
+            segmented_property_category=codes.SCT.MorphologicallyAbnormalStructure,
             segmented_property_type=Code(*code),
             algorithm_type="AUTOMATIC",
             algorithm_identification=algorithm,
-            anatomic_regions=[Code(*_BRAIN)],
-            display_color=CIELabColor.from_rgb(*bytes.fromhex(colours[value].removeprefix("#"))),
+            anatomic_regions=[codes.SCT.Brain],
+            display_color=color.CIELabColor.from_string(colours[value]),
         )
         for number, value in enumerate(values, start=1)
         for label, code in [_TISSUES[names[value]]]
     ]
     masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
-    return Segmentation(
+    return seg.Segmentation(
         source_images=images,
         pixel_array=masks,
         segmentation_type="BINARY",
@@ -229,8 +220,7 @@ def _structured_report(
 ) -> Any:
     """Return the `highdicom.sr.Comprehensive3DSR` of a label map that was written as a segmentation."""
     from highdicom import sr
-    from pydicom.sr.codedict import codes
-    from pydicom.sr.coding import Code
+    from pydicom.sr import Code, codes
     from pydicom.uid import generate_uid
 
     upright, groups = oriented(label_map), []
@@ -281,12 +271,11 @@ def _structure_set(
     dataset.copy_patient_and_study_information(image)
     dataset.StructureSetLabel, dataset.ApprovalStatus = "brats_seg", "UNAPPROVED"
     dataset.StructureSetDate = dataset.StructureSetTime = None
-    frame, references = image.FrameOfReferenceUID, [reference for reference, _ in slices]
+    frame, references = image.FrameOfReferenceUID, [item for (item,), _ in slices]
     series = _item(SeriesInstanceUID=image.SeriesInstanceUID, ContourImageSequence=references)
+    study = _item(RTReferencedSeriesSequence=[series])
     # a retired class, which readers expect
-    study = _item(
-        ReferencedSOPClassUID="1.2.840.10008.3.1.2.3.1", RTReferencedSeriesSequence=[series]
-    )
+    study.ReferencedSOPClassUID = "1.2.840.10008.3.1.2.3.1"
     study.ReferencedSOPInstanceUID = image.StudyInstanceUID
     referenced = _item(FrameOfReferenceUID=frame, RTReferencedStudySequence=[study])
     dataset.ReferencedFrameOfReferenceSequence = [referenced]
@@ -326,7 +315,7 @@ def _outlines(masks: Iterable[Any], slices: Iterable[tuple[Any, Any]]) -> list[A
         for line in map(np.asarray, lines if mask.any() else ()):
             # the last point is the first one
             points = np.pad(line[:-1] - 1, ((0, 0), (0, 1)), constant_values=1) @ to_mm.T
-            outline = _item(ContourImageSequence=[reference], ContourGeometricType="CLOSED_PLANAR")
+            outline = _item(ContourImageSequence=reference, ContourGeometricType="CLOSED_PLANAR")
             outline.NumberOfContourPoints = len(points)
             outline.ContourData = np.round(points, 3).ravel().tolist()
             outlines.append(outline)
@@ -336,6 +325,7 @@ def _outlines(masks: Iterable[Any], slices: Iterable[tuple[Any, Any]]) -> list[A
 def _common(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
     """Return what the objects of a series have in common: segmentation (index 0), report, structure set."""
     series_uid = image.SeriesInstanceUID
+    description = f"brats_seg (research use only) {remark}"
     return {
         "series_instance_uid": _uid(series_uid, "series", index),
         "sop_instance_uid": _uid(series_uid, digest, index),
@@ -346,9 +336,7 @@ def _common(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
         "software_versions": version("brats_seg"),
         "device_serial_number": "0",
         # an element of 64 characters
-        "series_description": shorten(
-            f"brats_seg (research use only) {remark}", 64, placeholder="..."
-        ),
+        "series_description": shorten(description, 64, placeholder="..."),
     }
 
 
