@@ -10,6 +10,7 @@ pytest.importorskip("dcm2niix")
 
 from brats_seg.cases.case import Case
 from brats_seg.dicom import convert, preprocess
+from brats_seg.dicom.preprocess import ScanOptions
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
 from tests.builders import Run, call, check_json, make_volumes, write_case
@@ -21,7 +22,7 @@ PATIENT = ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC1")
 
 
 def only_case(root: Path) -> Case:
-    (case,) = convert.cases_of_dicom(root / "dicom", root / "scans")
+    (case,) = convert.cases_of_dicom(root / "dicom", root / "scans", ScanOptions())
     return case
 
 
@@ -58,7 +59,7 @@ def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: P
     write_examination(tmp_path / "dicom/good", study="1")
     header = {"study": "2", "Modality": "CT", "SeriesDescription": "Head"}
     write_series(tmp_path / "dicom/ct", make_volumes()[0], oriented_affine("LPS"), **header)
-    bad, good = convert.cases_of_dicom(tmp_path / "dicom", tmp_path / "scans")
+    bad, good = convert.cases_of_dicom(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
     assert good.usable
     assert "found no series for t1n, t1c, t2w, t2f; not used: series 1" in bad.problems[0]
     assert "CT, not MR" in bad.problems[0]

@@ -23,7 +23,7 @@ from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.convert import cases_of_dicom, convert_studies
 from brats_seg.dicom.modalities import sort_series
-from brats_seg.dicom.preprocess import ScanSource, read_source
+from brats_seg.dicom.preprocess import ScanOptions, ScanSource, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.figures.cases import tissue_colours
@@ -41,7 +41,7 @@ def converted(root: Path, name: str = "axial", **header: Any) -> tuple[Case, Geo
     axes, degrees = ORIENTATIONS[name]
     header = {"StudyDescription": "Jo D", **header}
     dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, **header)
-    (case,) = cases_of_dicom(root / "dicom", root / "scans")
+    (case,) = cases_of_dicom(root / "dicom", root / "scans", ScanOptions())
     source = read_source(root / "scans/dicom")
     assert source is not None
     return case, grid_of(case), source
@@ -184,7 +184,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     for number, (modality, array) in enumerate(zip(HEADERS, volumes, strict=True), start=1):
         path = tmp_path / f"dicom/{number}"
         dicom_builders.write_enhanced(path, array, affine, number=number, **HEADERS[modality])
-    (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
+    (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
     # by their times alone as well: they stand elsewhere than in other files
     series = [replace(one, description="") for one in done.study.series]
     assert [one.modality for one in sort_series(series)] == [*HEADERS]

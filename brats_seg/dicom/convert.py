@@ -40,11 +40,8 @@ class Conversion(NamedTuple):
     case: Case
 
 
-DEFAULT_OPTIONS = ScanOptions()
-
-
 def cases_of_dicom(
-    root: Path, scans: Path, options: ScanOptions = DEFAULT_OPTIONS, **choices: Any
+    root: Path, scans: Path, options: ScanOptions, **choices: Any
 ) -> tuple[Case, ...]:
     """Convert the examinations below a folder; one that cannot be used is a case with a problem."""
     return tuple(result.case for result in convert_studies(root, scans, options, **choices))
@@ -53,7 +50,7 @@ def cases_of_dicom(
 def convert_studies(
     root: Path,
     scans: Path,
-    options: ScanOptions = DEFAULT_OPTIONS,
+    options: ScanOptions,
     *,
     is_ready: Callable[[Iterable[Path]], bool] | None = None,
     track: Track = untracked,
@@ -75,8 +72,8 @@ def convert_studies(
     ]
     for study in studies:
         for series in study.series:
-            line = f"{series.modality or 'not used'}: {series}, {series.reason}"
-            log.info("%s: %s", study.case_id, line)
+            modality = series.modality or "not used"
+            log.info("%s: %s: %s, %s", study.case_id, modality, series, series.reason)
     convert = partial(_convert_study, scans=scans, options=options)
     cases = preprocess.make_cases(convert, studies, "converting DICOM", track)
     return tuple(map(Conversion, studies, cases))
