@@ -9,9 +9,10 @@ pytest.importorskip("pydicom")
 pytest.importorskip("dcm2niix")
 
 from brats_seg.cases.case import Case
+from brats_seg.cli import use
 from brats_seg.dicom import convert, preprocess
 from brats_seg.dicom.preprocess import ScanOptions
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import Run, call, check_json, make_volumes, write_case
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
@@ -119,3 +120,9 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
     # DICOM files alone are taken: the model is missing
     ended = call(tmp_path, "predict", "dicom", "-o", "out", "--model", "run", option)
     assert (ended.code in (2, 3), "NIfTI" in ended.err) == (True, False)
+
+
+def test_an_option_for_dicom_is_refused_where_its_wing_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("brats_seg.wings.dicom", lambda: None)
+    with pytest.raises(UsageError, match=r"need brats_seg.dicom, which is missing"):
+        use.predict(tmp_path / "out", data=[tmp_path], preprocess=True)

@@ -43,6 +43,13 @@ outcome = predict_folder([folder / "scans"], [folder / "run"], copy / "out", set
 assert (len(outcome.predicted), outcome.failures) == (1, ()), outcome
 evaluation = evaluate_pairs(find_pairs(folder / "scans", copy / "out"), protocol_named("legacy"))
 assert (len(evaluation.scores), evaluation.failures) == (3, ()), evaluation
+
+# the command finds the case finished; it ends the program
+from brats_seg.cli import main
+
+command = f"predict {folder}/scans -o {copy}/out --model {folder}/run --device cpu"
+sys.argv[1:] = [*command.split(), "--set", "preview=false"]
+main()
 """
 
 

@@ -14,7 +14,6 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
-    from brats_seg.dicom.preprocess import ScanOptions
     from brats_seg.inference.batch import CaseOutcome, Workers
     from brats_seg.survival.results import Estimate, SurvivalStudy
 
@@ -84,16 +83,11 @@ def predict(
             **dict(map(_parse_assignment, changes or [])),
         }
     )
+    atlas = atlas or ("sri24" if preprocess else "")
     with importing():
         from brats_seg.cases.layouts import holds_dicom
-        from brats_seg.dicom.modalities import parse_overrides
-        from brats_seg.dicom.preprocess import ScanOptions
 
-    options = ScanOptions(
-        series=parse_overrides(series or []),
-        with_identifiers=identifiers,
-        atlas=atlas or ("sri24" if preprocess else ""),
-    )
+        options = _scan_options(series or [], atlas, with_identifiers=identifiers)
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(data or [], files, case)
     n_workers = _parse_workers(workers)
@@ -133,8 +127,21 @@ def predict(
     return int(failed > 0)
 
 
+def _scan_options(series: Sequence[str], atlas: str, *, with_identifiers: bool) -> Any:
+    """Return the options of `brats_seg.dicom`; None where it is missing, and no option was given."""
+    from brats_seg.wings import dicom
+
+    if wing := dicom():
+        chosen = wing.modalities.parse_overrides(series)
+        return wing.ScanOptions(series=chosen, with_identifiers=with_identifiers, atlas=atlas)
+    if series or atlas or with_identifiers:
+        msg = "--series, --identifiers, --preprocess and --atlas need brats_seg.dicom, which is missing"
+        raise UsageError(msg)
+    return None
+
+
 def _find(
-    given: "Sequence[Path | Case]", output: Path, options: "ScanOptions", watch: float | None
+    given: "Sequence[Path | Case]", output: Path, options: Any, watch: float | None
 ) -> "Sequence[Case] | Iterator[Sequence[Case]]":
     """Return the cases, or an iterator over those that arrive."""
     from brats_seg.inference.batch import find_scans, watched_scans
