@@ -20,7 +20,7 @@ from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import prepare_scan
 from brats_seg.inference.model import Model, load_model
-from brats_seg.labels import BRATS2017, MODALITIES
+from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 from brats_seg.models import autoencoder
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.survival import features
@@ -223,14 +223,14 @@ def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
     write_arrays(tmp_path / IDS[0], arrays, BRATS_AFFINE @ np.diag([1, 1, 2, 1.0]))
     tumour = read_tumour(tmp_path)
     assert tumour.spacing_mm == (1, 1, 2)
-    assert tumour.label_map.shape == (24, 24, 16)
+    assert tumour.regions.shape == (3, 24, 24, 16)
     wt_ml = np.count_nonzero(make_label_map()) * 0.002
     assert features.measure_shape(tumour)["wt_ml"] == pytest.approx(wt_ml)
 
 
 def make_tumour(label_map: np.ndarray, image: np.ndarray, spacing_mm: Spacing) -> features.Tumour:
-    arrays = {"image": image.astype(np.float32), "label_map": label_map.astype(np.uint8)}
-    return features.Tumour(**arrays, convention=BRATS2017, spacing_mm=spacing_mm)
+    regions = regions_of(label_map.astype(np.uint8), BRATS2017)
+    return features.Tumour(image=image.astype(np.float32), regions=regions, spacing_mm=spacing_mm)
 
 
 def shape_of(label_map: np.ndarray, spacing_mm: Spacing = MM) -> dict[str, float]:

@@ -20,7 +20,6 @@ from brats_seg.inference.predict import (
     Prediction,
     Predictor,
     convention_to_write,
-    decode,
     decode_regions,
     measure,
 )
@@ -34,6 +33,7 @@ from brats_seg.labels import (
     CONVENTIONS,
     MSD,
     REGIONS,
+    label_map_of,
     regions_of,
 )
 from brats_seg.progress import _SCREEN, tracked
@@ -310,7 +310,8 @@ def row(regions: np.ndarray) -> list[str]:
 def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention):
     for seed in range(5):
         probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
-        wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
+        wt, tc, et = regions = decode_regions(probabilities, NESTED, 1.0)
+        assert np.array_equal(regions_of(label_map_of(regions, convention), convention), regions)
         assert not (et & ~tc).any()
         assert not (tc & ~wt).any()
         assert np.array_equal(et, probabilities[2] > 0.5)
@@ -358,8 +359,8 @@ def test_small_components_are_left_out_with_what_is_inside_them():
 def test_little_enhancing_tumour_in_all_becomes_necrosis():
     wt, tc, et = [0.1, 0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.1, 0.9]
     kept, dropped = (
-        decode(fields(wt, tc, et), Decoding(smallest_et_mm3=smallest), BRATS2017, voxel_mm3=1.0)
-        for smallest in (2, 3)
+        label_map_of(decode_regions(fields(wt, tc, et), decoding, 1.0), BRATS2017)
+        for decoding in (Decoding(smallest_et_mm3=2), Decoding(smallest_et_mm3=3))
     )
     assert kept.dtype == np.uint8
     assert kept.ravel().tolist() == [0, 2, 4, 1, 4]
@@ -369,10 +370,11 @@ def test_little_enhancing_tumour_in_all_becomes_necrosis():
 def test_volumes_and_components_by_hand():
     """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
     label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
-    parts = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
+    measured = measure(regions_of(label_map, BRATS2017), 500)
+    parts = {part.name: (part.ml, part.n_components) for part in measured}
     inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}
     assert parts == {"wt": (2.0, 2), "tc": (1.5, 1), **inner}
-    empty = measure(np.zeros((2, 2, 2), dtype=np.uint8), BRATS2024_PED, 1.0)
+    empty = measure(np.zeros((3, 2, 2, 2), dtype=np.bool_), 1.0)
     names = [(part.name, part.ml, part.n_components) for part in empty]
     assert names == [(name, 0.0, 0) for name in PARTS]
 

@@ -16,7 +16,7 @@ from brats_seg import export_model, load_model
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
 from brats_seg.inference.predict import measure
-from brats_seg.labels import BRATS2017, LabelMap, regions_of
+from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.quality import result
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.voxels.box import brain_mask
@@ -42,13 +42,12 @@ TUMOUR = np.select([ball(radius, (40, 32, 32)) for radius in (4, 7, 11)], [1, 4,
 def prediction_of(
     labels: npt.NDArray[np.generic], *, brain: Mask = BRAIN, sure: float = 0.99, mm: float = 1.0
 ) -> result.JudgedPrediction:
-    label_map: LabelMap = labels.astype(np.uint8)
-    regions = regions_of(label_map, BRATS2017)
+    regions = regions_of(labels.astype(np.uint8), BRATS2017)
     return result.JudgedPrediction(
         regions=regions,
         probabilities=np.where(regions, sure, 1 - sure).astype(np.float32),
         brain=brain,
-        volumes=measure(label_map, BRATS2017, mm**3),
+        volumes=measure(regions, mm**3),
         spacing_mm=(mm, mm, mm),
     )
 

@@ -246,16 +246,16 @@ class Predictor:
         probabilities = scan.on_scan_spacing(mean)
         trained_on = model.identity.conventions
         convention, reason = convention_to_write(settings.labels, scan.release, trained_on)
-        label_map = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
-        volumes = measure(label_map, convention, scan.voxel_mm3)
+        regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
+        volumes = measure(regions, scan.voxel_mm3)
         expected_loss = model.expected_loss(scan.modalities)
         judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
             judgement = checks.judge_result(
-                scan, probabilities, label_map, convention, volumes=volumes, notes=model.notes
+                scan, probabilities, regions, volumes=volumes, notes=model.notes
             )
         return Prediction(
-            label_map=scan.on_scan_grid(label_map),
+            label_map=scan.on_scan_grid(labels.label_map_of(regions, convention)),
             convention=convention,
             probabilities=np.stack([scan.on_scan_grid(values) for values in probabilities])
             if settings.probabilities
@@ -296,30 +296,18 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     return (f"{source}; {measured if loss else unknown}",)
 
 
-def decode(
-    probabilities: npt.NDArray[np.float32],
-    decoding: Decoding,
-    convention: LabelConvention,
-    voxel_mm3: float,
-) -> LabelMap:
-    """Return the label map (x, y, z) of probabilities (3, x, y, z).
-
-    Example:
-        >>> from brats_seg.labels import BRATS2023
-        >>> probabilities = np.float32([[[[0.9]]], [[[0.8]]], [[[0.1]]]])  # WT and TC, not ET
-        >>> int(decode(probabilities, Decoding(), BRATS2023, voxel_mm3=1.0)[0, 0, 0])
-        1
-    """
-    return labels.label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
-
-
 def decode_regions(
     probabilities: npt.NDArray[np.float32], decoding: Decoding, voxel_mm3: float
 ) -> labels.RegionMasks:
-    """Return nested region masks: ET in TC in WT.
+    """Return nested region masks, ET in TC in WT, of probabilities (3, x, y, z).
 
     A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
     that is removed from a region is removed from those inside it, and stays in those around it.
+
+    Example:
+        >>> probabilities = np.float32([[[[0.1]]], [[[0.8]]], [[[0.1]]]])  # TC, and neither WT nor ET
+        >>> decode_regions(probabilities, Decoding(), voxel_mm3=1.0).ravel().tolist()
+        [True, True, False]
     """
     return nested_regions(
         probabilities,
@@ -358,11 +346,9 @@ def convention_to_write(
     return labels.BRATS2023, f"{known}, and the model was trained on {names}"
 
 
-def measure(
-    label_map: LabelMap, convention: LabelConvention, voxel_mm3: float
-) -> tuple[PartVolume, ...]:
-    """Measure every region and tissue of a label map (x, y, z)."""
-    wt, tc, et = labels.regions_of(label_map, convention)
+def measure(regions: labels.RegionMasks, voxel_mm3: float) -> tuple[PartVolume, ...]:
+    """Measure every region and tissue of nested region masks (3, x, y, z)."""
+    wt, tc, et = regions
     masks = (wt, tc, et, wt & ~tc, tc & ~et)
     return tuple(
         PartVolume(

@@ -23,7 +23,7 @@ from scipy.ndimage import binary_dilation, binary_erosion
 from brats_seg.config import Section, explained
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice
-from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.quality.scan import SMALLEST_BRAIN_ML, Limit, remarks
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
@@ -112,23 +112,20 @@ class JudgedPrediction:
 def judge_result(
     scan: "Scan",
     probabilities: npt.NDArray[np.float32],
-    label_map: LabelMap,
-    convention: LabelConvention,
+    regions: RegionMasks,
     *,
     volumes: tuple["PartVolume", ...],
     notes: Sequence[Notes],
 ) -> Judgement:
-    """Return what speaks against a predicted label map, and the Dice that is expected of it.
+    """Return what speaks against a predicted tumour, and the Dice that is expected of it.
 
     Args:
         scan: The scan that was predicted, with the warnings about it.
         probabilities: (3, x, y, z) at the spacing of the files.
-        label_map: Label map (x, y, z) that was decoded from them.
-        convention: Label convention of the label map.
+        regions: Region masks (3, x, y, z) that were decoded from them.
         volumes: Volumes and numbers of components of the regions.
         notes: Notes of each member of the model; none for models of other programs.
     """
-    regions = regions_of(label_map, convention)
     # both are known of all four modalities alone
     is_whole = scan.modalities == MODALITIES
     lines = dice_lines(notes) if is_whole else ()

@@ -33,7 +33,7 @@ from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import Predictor, measure
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks, regions_of
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -75,25 +75,18 @@ class Networks:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tumour:
-    """The image and the label map of a case on one grid, cropped to brain and tumour."""
+    """The image and the regions of a case on one grid, cropped to brain and tumour."""
 
     image: npt.NDArray[np.float32]
     """(4, x, y, z): mean 0 and standard deviation 1 inside the brain, 0 around it."""
-    label_map: LabelMap
-    """(x, y, z)"""
-    convention: LabelConvention
-    """Convention of the label map."""
+    regions: RegionMasks
+    """(3, x, y, z) in the order of `REGIONS`."""
     spacing_mm: Spacing
 
     @property
     def brain(self) -> Mask:
         """Mask (x, y, z) of the brain."""
         return (self.image != 0).any(axis=0)
-
-    @property
-    def regions(self) -> RegionMasks:
-        """(3, x, y, z) in the order of `REGIONS`."""
-        return regions_of(self.label_map, self.convention)
 
 
 def features_of_folder(  # noqa: PLR0913 - each is a separate choice
@@ -278,8 +271,7 @@ def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour
     inner = box.seen_from(joined.start)
     return Tumour(
         image=np.stack([inner.placed(volume, joined.shape) for volume in image]),
-        label_map=np.ascontiguousarray(labels.array[joined.slices]),
-        convention=convention,
+        regions=regions_of(np.ascontiguousarray(labels.array[joined.slices]), convention),
         spacing_mm=labels.geometry.spacing_mm,
     )
 
@@ -293,7 +285,7 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
     """
     brain, spacing_mm = tumour.brain, tumour.spacing_mm
     voxel_mm3 = prod(spacing_mm)
-    parts = measure(tumour.label_map, tumour.convention, voxel_mm3)
+    parts = measure(tumour.regions, voxel_mm3)
     ml = {part.name: part.ml for part in parts}
     ml["brain"] = np.count_nonzero(brain) * voxel_mm3 / MM3_PER_ML
     features: dict[str, float] = {f"{name}_ml": value for name, value in ml.items()}
