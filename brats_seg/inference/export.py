@@ -8,12 +8,14 @@ A MONAI bundle or ONNX files are added on request.
 """
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from pydantic import Field
@@ -23,7 +25,7 @@ from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import UNKNOWN, release_of
 from brats_seg.config import Section
 from brats_seg.data.fold import NO_RECORD
-from brats_seg.errors import ResumeError, UsageError, counted, printable
+from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, pool_scores, score_title, summarise_counts
 from brats_seg.evaluation.significance import CONFIDENCE
@@ -46,14 +48,8 @@ _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 
 Count = Annotated[int, Field(ge=0)]
 CountRow = tuple[Count, Count, Count]
-
-
-class ValidatedCase(Section):
-    """Voxel counts of a held-out case, of the validation that the weights were chosen by."""
-
-    case_id: str
-    counts: tuple[CountRow, CountRow, CountRow, CountRow]
-    """True and false positives, false and true negatives, for WT, TC and ET."""
+CaseCounts: TypeAlias = dict[str, tuple[CountRow, CountRow, CountRow, CountRow]]
+"""True and false positives, false and true negatives, for WT, TC and ET, by case id."""
 
 
 class NetworkFacts(Section):
@@ -66,10 +62,11 @@ class NetworkFacts(Section):
     n_held_out: Count | None = None
     epoch: Count | None = None
     """Epochs of training until the weights were saved."""
-    validation: tuple[ValidatedCase, ...] = ()
-    """Held-out cases as the weights were validated on them; none where they were not, or on patches."""
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Versions and device of the training."""
+    validation: CaseCounts = Field(default_factory=dict)
+    """Voxels of the held-out cases in the validation that the weights were chosen by; none where
+    they were not validated, or on patches."""
+    environment: str = ""
+    """Versions and device of the training, as words."""
     started_from: str = ""
     """Name of the model whose weights it started from; empty if they were drawn at random."""
 
@@ -201,13 +198,7 @@ def _card(
     networks = exported.networks
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
     decoding = networks[0].card.fitted.decoding
-    environments = [
-        ", ".join(
-            f"{name} {fact.environment[name]}" for name in _PACKAGES if name in fact.environment
-        )
-        for fact in facts
-    ]
-    names = {"score_title": score_title, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    names = {"score_title": score_title, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
     return TEMPLATES.get_template("model_card.md", globals=names).render(
         networks=networks,
@@ -226,7 +217,6 @@ def _card(
         is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
         subset_scores=pool_scores(fact for item in networks for fact in item.card.subset_scores),
         conventions=_conventions(networks),
-        environments=[*dict.fromkeys(environments)],
     )
 
 
@@ -239,19 +229,18 @@ def _validations(
     networks: Sequence[NetworkFacts],
 ) -> Iterator[tuple[str, tuple[RegionSummary, ...]]]:
     """Yield the scores of all held-out cases together, if each was held out once, or by network."""
-    all_cases = [case for network in networks for case in network.validation]
-    ids = [case.case_id for case in all_cases]
-    if all(network.validation for network in networks) and all(ids) and len({*ids}) == len(ids):
-        yield "", _summarise(all_cases)
+    of_networks = [network.validation for network in networks]
+    together = dict(ChainMap(*of_networks))
+    if all(of_networks) and len(together) == sum(map(len, of_networks)):
+        yield "", _summarise(together)
         return
-    for index, network in enumerate(networks):
-        if network.validation:
-            yield f"Network {index}" if len(networks) > 1 else "", _summarise(network.validation)
+    for index, counts in enumerate(of_networks):
+        if counts:
+            yield f"Network {index}" if len(networks) > 1 else "", _summarise(counts)
 
 
-def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
-    counts = [region_counts(case.case_id, case.counts) for case in cases]
-    return summarise_counts(counts, np.random.default_rng(0))
+def _summarise(counts: CaseCounts) -> tuple[RegionSummary, ...]:
+    return summarise_counts(starmap(region_counts, counts.items()), np.random.default_rng(0))
 
 
 def _read_facts(path: Path) -> list[NetworkFacts]:
@@ -269,7 +258,9 @@ def _read_facts(path: Path) -> list[NetworkFacts]:
 
 def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     """Return the facts in a checkpoint and in the split of its folder."""
-    facts: dict[str, Any] = {"environment": content.get("environment", {})}
+    versions = content.get("environment", {})
+    known = (f"{name} {versions[name]}" for name in _PACKAGES if name in versions)
+    facts: dict[str, Any] = {"environment": ", ".join(known)}
     if (run / SPLIT_NAME).exists():
         split = read_split(run / SPLIT_NAME)
         facts |= {"n_training": len(split.train), "n_held_out": len(split.validation)}
@@ -279,10 +270,5 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
         # the latest state need not have been validated
         return facts
     progress = content["progress"]
-    if progress["history"] and "epoch" in progress["history"][-1]:
-        facts["epoch"] = int(progress["history"][-1]["epoch"])
-    counts = progress["sums"]["counts"]
-    facts["validation"] = [
-        {"case_id": name, "counts": rows} for name, rows in sorted(counts.items())
-    ]
-    return facts
+    last_row = (progress["history"] or [{}])[-1]
+    return facts | {"epoch": last_row.get("epoch"), "validation": progress["sums"]["counts"]}
