@@ -8,9 +8,8 @@ When memory runs out, a case is computed again in a mode that needs less: first 
 windows in the memory of the host, then with smaller windows, and finally on the CPU.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations, product, starmap
 from operator import iadd
@@ -18,7 +17,7 @@ from operator import iadd
 import numpy as np
 import torch
 from scipy.special import entr
-from torch import Tensor, nn
+from torch import Tensor
 
 from brats_seg.errors import CaseError, counted
 from brats_seg.inference.method import Field, Method, NetworkInput
@@ -87,7 +86,7 @@ def apply_model(
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
     passes, inside = (mirrors, [()]) if method.mean_of == "probabilities" else ([()], mirrors)
     n_all = len(passes) * sum(
-        n_windows(_shape(image), _window(member, image), member.window.overlap, method.rule)
+        n_windows(image.shape[1:], _window(member, image), member.window.overlap, method.rule)
         for member in model.members
     )
     with part(f"{fallback.case_id}, windows", n_all) as after_window:
@@ -146,7 +145,9 @@ def _logits(
         return logits / len(mirrors) if len(mirrors) > 1 else logits
 
     channels = image[list(member.channels)]
-    with _move_to(member.network, device):
+    home = next(member.network.parameters()).device
+    member.network.to(device.torch_device)
+    try:
         return predict_logits(
             mean_logits,
             channels if mode.stitch_on_host else channels.to(device.torch_device),
@@ -156,6 +157,8 @@ def _logits(
             device=device,
             after_window=after_window,
         )
+    finally:
+        member.network.to(home)
 
 
 def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
@@ -164,22 +167,8 @@ def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
 
 
 def _window(member: Member, image: Tensor) -> Triple:
-    return member.window.fit(_shape(image), member.identity.patch, member.multiple)
-
-
-def _shape(image: Tensor) -> Triple:
-    return image.shape[1], image.shape[2], image.shape[3]
-
-
-@contextmanager
-def _move_to(network: nn.Module, device: Device) -> Iterator[None]:
-    """Move a network to a device, and back afterwards."""
-    home = next(network.parameters()).device
-    network.to(device.torch_device)
-    try:
-        yield
-    finally:
-        network.to(home)
+    x, y, z = image.shape[1:]
+    return member.window.fit((x, y, z), member.identity.patch, member.multiple)
 
 
 def _halve(window: Triple, multiple: Triple) -> Triple:
@@ -187,13 +176,9 @@ def _halve(window: Triple, multiple: Triple) -> Triple:
     return rounded_up((x, y, z), multiple)
 
 
-def _modes(device: Device) -> tuple[PredictionMode, ...]:
+def _modes(device: Device) -> Sequence[PredictionMode]:
+    on_host = [PredictionMode(device=device, stitch_on_host=True, n_halvings=n) for n in range(3)]
     if device.torch_device.type == "cpu":
-        return tuple(
-            PredictionMode(device=device, stitch_on_host=True, n_halvings=n) for n in range(3)
-        )
-    return (
-        PredictionMode(device=device),
-        *(PredictionMode(device=device, stitch_on_host=True, n_halvings=n) for n in range(3)),
-        PredictionMode(device=choose_device("cpu", "auto"), stitch_on_host=True, n_halvings=1),
-    )
+        return on_host
+    on_cpu = replace(on_host[1], device=choose_device("cpu", "auto"))
+    return PredictionMode(device=device), *on_host, on_cpu
