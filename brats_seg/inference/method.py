@@ -5,7 +5,7 @@ those in training, and cut to the brain crop `(x, y, z)`. A model of another pro
 of its own; everything else is that of every prediction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -116,10 +116,12 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
         warnings += (_resampling_remark(before, spacing_mm),)
     case_id = loaded.case.case_id
     brain = extract_brain(case_id, at_size.volumes, None)
+    image = np.zeros((len(MODALITIES), *brain.box.shape), dtype=np.float32)
+    image[[MODALITIES.index(modality) for modality in loaded.case.modalities]] = brain.image
     return Scan(
         case_id=case_id,
         release=loaded.case.release,
-        image=_all_channels(brain.image.astype(np.float32), loaded.case.modalities),
+        image=image,
         box=brain.box,
         geometry=loaded.geometry,
         resampling=resampling,
@@ -139,15 +141,6 @@ def input_of_crop(image: Field) -> NetworkInput:
         return probabilities
 
     return NetworkInput(image=image, to_volume=to_volume)
-
-
-def _all_channels(image: Field, modalities: Sequence[str]) -> Field:
-    """Return an image (4, x, y, z) whose other channels are 0."""
-    if len(modalities) == len(MODALITIES):
-        return image
-    whole = np.zeros((len(MODALITIES), *image.shape[1:]), dtype=np.float32)
-    whole[[MODALITIES.index(modality) for modality in modalities]] = image
-    return whole
 
 
 def _resampling_remark(*spacings: Spacing) -> str:
