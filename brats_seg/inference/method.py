@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of
+from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of, spacing_text
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
@@ -113,7 +113,11 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     before = grid_of(loaded.geometry)[1]
     # smaller ones lose nothing that the scores of the network do not show
     if any(mm > COARSER * trained_mm for mm, trained_mm in zip(before, spacing_mm, strict=True)):
-        warnings += (_resampling_remark(before, spacing_mm),)
+        edges, trained_edges = map(spacing_text, (before, spacing_mm))
+        warnings += (
+            f"voxels of {edges} mm were resampled to {trained_edges} mm for the network and the "
+            "result back: expect a worse result than on scans of that voxel size",
+        )
     case_id = loaded.case.case_id
     brain = extract_brain(case_id, at_size.volumes, None)
     image = np.zeros((len(MODALITIES), *brain.box.shape), dtype=np.float32)
@@ -141,11 +145,3 @@ def input_of_crop(image: Field) -> NetworkInput:
         return probabilities
 
     return NetworkInput(image=image, to_volume=to_volume)
-
-
-def _resampling_remark(*spacings: Spacing) -> str:
-    before, after = ("x".join(f"{mm:.2f}" for mm in edges) for edges in spacings)
-    return (
-        f"voxels of {before} mm were resampled to {after} mm for the network and the result back: "
-        "expect a worse result than on scans of that voxel size"
-    )
