@@ -33,7 +33,6 @@ from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.voxels.box import Box, bounding_box
 
 FOLDER_NAME = "out-of-fold"
@@ -129,8 +128,6 @@ class HeldOutCase:
 def predict_held_out(held_out: HeldOut, device: Device, track: Track) -> tuple[HeldOutCase, ...]:
     """Predict a run's held-out cases with its default window, unless they are stored already."""
     folder = _clean_folder(held_out, device)
-    if device.torch_device.type == "cpu":
-        keep_freed_memory()
     model = assemble([held_out.unfitted], device)
     case_ids = held_out.data.split.validation
     cases = [HeldOutCase(case_id=name, path=folder / f"{name}.npz") for name in case_ids]

@@ -22,6 +22,7 @@ from brats_seg.models.build import build_model, default_window, shape_text, size
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
+from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up
 from brats_seg.wings import Notes, foreign_reader
@@ -194,13 +195,12 @@ def assemble(
 def wrap_network(
     network: nn.Module,
     identity: weights.ModelIdentity,
-    settings: PredictionSettings = DEFAULT_SETTINGS,
-    *,
-    device: Device,
-    multiple: Triple = (1, 1, 1),
+    settings: PredictionSettings,
+    multiple: Triple,
 ) -> Model:
     """Return a model of a network that was built elsewhere, with its weights loaded."""
     _check_known(identity)
+    device = choose_device(settings.device, settings.precision)
     card = weights.ModelCard(identity=identity, config=Config())
     trained = weights.TrainedModel(weights=network.state_dict(), card=card)
     member = _member(trained, network, type(network).__name__, multiple)
@@ -252,6 +252,8 @@ def _as_model(
     settings: PredictionSettings,
 ) -> Model:
     """Return a model of networks as they were read, on a device and with the settings of the user."""
+    if device.torch_device.type == "cpu":
+        keep_freed_memory()
     resolved = []
     for member in members:
         window, decoding = resolve(settings, member.decoding, member.window)

@@ -29,7 +29,7 @@ from brats_seg.inference.probabilities import PredictionFallback, apply_model, e
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
+from brats_seg.runtime.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import Decoding, ModelIdentity
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -132,8 +132,6 @@ class Predictor:
             log.info("model: %s", remark)
         windows = dict.fromkeys(str(member.window) for member in model.members)
         log.info("windows: %s", "; ".join(windows))
-        if device.torch_device.type == "cpu":
-            keep_freed_memory()
         return cls(model=model)
 
     @classmethod
@@ -161,9 +159,7 @@ class Predictor:
             ConfigError: The network cannot take the window that the settings ask for.
             EnvironmentalError: The device of the settings is not available.
         """
-        device = choose_device(settings.device, settings.precision)
-        model = wrap_network(network, identity, settings, device=device, multiple=multiple)
-        return cls(model=model)
+        return cls(model=wrap_network(network, identity, settings, multiple))
 
     def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
