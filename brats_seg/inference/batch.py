@@ -490,17 +490,13 @@ def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]
     n_workers = max(1, min(most, len(cases)))
     is_chosen = any(map(user_value, NUMBERS))
     n_threads = max(1, available_cpus() // n_workers)
-    pool = partial(
-        worker_pool,
-        1,
-        context=get_context("spawn"),
-        set_up=None if is_chosen else partial(torch.set_num_threads, n_threads),
-        when_killed="Use fewer --workers, or none.",
-    )
+    set_up = None if is_chosen else partial(torch.set_num_threads, n_threads)
+    context, when_killed = get_context("spawn"), "Use fewer --workers, or none."
     idle = SimpleQueue[futures.ProcessPoolExecutor]()
 
     def start(_: int = 0) -> futures.ProcessPoolExecutor:
-        process = pools.enter_context(pool())
+        pool = worker_pool(1, set_up=set_up, when_killed=when_killed, context=context)
+        process = pools.enter_context(pool)
         # raises if it cannot start, which is not the fault of a case
         process.submit(os.getpid).result()
         return process

@@ -34,6 +34,7 @@ from brats_seg.progress import Track
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
 from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.grids import Spacing
 
 FOLDER_NAME = "out-of-fold"
 """Folder below that of the run."""
@@ -99,7 +100,7 @@ class Probabilities:
     """(3, x, y, z)"""
     reference: RegionMasks
     """(3, x, y, z)"""
-    spacing_mm: tuple[float, float, float]
+    spacing_mm: Spacing
 
     def regions(self, decoding: weights.Decoding) -> RegionMasks:
         """Return nested region masks (3, x, y, z)."""
@@ -177,9 +178,7 @@ def _clean_folder(held_out: HeldOut, device: Device) -> Path:
     return above / name
 
 
-def _read_sample(
-    held_out: HeldOut, case_id: str
-) -> tuple[Field, RegionMasks, tuple[float, float, float]]:
+def _read_sample(held_out: HeldOut, case_id: str) -> tuple[Field, RegionMasks, Spacing]:
     """Return the image (4, x, y, z) and the reference (3, x, y, z) of a case, and its voxel size."""
     sample = whole_case(held_out.data.folder, case_id)
     spacing_mm = open_case(held_out.data.folder, case_id).geometry.spacing_mm

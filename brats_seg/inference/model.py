@@ -27,8 +27,6 @@ from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up
 from brats_seg.wings import Notes, foreign_reader
 
-_CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
-
 
 def resolve(
     settings: PredictionSettings, fitted: weights.Decoding, default: Window
@@ -294,7 +292,7 @@ def _check_known(identity: weights.ModelIdentity) -> None:
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
-        ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
+        ("label conventions", sorted({*identity.conventions} - {c.name for c in CONVENTIONS}), []),
         ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
         if actual != known:

@@ -38,9 +38,8 @@ from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)
 
-TISSUES = ("ed", "ncr")
-"""Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
-PARTS = (*labels.REGIONS, *TISSUES)
+PARTS = (*labels.REGIONS, "ed", "ncr")
+"""The regions, oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,9 +193,8 @@ class Predictor:
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
         """
-        if tuple(modalities) != MODALITIES:
-            # in another order, one modality would be taken for another
-            self.model.require(case_id, modalities)
+        # in another order, one modality would be taken for another
+        self.model.require(case_id, modalities)
         return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine, modalities)))
 
     def read(self, case: Case) -> LoadedCase:

@@ -136,14 +136,14 @@ def tune_runs(
         predicted = (held_out.predict_held_out(run, torch_device, track) for run in opened)
         cases = list(chain.from_iterable(predicted))
         tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
-        tuning = replace(tuning, runs=tuple(str(run.run) for run in opened))
         for run_held_out in opened:
             run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
         # with the settings that are stored now
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
         scores = list(chain.from_iterable(measured))
-    return replace(tuning, subset_scores=pool_scores(scores))
+    names = tuple(str(run.run) for run in opened)
+    return replace(tuning, runs=names, subset_scores=pool_scores(scores))
 
 
 def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> Tuning:
