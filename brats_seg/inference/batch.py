@@ -361,7 +361,7 @@ class CaseWork:
         written: tuple[str, ...] = ()
         if read.source is not None and (wing := dicom()) is not None:
             label_map, grid = prediction.label_map, read.scan.geometry
-            names = results.result_files(model.settings.layout, read.case_id, prediction.convention)
+            names = results.result_files(model.settings.layout, read.case_id, summary.convention)
             for name, *native in read.source.on_native_grids(read.case_id, label_map, grid):
                 written += (f"{results.NATIVE_NAME}/{read.case_id}_{name}.nii.gz",)
                 write_volume(self.output.path / written[-1], *native)

@@ -116,7 +116,7 @@ def _mean_probabilities(
     case_id: str, label_maps: Sequence[_StoredLabelMap], convention: LabelConvention
 ) -> Field:
     grid, sums = (str(label_maps[0].path), label_maps[0].geometry), []
-    for name in result_files("plain", case_id, convention).probabilities:
+    for name in result_files("plain", case_id, convention.name).probabilities:
         paths = [label_map.path.parent / name for label_map in label_maps]
         volumes = [read_volume(path, case_id=case_id) for path in paths]
         check_one_grid(case_id, [grid, *((volume.file, volume.geometry) for volume in volumes)])

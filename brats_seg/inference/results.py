@@ -29,7 +29,7 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
-from brats_seg.files import explained, locked, remove_leftovers, whole_file
+from brats_seg.files import explained, locked, remove_leftovers, whole_file, write_json
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
@@ -106,17 +106,16 @@ class ResultFiles:
     """Segmentation, report and structure set of a case that was converted from DICOM."""
 
 
-def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention) -> ResultFiles:
-    """Return the names of the files of a case.
+def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultFiles:
+    """Return the names of the files of a case, in the label convention of that name.
 
     Example:
-        >>> from brats_seg.labels import BRATS2023
-        >>> result_files("bids", "BraTS-GLI-00001-000", BRATS2023).label_map
+        >>> result_files("bids", "BraTS-GLI-00001-000", "brats2023").label_map
         'sub-BraTSGLI00001000/anat/sub-BraTSGLI00001000_desc-brats2023_dseg.nii.gz'
     """
     is_bids, name = layout == "bids", bids_name(case_id)
     start = f"{name.replace('_', '/')}/anat/{name}"
-    labels = f"{start}_desc-{_letters(convention.name)}_dseg" if is_bids else case_id
+    labels = f"{start}_desc-{_letters(convention)}_dseg" if is_bids else case_id
     entropy = f"{start}_desc-entropy_probseg" if is_bids else f"uncertainty/{case_id}"
     return ResultFiles(
         label_map=f"{labels}.nii.gz",
@@ -220,7 +219,7 @@ class OutputFolder:
         self, scan: Scan, prediction: Prediction, settings: PredictionSettings
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
-        files = result_files(settings.layout, scan.case_id, prediction.convention)
+        files = result_files(settings.layout, scan.case_id, prediction.convention.name)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
             fields.update(zip(files.probabilities, prediction.probabilities, strict=True))
@@ -275,8 +274,7 @@ class OutputFolder:
         """Mark a folder as results, so that no index reads them as scans."""
         path = folder / OUTPUT_MARKER
         if not path.exists():
-            with whole_file(path) as new_file:
-                new_file.write_text(json.dumps({"holds": "predictions"}) + "\n")
+            write_json(path, {"holds": "predictions"})
 
 
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:

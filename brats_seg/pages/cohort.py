@@ -27,7 +27,7 @@ from brats_seg.figures.cases import SHOWN
 from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.files import check_regular
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
-from brats_seg.labels import REGIONS, convention_named
+from brats_seg.labels import REGIONS
 from brats_seg.pages import html
 from brats_seg.progress import Track, untracked
 
@@ -118,8 +118,7 @@ def _pictures(results: Path, records: Sequence[Record], track: Track) -> dict[st
 
 def _thumbnail(results: Path, record: Record) -> str:
     """Return the axial FLAIR of the preview of a case as a URI; empty without one that can be read."""
-    convention = convention_named(record.convention)
-    preview = result_files(record.settings.layout, record.case_id, convention).preview
+    preview = result_files(record.settings.layout, record.case_id, record.convention).preview
     # the axial FLAIR is below T1c
     if preview not in record.outputs or not {*SHOWN} <= {*record.modalities}:
         return ""

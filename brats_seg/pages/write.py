@@ -93,8 +93,7 @@ def write_report(
 
 def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
     """Return what the page of a case is made from that was predicted into a folder."""
-    convention = convention_named(record.convention)
-    files = result_files(record.settings.layout, record.case_id, convention)
+    files = result_files(record.settings.layout, record.case_id, record.convention)
     has_uncertainty = files.uncertainty in record.outputs
     return PageFiles(
         case=case,
