@@ -55,12 +55,6 @@ _DICE_COLUMNS = tuple(
     for name in PredictedDice(region=region, dice=0, low=0, high=0).columns
 )
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
-_NOT_BIDS = (
-    *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "reports"),
-    *("cohort.html", "scans", "native", "labels-*"),
-    *("**/*_desc-entropy_*", "**/*.dcm"),
-)
-"""Files in a BIDS derivative that BIDS does not know, for its validator."""
 # nothing is escaped in Markdown: `printable` keeps names and ids on their lines
 TEMPLATES = Environment(
     loader=PackageLoader("brats_seg.inference"),
@@ -297,31 +291,24 @@ def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
 
 
 def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str, str]:
-    """Return the texts, by file name, that other programs need to show label maps."""
+    """Return the texts, by file name, that other programs need to show label maps, or to read BIDS."""
     # matplotlib takes long to import
     from brats_seg.figures.cases import tissue_colours
 
     # for ITK-SNAP and 3D Slicer
-    texts, tables = {}, {f"labels-{convention.name}{end}": end for end in (".txt", ".ctbl")}
+    names = {f"labels-{convention.name}{end}": f"labels{end}" for end in (".txt", ".ctbl")}
     if layout == "bids":
-        description = {
-            "Name": "Tumour segmentations by brats_seg (research use only)",
-            "BIDSVersion": "1.10.0",
-            "DatasetType": "derivative",
-            "GeneratedBy": [{"Name": "brats_seg", "Version": version("brats_seg")}],
-        }
-        texts["dataset_description.json"] = json.dumps(description, indent=2) + "\n"
-        texts[".bidsignore"] = "".join(f"{name}\n" for name in _NOT_BIDS)
-        tables[f"desc-{_letters(convention.name)}_dseg.tsv"] = ".tsv"
+        names[f"desc-{_letters(convention.name)}_dseg.tsv"] = "labels.tsv"
+        names["dataset_description.json"] = "dataset_description.json"
+        # files that BIDS does not know, for its validator
+        names[".bidsignore"] = "bidsignore.txt"
     colours = tissue_colours(convention)
     rows = [
         (value, tissue, *bytes.fromhex(colours[value].removeprefix("#")))
         for value, tissue in convention.meanings
     ]
-    for name, end in tables.items():
-        template = TEMPLATES.get_template(f"labels{end}")
-        texts[name] = template.render(rows=rows, convention=convention.name)
-    return texts
+    values = {"rows": rows, "convention": convention.name, "version": version("brats_seg")}
+    return {n: TEMPLATES.get_template(template).render(values) for n, template in names.items()}
 
 
 def _volume_row(record: Record) -> dict[str, str | float]:
