@@ -7,6 +7,7 @@ under the same paths. A folder that is watched is predicted in one batch after a
 """
 
 import asyncio
+import hashlib
 import logging
 import os
 import time
@@ -331,7 +332,9 @@ class CaseWork:
         source = None if wing is None else wing.read_source(case.root / case.folder)
         model = self.predictor.model
         hashes = files.hashes if source is None else (*files.hashes, source.key)
-        key = results.result_key(hashes, model.fingerprint, model.settings, case.modalities)
+        # all that the result depends on, except the device; one file may be given as any modality
+        parts = [*hashes, model.fingerprint, model.settings.result_text, *case.modalities]
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)

@@ -7,13 +7,12 @@ labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slic
 `result_files` names the files of a case. Layout `bids` is a BIDS derivative.
 """
 
-import hashlib
 import json
 import os
 import re
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -155,18 +154,6 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
         f"label convention written for {counted(n, 'case')}: {convention_named(name)}; {reason}"
         for (name, reason), n in sorted(Counter(pairs).items())
     )
-
-
-def result_key(
-    inputs: Sequence[str],
-    model: str,
-    settings: PredictionSettings,
-    modalities: Sequence[str] = MODALITIES,
-) -> str:
-    """Return a hash of everything that a result depends on, except the device."""
-    # one file may be given as any of the modalities
-    parts = [*inputs, model, settings.result_text, *modalities]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 class OutputFolder:
