@@ -28,7 +28,7 @@ def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Pa
     scan = read_scan(write_scan(tmp_path / "case", images, np.diag([-1.0, -1.0, 2.0, 1.0])))
     back = scan.on_scan_grid(scan.on_scan_spacing(scan.image[3:])[0])
     assert scan.resampling.after == (24, 24, 16)
-    assert any("voxels of 1x1x2 mm were resampled to 1x1x1 mm" in one for one in scan.warnings)
+    assert any("voxels of 1x1x2 mm were resampled to 1x1x1 mm" in one for one in scan.case.remarks)
     assert back.shape == (24, 24, 8)
     inside = (images > 0).all(axis=0)
     assert np.corrcoef(back[inside], images[3][inside])[0, 1] > 0.95
@@ -36,7 +36,7 @@ def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Pa
     for number, mm in enumerate((0.8, 1.1)):
         fine = write_scan(tmp_path / str(number), IMAGES, np.diag([-mm, -mm, mm, 1.0]))
         assert read_scan(fine).resampling is not None
-        assert not any("resampled" in one for one in read_scan(fine).warnings)
+        assert not any("resampled" in one for one in read_scan(fine).case.remarks)
 
 
 def test_direction_background_slope_and_intercept_change_nothing(tmp_path: Path) -> None:
@@ -61,14 +61,14 @@ def test_a_rotated_grid_has_a_warning(tmp_path: Path) -> None:
     cosine, sine = np.cos(0.35), np.sin(0.35)
     turned = np.array([[cosine, -sine, 0, 0], [sine, cosine, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     scan = read_scan(write_scan(tmp_path / "case", make_volumes(), turned))
-    assert any(w.startswith("the scan does not seem to be registered") for w in scan.warnings)
+    assert any(w.startswith("the scan does not seem to be registered") for w in scan.case.remarks)
 
 
 @pytest.mark.real
 def test_real_scans_have_no_warning_and_four_grids_are_refused(real_data: Path) -> None:
     for name in ("BraTS-GLI-00001-000", "TCGA-FG-6692_atlas"):
         scan = read_scan(real_data / "unlabelled" / name)
-        assert scan.warnings == ()
+        assert scan.case.remarks == ()
         assert all(120 < n < 200 for n in scan.box.shape)
     with pytest.raises(CaseError, match="Register and resample all files to one grid"):
         read_scan(real_data / "unlabelled" / "TCGA-FG-6692_native")

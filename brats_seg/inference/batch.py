@@ -311,7 +311,7 @@ class ReadCase:
     @property
     def case_id(self) -> str:
         """Id of the case."""
-        return self.scan.case_id
+        return self.scan.case.case_id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

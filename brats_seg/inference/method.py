@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from brats_seg.cases.case import LoadedCase
+from brats_seg.cases.case import Case, LoadedCase
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of, spacing_text
 from brats_seg.labels import MODALITIES
@@ -33,8 +33,8 @@ COARSER = 1.2
 class Scan:
     """A case prepared for a network."""
 
-    case_id: str
-    release: str
+    case: Case
+    """The case; its remarks say too whether its voxels are larger than those in training."""
     image: Field
     """(4, x, y, z): the crop, normalised as in training, 0 for modalities that are missing."""
     box: Box
@@ -43,9 +43,6 @@ class Scan:
     """Grid of the files."""
     resampling: Resampling | None = None
     """None where the voxels have the size of those in training."""
-    warnings: tuple[str, ...]
-    """Remarks of loading, and whether its voxels are larger than those in training."""
-    modalities: tuple[str, ...] = MODALITIES
 
     @property
     def voxel_mm3(self) -> float:
@@ -108,30 +105,22 @@ def standard_method(spacing_mm: Spacing) -> Method:
 
 def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     """Resample, crop and normalise a case that has been loaded; its label map is not used."""
-    warnings = loaded.case.remarks
+    case = loaded.case
     at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
     before = grid_of(loaded.geometry)[1]
     # smaller ones lose nothing that the scores of the network do not show
     if any(mm > COARSER * trained_mm for mm, trained_mm in zip(before, spacing_mm, strict=True)):
         edges, trained_edges = map(spacing_text, (before, spacing_mm))
-        warnings += (
+        remark = (
             f"voxels of {edges} mm were resampled to {trained_edges} mm for the network and the "
-            "result back: expect a worse result than on scans of that voxel size",
+            "result back: expect a worse result than on scans of that voxel size"
         )
-    case_id = loaded.case.case_id
-    brain = extract_brain(case_id, at_size.volumes, None)
+        case = replace(case, remarks=(*case.remarks, remark))
+    brain = extract_brain(case.case_id, at_size.volumes, None)
     image = np.zeros((len(MODALITIES), *brain.box.shape), dtype=np.float32)
-    image[[MODALITIES.index(modality) for modality in loaded.case.modalities]] = brain.image
-    return Scan(
-        case_id=case_id,
-        release=loaded.case.release,
-        image=image,
-        box=brain.box,
-        geometry=loaded.geometry,
-        resampling=resampling,
-        warnings=warnings,
-        modalities=loaded.case.modalities,
-    )
+    image[[MODALITIES.index(modality) for modality in case.modalities]] = brain.image
+    geometry, box = loaded.geometry, brain.box
+    return Scan(case=case, image=image, box=box, geometry=geometry, resampling=resampling)
 
 
 def input_of_crop(image: Field) -> NetworkInput:

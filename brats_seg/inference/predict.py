@@ -230,19 +230,19 @@ class Predictor:
             CaseError: Memory runs out even in the last mode of the fallback, a network returns
                 values that are not finite, or the scan lacks modalities that the model needs.
         """
-        model = self.model
-        model.require(scan.case_id, scan.modalities)
+        model, case = self.model, scan.case
+        model.require(case.case_id, case.modalities)
         settings = model.settings
         started_s = time.monotonic()
         reset_peak_memory(model.device.torch_device)
-        fallback = PredictionFallback(scan.case_id, model.device)
+        fallback = PredictionFallback(case.case_id, model.device)
         mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
         probabilities = scan.on_scan_spacing(mean)
         trained_on = model.identity.conventions
-        convention, reason = convention_to_write(settings.labels, scan.release, trained_on)
+        convention, reason = convention_to_write(settings.labels, case.release, trained_on)
         regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
         volumes = measure(regions, scan.voxel_mm3)
-        expected_loss = model.expected_loss(scan.modalities)
+        expected_loss = model.expected_loss(case.modalities)
         judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
             judgement = checks.judge_result(
@@ -258,16 +258,16 @@ class Predictor:
             if settings.uncertainty
             else None,
             summary=Summary(
-                case_id=scan.case_id,
-                modalities=scan.modalities,
+                case_id=case.case_id,
+                modalities=case.modalities,
                 expected_loss=expected_loss,
-                in_training=model.seen(scan.case_id),
+                in_training=model.seen(case.case_id),
                 convention=convention.name,
                 convention_reason=reason,
                 volumes=volumes,
                 warnings=(
-                    *_subset_warnings(scan.modalities, expected_loss),
-                    *scan.warnings,
+                    *_subset_warnings(case.modalities, expected_loss),
+                    *case.remarks,
                     *fallback.warnings,
                     *judgement.warnings,
                 ),

@@ -136,12 +136,12 @@ class Reconstructor:
             CaseError: The reconstruction is not finite.
         """
         given = NetworkInput(image=scan.image, to_volume=lambda decoded: decoded.cpu().numpy())
-        fallback = PredictionFallback(scan.case_id, self.model.device)
+        fallback = PredictionFallback(scan.case.case_id, self.model.device)
         return Reconstruction(
-            case_id=scan.case_id,
+            case_id=scan.case.case_id,
             image=scan.image,
             reconstruction=apply_model(self.model, given, fallback),
-            warnings=(*scan.warnings, *fallback.warnings),
+            warnings=(*scan.case.remarks, *fallback.warnings),
         )
 
 

@@ -200,7 +200,7 @@ class OutputFolder:
         self, scan: Scan, prediction: Prediction, settings: PredictionSettings
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
-        files = result_files(settings.layout, scan.case_id, prediction.convention.name)
+        files = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
             fields.update(zip(files.probabilities, prediction.probabilities, strict=True))
@@ -267,14 +267,14 @@ def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     turn = find_turn(scan.geometry.affine)
     regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
     images = {}
-    for name in select_shown(scan.modalities):
+    for name in select_shown(scan.case.modalities):
         index = MODALITIES.index(name)
         image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
         images[name] = turned(scan.on_scan_grid(image), turn)
-    absent = absent_from(scan.modalities)
+    absent = absent_from(scan.case.modalities)
     without = f", predicted without {', '.join(absent)}" if absent else ""
     grid = Grid(spacing_mm=scan.spacing_mm)
-    write_figure(planes_figure(images, regions, grid, title=f"{scan.case_id}{without}"), path)
+    write_figure(planes_figure(images, regions, grid, title=f"{scan.case.case_id}{without}"), path)
 
 
 def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str, str]:

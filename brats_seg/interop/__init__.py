@@ -80,14 +80,7 @@ def hash_of_files(paths: Iterable[Path]) -> str:
 
 def make_scan(loaded: LoadedCase, image: Field, box: Box) -> Scan:
     """Return a case prepared for a network, given its image (4, x, y, z) in a box of the scan."""
-    return Scan(
-        case_id=loaded.case.case_id,
-        release=loaded.case.release,
-        image=image,
-        box=box,
-        geometry=loaded.geometry,
-        warnings=loaded.case.remarks,
-    )
+    return Scan(case=loaded.case, image=image, box=box, geometry=loaded.geometry)
 
 
 def try_method(method: Method, n_out: int) -> None:

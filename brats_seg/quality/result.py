@@ -120,14 +120,14 @@ def judge_result(
     """Return what speaks against a predicted tumour, and the Dice that is expected of it.
 
     Args:
-        scan: The scan that was predicted, with the warnings about it.
+        scan: The scan that was predicted, with the remarks on it.
         probabilities: (3, x, y, z) at the spacing of the files.
         regions: Region masks (3, x, y, z) that were decoded from them.
         volumes: Volumes and numbers of components of the regions.
         notes: Notes of each member of the model; none for models of other programs.
     """
     # both are known of all four modalities alone
-    is_whole = scan.modalities == MODALITIES
+    is_whole = scan.case.modalities == MODALITIES
     lines = dice_lines(notes) if is_whole else ()
     expected = predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
     uptake, (t1n, t1c) = None, scan.image[:2]
@@ -142,7 +142,7 @@ def judge_result(
         spacing_mm=scan.spacing_mm,
         predicted_dice=expected,
         uptake=uptake,
-        is_unusual=bool(scan.warnings),
+        is_unusual=bool(scan.case.remarks),
     )
     return Judgement(warnings=tuple(implausibilities(prediction)), predicted_dice=expected)
 

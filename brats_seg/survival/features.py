@@ -217,7 +217,8 @@ def encode(autoencoder: Model, scan: Scan) -> dict[str, float]:
     values = network.encode(image.to(autoencoder.device.torch_device))[0].cpu().numpy()
     if n_broken := int(np.count_nonzero(~np.isfinite(values))):
         problem = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
-        raise CaseError(scan.case_id, "(all)", problem, "finite numbers", "Train the model again.")
+        case_id, next_step = scan.case.case_id, "Train the model again."
+        raise CaseError(case_id, "(all)", problem, "finite numbers", next_step)
     return {f"latent0_{index:03d}": float(value) for index, value in enumerate(values)}
 
 
@@ -252,7 +253,7 @@ def _predicted_tumour(
     """Predict a label map by the mean of the networks that saw the patient least."""
     if not networks:
         next_step = "Give a run with --model."
-        raise CaseError(scan.case_id, "(none)", "no label map", "one, or a network", next_step)
+        raise CaseError(scan.case.case_id, "(none)", "no label map", "one, or a network", next_step)
     fewest = min(model.seen(*ids) for model in networks)
     models = [model for model in networks if model.seen(*ids) == fewest]
     members = tuple(member for model in models for member in model.members)
