@@ -7,6 +7,7 @@ probability, are for it. A tie is outside. Regions stay nested: ET in TC in WT.
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,9 @@ from brats_seg.evaluation.evaluate import case_of, label_maps_in
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import result_files
-from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
+from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.shapes import nested_regions
 
 METHODS = ("majority", "staple", "mean")
@@ -34,12 +35,13 @@ class _StoredLabelMap:
 
     path: Path
     geometry: Geometry
-    values: frozenset[int]
+    convention: LabelConvention
     packed: bytes
     """Voxels, compressed by zlib."""
 
-    def voxels(self) -> LabelMap:
-        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.geometry.shape)
+    def regions(self) -> RegionMasks:
+        voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8)
+        return regions_of(voxels.reshape(self.geometry.shape), self.convention)
 
 
 def fuse_label_maps(
@@ -67,30 +69,23 @@ def fuse_label_maps(
     """
     if method not in METHODS:
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
-    sets = [
-        {case_id: _read(case_id, path) for case_id, path in paths.items()}
-        for paths in _label_maps_in(inputs, output)
-    ]
-    conventions = [_conventions(label_maps) for label_maps in sets]
+    sets = [_read(paths) for paths in _label_maps_in(inputs, output)]
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
     written = []
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
-        convention = conventions[0][case_id]
         if method == "mean":
-            inside = _mean_probabilities(case_id, label_maps, convention)
+            inside = _mean_probabilities(case_id, label_maps)
         else:
-            masks = [
-                regions_of(label_map.voxels(), known[case_id])
-                for label_map, known in zip(label_maps, conventions, strict=True)
-            ]
+            masks = [label_map.regions() for label_map in label_maps]
             inside = np.mean(masks, axis=0, dtype=np.float32)
             if method == "staple":
                 inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
         written.append(output / f"{case_id}.nii.gz")
-        write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
+        first = label_maps[0]
+        write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
     write_json(output / OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 
@@ -112,11 +107,10 @@ def _staple(votes: Sequence[Mask]) -> Field:
     return fused
 
 
-def _mean_probabilities(
-    case_id: str, label_maps: Sequence[_StoredLabelMap], convention: LabelConvention
-) -> Field:
-    grid, sums = (str(label_maps[0].path), label_maps[0].geometry), []
-    for name in result_files("plain", case_id, convention.name).probabilities:
+def _mean_probabilities(case_id: str, label_maps: Sequence[_StoredLabelMap]) -> Field:
+    first, sums = label_maps[0], []
+    grid = (str(first.path), first.geometry)
+    for name in result_files("plain", case_id, first.convention.name).probabilities:
         paths = [label_map.path.parent / name for label_map in label_maps]
         volumes = [read_volume(path, case_id=case_id) for path in paths]
         check_one_grid(case_id, [grid, *((volume.file, volume.geometry) for volume in volumes)])
@@ -139,21 +133,19 @@ def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]
     return sets
 
 
-def _read(case_id: str, path: Path) -> _StoredLabelMap:
-    volume = read_label_map(path, case_id=case_id)
-    voxels = zlib.compress(volume.array.tobytes(), level=1)
-    values = label_values_of(volume.array)
-    return _StoredLabelMap(path=path, geometry=volume.geometry, values=values, packed=voxels)
-
-
-def _conventions(label_maps: Mapping[str, _StoredLabelMap]) -> dict[str, LabelConvention]:
-    """Return the label convention of each case of one input."""
-    shown = {case_id: (item.geometry.shape, item.values) for case_id, item in label_maps.items()}
+def _read(paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
+    """Read the label maps of one input; their conventions are known when all have been read."""
+    read: dict[str, partial[_StoredLabelMap]] = {}
+    shown: dict[str, tuple[Triple, frozenset[int]]] = {}
+    for case_id, path in paths.items():
+        volume = read_label_map(path, case_id=case_id)
+        packed, geometry = zlib.compress(volume.array.tobytes(), level=1), volume.geometry
+        read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
+        shown[case_id] = geometry.shape, label_values_of(volume.array)
     conventions = resolve_all(shown)
-    for case_id, label_map in label_maps.items():
-        convention = conventions[case_id]
-        if unknown := sorted(label_map.values - {0, *convention.painted}):
-            values, file = f"label values {unknown}", str(label_map.path)
+    for case_id, convention in conventions.items():
+        if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
+            values, file = f"label values {unknown}", str(paths[case_id])
             next_step = "Renumber or remove them."
             raise LabelError(case_id, file, values, f"only those of {convention}", next_step)
-    return conventions
+    return {case_id: make(convention=conventions[case_id]) for case_id, make in read.items()}
