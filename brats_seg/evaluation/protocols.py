@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from brats_seg.errors import ConfigError
-from brats_seg.labels import BRATS2024_PED, REGIONS, LabelConvention
+from brats_seg.labels import BRATS2024_PED, REGIONS, LabelConvention, tissue_named
 from brats_seg.voxels.grids import Spacing
 
 NSD_TOLERANCES_MM = (0.5, 1.0)
@@ -23,16 +23,6 @@ BRATS2024_MEN_RT = LabelConvention(
     name="brats2024-men-rt", meanings=((1, "GTV"),), regions=((1,), (1,), (1,)), painted=(1, 1, 1)
 )
 """Label convention of meningioma before radiotherapy: a gross tumour volume and nothing else."""
-
-_TISSUES = {
-    "netc": frozenset({"NCR/NET", "NCR", "NET", "NETC"}),
-    "snfh": frozenset({"ED", "SNFH"}),
-    "ed": frozenset({"ED", "SNFH"}),
-    "rc": frozenset({"RC"}),
-    "cc": frozenset({"CC"}),
-    "gtv": frozenset({"GTV"}),
-}
-"""Names of the tissue of a region in the label conventions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +40,8 @@ class ScoredRegion:
         """Return the voxel values that make up the region; none if the convention lacks the tissue."""
         if self.name in REGIONS:
             return convention.regions[REGIONS.index(self.name)]
-        names = _TISSUES[self.name]
-        return tuple(value for value, meaning in convention.meanings if meaning in names)
+        tissue = _tissue(self.name)
+        return tuple(value for value, name in convention.meanings if _tissue(name) == tissue)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +115,11 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
         msg = f"protocol {name} has no task {task!r}; there are {', '.join(tasks)}"
         raise ConfigError(msg)
     return protocol
+
+
+def _tissue(name: str) -> str:
+    """Return one name for each tissue; cavities and a gross tumour volume have one in all releases."""
+    return tissue_named(name) or name.lower()
 
 
 def _regions(sizes: Mapping[str, tuple[int, float]]) -> tuple[ScoredRegion, ...]:
