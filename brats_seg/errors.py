@@ -20,8 +20,6 @@ from typing import Literal
 
 _N_NAMED = 5
 """Names that a message lists at most."""
-_UNDECODED = (0xDC80, 0xDCFF)
-"""Characters that represent the bytes 0x80 to 0xFF of a file name that is not UTF-8 (PEP 383)."""
 
 
 class BratsError(Exception):
@@ -127,10 +125,8 @@ def printable(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    code = ord(character)
-    if _UNDECODED[0] <= code <= _UNDECODED[1]:
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+    # the bytes of a file name that is not UTF-8 are the characters U+DC80 to U+DCFF (PEP 383)
+    return character.encode("unicode_escape").decode().replace("\\udc", "\\x")
 
 
 def counted(n: int, noun: str) -> str:
