@@ -178,11 +178,8 @@ def reading(folder: Path) -> Iterator[None]:
 
 def check_writable(folder: Path) -> None:
     """Raise an error if a folder, or the first one above it that exists, cannot be written to."""
-    existing = folder.absolute()
-    while not existing.exists():
-        existing = existing.parent
     try:
-        with tempfile.TemporaryFile(dir=existing):
+        with tempfile.TemporaryFile(dir=_existing(folder)):
             pass
     except OSError as error:
         raise explained(error, folder) from error
@@ -190,9 +187,7 @@ def check_writable(folder: Path) -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return the free space of the disk that holds a folder, which need not exist yet."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return shutil.disk_usage(folder).free
+    return shutil.disk_usage(_existing(folder)).free
 
 
 def size_text(n_bytes: float) -> str:
@@ -282,6 +277,12 @@ _MESSAGES: tuple[tuple[set[int | None], str], ...] = (
     ),
 )
 """Message for the errors of the system, by their numbers."""
+
+
+def _existing(folder: Path) -> Path:
+    """Return a folder, or the first one above it that exists."""
+    path = folder.absolute()
+    return next(above for above in (path, *path.parents) if above.exists())
 
 
 def _temporary(path: Path, word: str = "") -> Path:
