@@ -115,16 +115,13 @@ class Evaluation:
     @cached_property
     def summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries by region over all scores, with those of cases without a prediction."""
-        return self._summaries_without(())
+        return scores.summarise_scores(self.scores, np.random.default_rng(0))
 
     @cached_property
     def held_out_summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries without the cases of patients that the model was trained on."""
-        return self._summaries_without(self.in_training)
-
-    def _summaries_without(self, case_ids: Sequence[str]) -> tuple[RegionSummary, ...]:
-        kept = self.scores[~self.scores["case_id"].isin(case_ids)]
-        return scores.summarise_scores(kept, np.random.default_rng(0))
+        held_out = self.scores[~self.scores["case_id"].isin(self.in_training)]
+        return scores.summarise_scores(held_out, np.random.default_rng(0))
 
 
 def score_folders(
