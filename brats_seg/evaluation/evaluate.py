@@ -180,7 +180,7 @@ def evaluate_pairs(
     """Score predictions whose references are known, as `score_folders` does."""
     attempt = partial(map_cases, n_workers=n_workers, track=track)
     read = attempt(read_pair, pairing.pairs, "reading label maps")
-    pairs = _with_conventions(read.results, protocol)
+    pairs = sorted(_with_conventions(read.results, protocol), key=lambda pair: pair.case_id)
     scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
@@ -488,47 +488,25 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     return (f"case {case_id}: {remark}",)
 
 
-def _with_conventions(
-    pairs: Sequence[LabelPair], protocol: ScoringProtocol
-) -> tuple[LabelPair, ...]:
-    """Add the conventions of all pairs, and the reasons why references cannot be in theirs."""
-    shapes = {pair.case_id: pair.geometry.shape for pair in pairs}
-
-    def conventions_of(values: Mapping[str, frozenset[int]]) -> dict[str, LabelConvention]:
-        if protocol.labels is not None:
-            return dict.fromkeys(values, protocol.labels)
-        maps = {case_id: (shapes[case_id], values[case_id]) for case_id in values}
-        return layouts.resolve_all(maps)
-
-    references = conventions_of({pair.case_id: pair.reference.values for pair in pairs})
+def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> Iterator[LabelPair]:
+    """Yield all pairs with their conventions, and the reasons why references cannot be in theirs."""
     # only 0 for a missing prediction, which changes no convention
-    predictions = conventions_of({pair.case_id: pair.predicted_values for pair in pairs})
-    refusals = _refusals([pair.reference for pair in pairs], references)
-    return tuple(
-        replace(
-            pair,
-            conventions=(references[pair.case_id], predictions[pair.case_id]),
-            refusal=refusals.get(pair.case_id),
+    references, predictions = (
+        dict.fromkeys(sides, protocol.labels) if protocol.labels else layouts.resolve_all(sides)
+        for sides in (
+            {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
+            {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
         )
-        for pair in pairs
     )
-
-
-def _refusals(
-    references: Sequence[ShownLabels], conventions: Mapping[str, LabelConvention]
-) -> dict[str, CaseError | None]:
-    """Return why references cannot be in the convention that they are read in, by case id.
-
-    An outline without scans does not suffice; it counts if most references agree.
-    """
-    refusals: dict[str, CaseError | None] = {}
     advice = "Renumber the references, or name folders and files as their release does."
-    for convention in dict.fromkeys(conventions.values()):
-        group = [shown for shown in references if conventions[shown.case_id] == convention]
-        judgements = layouts.judge_labels(group, convention, is_named=False, advice=advice)
-        for shown, (problems, _) in zip(group, judgements, strict=True):
-            refusals[shown.case_id] = next(iter(problems), None)
-    return refusals
+    for convention in dict.fromkeys(references.values()):
+        group = [pair for pair in pairs if references[pair.case_id] == convention]
+        # an outline without scans does not suffice; it counts if most references agree
+        shown = (pair.reference for pair in group)
+        judgements = layouts.judge_labels(shown, convention, is_named=False, advice=advice)
+        for pair, (problems, _) in zip(group, judgements, strict=True):
+            conventions = convention, predictions[pair.case_id]
+            yield replace(pair, conventions=conventions, refusal=next(iter(problems), None))
 
 
 def _labelled_scans(root: Path) -> tuple[Case, ...]:
