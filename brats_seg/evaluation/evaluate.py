@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from brats_seg.cases import layouts
@@ -33,7 +32,6 @@ from brats_seg.files import alone_at
 from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
-from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
@@ -43,7 +41,6 @@ LEAST_DICE = 0.6
 """Dice that another numbering reaches at least: two label maps that hardly overlap show nothing."""
 FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
-_N_VALUES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +310,8 @@ def read_pair(pair: Pair) -> LabelPair:
     if pair.prediction is not None:
         predicted = _read_side("prediction", pair.prediction, pair.case_id)
         remarks = _check_grids(pair.case_id, label, predicted)
-    arrays = (label.array, np.zeros_like(label.array) if predicted is None else predicted.array)
-    box = bounding_box(np.logical_or(*arrays))
-    both = np.stack([array[np.s_[:1, :1, :1] if box is None else box.slices] for array in arrays])
+    prediction = np.zeros_like(label.array) if predicted is None else predicted.array
+    both = np.stack(metrics.cropped(label.array, prediction))
     reference, unclear = _judge_reference(label, both[0], pair)
     return LabelPair(
         case_id=pair.case_id,
@@ -373,14 +369,15 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     if not pair.predicted_file:
         return
     layouts.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
-    if better := better_numbering(shared_voxels(*label_maps), reference, prediction):
+    shared = metrics.shared_voxels(label_maps[0], label_maps[1], (256, 256))
+    if better := better_numbering(shared, reference, prediction):
         found = f"labels that agree with the reference far better numbered as {better}"
         advice = "Find out which of the two is wrong, and correct it."
         raise LabelError(pair.case_id, pair.predicted_file, found, "both numbered alike", advice)
 
 
 def better_numbering(
-    shared: npt.NDArray[np.int64], reference: LabelConvention, prediction: LabelConvention
+    shared: metrics.Counts, reference: LabelConvention, prediction: LabelConvention
 ) -> str:
     """Return in which convention the prediction agrees far better with the reference; empty if none.
 
@@ -388,7 +385,7 @@ def better_numbering(
     and its labels are not in another numbering.
 
     Args:
-        shared: The result of `shared_voxels`.
+        shared: Number of voxels with each value of the reference and of the prediction, (256, 256).
         reference: Convention that the reference is read in.
         prediction: Convention that the prediction is read in.
 
@@ -396,7 +393,8 @@ def better_numbering(
         >>> from brats_seg.labels import BRATS2023
         >>> truth = np.repeat(np.array([0, 1, 2, 3], dtype=np.uint8), 200)
         >>> swapped = np.repeat(np.array([0, 2, 1, 3], dtype=np.uint8), 200)
-        >>> better_numbering(shared_voxels(truth, swapped), BRATS2023, BRATS2023)
+        >>> shared = metrics.shared_voxels(truth, swapped, (256, 256))
+        >>> better_numbering(shared, BRATS2023, BRATS2023)
         'msd (mean Dice of the tissues 1.00 instead of 0.33)'
     """
     n_reference, n_prediction = shared.sum(axis=1), shared.sum(axis=0)
@@ -417,12 +415,6 @@ def better_numbering(
     if better < LEAST_DICE or better - given < LEAST_GAIN:
         return ""
     return f"{best.name} (mean Dice of the tissues {better:.2f} instead of {given:.2f})"
-
-
-def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.int64]:
-    """Return how many voxels have each value of the reference and of the prediction, (256, 256)."""
-    joint = reference.astype(np.uint16) * np.uint16(_N_VALUES) + prediction
-    return np.bincount(joint.ravel(), minlength=_N_VALUES**2).reshape(_N_VALUES, _N_VALUES)
 
 
 def _read_side(side: str, path: Path, case_id: str) -> Volume:

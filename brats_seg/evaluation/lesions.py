@@ -256,8 +256,7 @@ def _dice_of_pairs(lesions: Lesions, predicted: Lesions) -> tuple[Values, Values
     """Return the voxels of each of n lesions, and the Dice `(n, m)` with each of m predicted ones."""
     n, m = (int(side.max(initial=0)) + 1 for side in (lesions, predicted))
     inside = (lesions > 0) | (predicted > 0)
-    joint = lesions[inside].astype(np.int64) * m + predicted[inside]
-    shared = np.bincount(joint, minlength=n * m).reshape(n, m)
+    shared = metrics.shared_voxels(lesions[inside], predicted[inside], (n, m))
     sizes, predicted_sizes = shared.sum(axis=1)[1:], shared.sum(axis=0)[1:]
     return sizes, 2 * shared[1:, 1:] / (sizes[:, None] + predicted_sizes)
 

@@ -9,7 +9,6 @@ shares of both surfaces, as in nnU-Net and BraTS 2024; MONAI pools both sides.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import scipy as sp  # imports its modules when they are used
 from scipy import ndimage
 
 from brats_seg.labels import RegionMasks
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import Array, Box, Mask, bounding_box
 from brats_seg.voxels.grids import Spacing
 from brats_seg.voxels.shapes import cell_areas, cell_codes
 
@@ -145,10 +144,16 @@ def surface_dice(sides: Sequence[Values], tolerance_mm: float) -> float:
     return float(np.mean([np.mean(side <= tolerance_mm) for side in sides]))
 
 
-def cropped(one: Mask, other: Mask) -> tuple[Mask, Mask]:
-    """Crop two masks to the box around both, which changes no distance."""
-    box = bounding_box(one | other)
-    return (one, other) if box is None else (one[box.slices], other[box.slices])
+def cropped(one: Array, other: Array) -> tuple[Array, Array]:
+    """Crop two masks or label maps to the box around both, which changes no distance."""
+    box = bounding_box(one | other) or Box.at((0, 0, 0), (1, 1, 1))
+    return one[box.slices], other[box.slices]
+
+
+def shared_voxels(one: Array, other: Array, shape: tuple[int, int]) -> Counts:
+    """Return how many voxels have each number in one array and each in another, as `shape`."""
+    joint = one.astype(np.int64) * shape[1] + other
+    return np.bincount(joint.ravel(), minlength=shape[0] * shape[1]).reshape(shape)
 
 
 def _count(masks: RegionMasks) -> Counts:
@@ -156,7 +161,7 @@ def _count(masks: RegionMasks) -> Counts:
     return np.array([np.count_nonzero(mask) for mask in masks], np.int64)
 
 
-def _ratio(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Values:
+def _ratio(part: Array, whole: Array) -> Values:
     empty = whole == 0
     return np.where(empty, BOTH_EMPTY, part / np.where(empty, 1, whole))
 
