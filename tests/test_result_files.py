@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from brats_seg import Predictor
+from brats_seg.cases.layouts import bids_name
 from brats_seg.errors import UsageError
-from brats_seg.inference.results import bids_name, check_names, label_tables, write_preview
+from brats_seg.inference.results import check_names, label_tables, write_preview
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.runtime.weights import Decoding
 from tests.builders import Run, make_volumes, write_case

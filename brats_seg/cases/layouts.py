@@ -44,6 +44,7 @@ STEPS_NAME = "steps.png"
 """Name of the picture of how a case was prepared, in the folder of its scans."""
 
 _DICOM = (".dcm", ".ima", "dicomdir")
+_BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 _AGENTS = ("ce", "gd", "gad", "post", "contrast")
 _OF_A_LABEL = (
     *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
@@ -345,6 +346,21 @@ def check_values(
         expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
         next_step = "Correct the label map, or name another --convention where that is an option."
         raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
+
+
+def bids_name(case_id: str) -> str:
+    """Return the name of a case in BIDS: its id, if that is one, or else its letters and digits.
+
+    Example:
+        >>> bids_name("sub-01_ses-pre"), bids_name("UPENN-GBM-00001_11")
+        ('sub-01_ses-pre', 'sub-UPENNGBM0000111')
+    """
+    return case_id if _BIDS_ID.fullmatch(case_id) else f"sub-{bids_letters(case_id)}"
+
+
+def bids_letters(text: str) -> str:
+    """Return the letters and digits of a text, which alone may be in a label of BIDS."""
+    return re.sub("[^A-Za-z0-9]", "", text)
 
 
 def judge_labels(

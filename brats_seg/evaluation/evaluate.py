@@ -5,7 +5,6 @@ because the label convention of a case may depend on the others. A reference of 
 label map in another numbering than its names say, would give scores that mean nothing, and are refused.
 """
 
-import re
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -261,8 +260,7 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
         LayoutError: There are none.
     """
     if path.is_dir():
-        # names of BIDS have the letters and digits of an id alone
-        ids = {f"sub-{re.sub('[^A-Za-z0-9]', '', name)}": name for name in _in_training(path)}
+        ids = {layouts.bids_name(name): name for name in _in_training(path)}
         found = _label_maps_of(path, _labelled_scans(path))
         return {ids.get(name, name): found[name] for name in found}
     if not path.exists():

@@ -9,7 +9,6 @@ labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slic
 
 import json
 import os
-import re
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -23,7 +22,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import TypeAdapter
 
-from brats_seg.cases.layouts import OUTPUT_MARKER
+from brats_seg.cases.layouts import OUTPUT_MARKER, bids_letters, bids_name
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted, printable
@@ -53,7 +52,6 @@ _DICE_COLUMNS = tuple(
     for region in REGIONS
     for name in PredictedDice(region=region, dice=0, low=0, high=0).columns
 )
-_BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 # nothing is escaped in Markdown: `printable` keeps names and ids on their lines
 TEMPLATES = Environment(
     loader=PackageLoader("brats_seg.inference"),
@@ -108,7 +106,7 @@ def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultF
     """
     is_bids, name = layout == "bids", bids_name(case_id)
     start = f"{name.replace('_', '/')}/anat/{name}"
-    labels = f"{start}_desc-{_letters(convention)}_dseg" if is_bids else case_id
+    labels = f"{start}_desc-{bids_letters(convention)}_dseg" if is_bids else case_id
     entropy = f"{start}_desc-entropy_probseg" if is_bids else f"uncertainty/{case_id}"
     return ResultFiles(
         label_map=f"{labels}.nii.gz",
@@ -122,16 +120,6 @@ def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultF
         preview=f"previews/{case_id}.png",
         dicom=tuple(f"{labels}{end}.dcm" for end in ("", "-report", "-structures")),
     )
-
-
-def bids_name(case_id: str) -> str:
-    """Return the name of a case in BIDS: its id, if that is one, or else its letters and digits.
-
-    Example:
-        >>> bids_name("sub-01_ses-pre"), bids_name("UPENN-GBM-00001_11")
-        ('sub-01_ses-pre', 'sub-UPENNGBM0000111')
-    """
-    return case_id if _BIDS_ID.fullmatch(case_id) else f"sub-{_letters(case_id)}"
 
 
 def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
@@ -285,7 +273,7 @@ def label_tables(layout: ResultLayout, convention: LabelConvention) -> dict[str,
     # for ITK-SNAP and 3D Slicer
     names = {f"labels-{convention.name}{end}": f"labels{end}" for end in (".txt", ".ctbl")}
     if layout == "bids":
-        names[f"desc-{_letters(convention.name)}_dseg.tsv"] = "labels.tsv"
+        names[f"desc-{bids_letters(convention.name)}_dseg.tsv"] = "labels.tsv"
         names["dataset_description.json"] = "dataset_description.json"
         # files that BIDS does not know, for its validator
         names[".bidsignore"] = "bidsignore.txt"
@@ -308,7 +296,3 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     for expected in record.predicted_dice:
         row |= expected.columns
     return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
-
-
-def _letters(text: str) -> str:
-    return re.sub("[^A-Za-z0-9]", "", text)
