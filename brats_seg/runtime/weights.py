@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, ClassVar, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -387,14 +387,13 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
     """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one."""
     with whole_file(path) as beside, beside.open("wb") as file:
-        writer = _Writer(file)
         try:
-            torch.save(content, cast("IO[bytes]", writer))
-        except RuntimeError:
-            # torch reports a full disk as "unexpected pos"
-            if writer.error is None:
-                raise
-            raise writer.error from None
+            torch.save(content, file)
+        except RuntimeError as error:
+            # torch reports a full disk as "unexpected pos", while the error of the system is handled
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 def checked_weights(state: Any) -> dict[str, Tensor]:
@@ -492,21 +491,3 @@ def _check_entries(path: Path) -> None:
     if damaged is not None:
         msg = f"its entry {damaged} is damaged"
         raise zipfile.BadZipFile(msg)
-
-
-class _Writer:
-    """File to write to, which keeps the error of the system."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
