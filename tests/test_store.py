@@ -200,6 +200,7 @@ def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Pa
         (tmp_path / scan.path).write_text(scan.path.name)
     case = make_case(root=tmp_path, files=dict(zip((*MODALITIES, LABEL), scans, strict=True)))
     sources = store.source_files(case)
+    assert sources is not None
     assert [source.name for source in sources] == ["a.nii", "b.nii", "c.nii", "d.nii", "seg.nii"]
     changed_ns = (tmp_path / "a.nii").stat().st_mtime_ns
     assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=changed_ns)

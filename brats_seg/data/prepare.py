@@ -76,7 +76,7 @@ class _Job:
     def is_current(self) -> bool:
         """Whether the case is prepared from its files as they are now."""
         manifest = self.manifest()
-        return manifest is not None and _is_current(manifest, self.case)
+        return manifest is not None and manifest.sources == store.source_files(self.case)
 
     def manifest(self) -> store.Manifest | None:
         """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
@@ -240,14 +240,6 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     return [job for job in jobs if not job.is_current]
 
 
-def _is_current(manifest: store.Manifest, case: Case) -> bool:
-    """Return whether the files of a case are as they were when it was prepared."""
-    try:
-        return manifest.sources == store.source_files(case)
-    except OSError:
-        return False
-
-
 def _has_same_contents(job: _Job) -> bool:
     return _manifest_of_same(job, read_case_files(job.case)) is not None
 
@@ -261,7 +253,7 @@ def _manifest_of_same(job: _Job, files: CaseFiles) -> store.Manifest | None:
 def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
     """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
     manifest = store.read_manifest(folder / case.case_id)
-    if manifest is not None and _is_current(manifest, case):
+    if manifest is not None and manifest.sources == store.source_files(case):
         return normalisation.grid_of(manifest.scan)
     scan = case.images[0]
     try:
@@ -272,13 +264,9 @@ def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
 
 
 def _prepare(job: _Job) -> None:
-    try:
-        # before reading: if a file changes in between, the next call prepares the case again
-        sources = store.source_files(job.case)
-    except OSError as error:
-        problem = f"a file that cannot be read ({error.strerror})"
-        next_step = "Check that the file is there, and index the data folder again."
-        raise CaseError(job.case_id, str(error.filename), problem, "a scan", next_step) from error
+    # before reading: if a file changes in between, the next call prepares the case again; reading
+    # raises the error of a file that is missing
+    sources = store.source_files(job.case) or ()
     files = read_case_files(job.case)
     manifest = _manifest_of_same(job, files)
     if manifest is not None:

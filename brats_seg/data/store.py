@@ -164,14 +164,16 @@ def read_case_manifest(folder: Path, case_id: str) -> Manifest:
     return manifest
 
 
-def source_files(case: Case) -> tuple[SourceFile, ...]:
+def source_files(case: Case) -> tuple[SourceFile, ...] | None:
     """Return the state of the files of a case, without reading them: modalities, then label map.
 
-    Raises:
-        OSError: A file does not exist.
+    It is None if the system has no state of one of them, such as a missing file.
     """
     scans = case.images if case.label is None else (*case.images, case.label)
-    return tuple(SourceFile.of(case.root, scan) for scan in scans)
+    try:
+        return tuple(SourceFile.of(case.root, scan) for scan in scans)
+    except OSError:
+        return None
 
 
 def check_sum(path: Path) -> int:
