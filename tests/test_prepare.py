@@ -13,7 +13,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
-from brats_seg.data.store import open_case, verify_cases
+from brats_seg.data.store import open_case, read_case_manifest, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import locked, reading
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
@@ -116,7 +116,8 @@ def test_another_spacing_or_convention_prepares_again(root: Path, folder: Path) 
     for some, config in ((cases, StoreConfig()), (cases, COARSE), (of_2024, COARSE)):
         prepare_module.prepare_cases(some, folder, config)
         stages += stamps(folder)
-        assert open_case(folder, IDS[0]).spacing_mm == (config.spacing_mm or (1.0, 1.0, 1.0))
+        spacing_mm = read_case_manifest(folder, IDS[0]).spacing_mm
+        assert spacing_mm == (config.spacing_mm or (1.0, 1.0, 1.0))
     assert open_case(folder, IDS[0]).convention == BRATS2024
     assert len(set(stages)) == 9
 

@@ -19,7 +19,14 @@ from brats_seg.cases.nifti import Geometry
 from brats_seg.data import store
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
-from brats_seg.data.store import MANIFEST_NAME, Manifest, SourceFile, open_case, read_manifest
+from brats_seg.data.store import (
+    MANIFEST_NAME,
+    Manifest,
+    SourceFile,
+    open_case,
+    read_case_manifest,
+    read_manifest,
+)
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import BRATS2017, MODALITIES
 from brats_seg.voxels.box import Box
@@ -50,18 +57,18 @@ def folder(tiny_prepared: Path, tmp_path: Path) -> Path:
 
 
 def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Path) -> None:
-    case = open_case(tiny_prepared, CASE)
+    case, manifest = open_case(tiny_prepared, CASE), read_case_manifest(tiny_prepared, CASE)
     brain = (make_volumes() != 0).any(axis=0)
     low, high = (f(np.argwhere(brain), axis=0) for f in (np.min, np.max))
-    assert case.box == Box(start=tuple(low.tolist()), stop=tuple((high + 1).tolist()))
-    assert case.shape == case.box.shape == case.image.shape[1:]
-    assert case.geometry.shape == brain.shape
+    assert manifest.box == Box(start=tuple(low.tolist()), stop=tuple((high + 1).tolist()))
+    assert case.shape == manifest.box.shape == case.image.shape[1:]
+    assert manifest.geometry.shape == brain.shape
     assert case.convention == BRATS2017
     crop = Box.at((0, 0, 0), case.shape)
     labels, image = case.read_labels(crop), case.read_image(crop)
-    np.testing.assert_array_equal(case.box.placed(labels, case.geometry.shape), make_label_map())
+    np.testing.assert_array_equal(manifest.box.placed(labels, brain.shape), make_label_map())
     assert image.dtype == np.float16
-    np.testing.assert_array_equal((image != 0).any(axis=0), brain[case.box.slices])
+    np.testing.assert_array_equal((image != 0).any(axis=0), brain[manifest.box.slices])
     for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
         assert mask[tuple(voxels.T)].all()
         # a region this small is kept whole

@@ -10,7 +10,6 @@ import torch
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
-from brats_seg.cases.nifti import Geometry
 from brats_seg.config import PatchConfig, TrainingConfig
 from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
@@ -36,11 +35,7 @@ MIRRORINGS = tuple(product([False, True], repeat=3))
 def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
     return PreparedCase(
         case_id="a",
-        key="",
         convention=BRATS2017,
-        spacing_mm=(1.0, 1.0, 1.0),
-        box=Box.at((0, 0, 0), labels.shape),
-        geometry=Geometry.at(np.eye(4), labels.shape),
         image=image.astype(np.float16),
         labels=labels,
         foreground=(),

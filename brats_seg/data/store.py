@@ -301,16 +301,8 @@ class PreparedCase:
     """A case on disk, cropped to the brain and normalised."""
 
     case_id: str
-    key: str
-    """Hash of scans, convention and spacing: see `Manifest.key`."""
     convention: LabelConvention | None
     """Convention of the label map; None without one."""
-    spacing_mm: Spacing
-    """Spacing that the case was prepared at: see `Manifest`."""
-    box: Box
-    """Position of the crop in the grid."""
-    geometry: Geometry
-    """Grid of the scan in the axes of BraTS, at the spacing."""
     image: npt.NDArray[np.float16]
     """(4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: LabelMap | None
@@ -321,7 +313,8 @@ class PreparedCase:
     @property
     def shape(self) -> Triple:
         """Voxels of the crop along X, Y and Z."""
-        return self.box.shape
+        _, x, y, z = self.image.shape
+        return x, y, z
 
     def read_image(
         self, box: Box, out: npt.NDArray[np.float16] | None = None
@@ -374,11 +367,7 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
     rows = _read(case_id, path / FOREGROUND_NAME, np.load)
     return PreparedCase(
         case_id=case_id,
-        key=manifest.key,
         convention=convention,
-        spacing_mm=manifest.spacing_mm,
-        box=manifest.box,
-        geometry=manifest.geometry,
         image=_open(case_id, path / IMAGE_NAME, (len(manifest.means), *shape)),
         labels=None if convention is None else _open(case_id, path / LABELS_NAME, shape),
         foreground=tuple(rows[rows[:, 0] == region, 1:] for region in range(len(REGIONS))),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.loader import whole_case
-from brats_seg.data.store import open_case
+from brats_seg.data.store import read_case_manifest
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.scores import SubsetScores
@@ -181,7 +181,7 @@ def _clean_folder(held_out: HeldOut, device: Device) -> Path:
 def _read_sample(held_out: HeldOut, case_id: str) -> tuple[Field, RegionMasks, Spacing]:
     """Return the image (4, x, y, z) and the reference (3, x, y, z) of a case, and its voxel size."""
     sample = whole_case(held_out.data.folder, case_id)
-    spacing_mm = open_case(held_out.data.folder, case_id).geometry.spacing_mm
+    spacing_mm = read_case_manifest(held_out.data.folder, case_id).geometry.spacing_mm
     return sample.image.float().numpy(), sample.target.numpy().astype(np.bool_), spacing_mm
 
 
