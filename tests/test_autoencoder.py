@@ -93,7 +93,7 @@ def test_a_run_has_its_files_without_dice(data, tmp_path, tiny_run, monkeypatch)
     parts = history[[f"val_rmse_{m}" for m in ("t1n", "t1c", "t2w", "t2f")]].mean(axis=1)
     assert history["val_rmse"].tolist() == pytest.approx(parts.tolist())
     # the target of a patch is the patch
-    sample = whole_case(data.folder, data.split.train[0], build_task(settings()).target_of)
+    sample = whole_case(data.folder, data.split.train[0], build_task(settings()).target_key)
     assert torch.equal(sample.image, sample.target)
     assert sample.image.shape[0] == 4
 

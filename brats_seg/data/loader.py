@@ -11,16 +11,15 @@ import hashlib
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -94,16 +93,6 @@ class Sample:
     case_id: str
 
 
-TargetOf: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
-"""Function that returns the target of a network from the result of a pipeline."""
-
-
-region_target: TargetOf = itemgetter("label")
-"""Returns the region masks (3, X, Y, Z) in uint8."""
-image_target: TargetOf = itemgetter("image")
-"""Returns the image itself."""
-
-
 class PatchDataset(Dataset[Sample]):
     """Patches of prepared cases, read and augmented by a MONAI pipeline; indexed by `PatchKey`.
 
@@ -119,7 +108,7 @@ class PatchDataset(Dataset[Sample]):
         multiple: Triple,
         augment: str,
         seed: int,
-        target_of: TargetOf = region_target,
+        target_key: str = "label",
         transforms: Sequence[Transform] = (),
     ) -> None:
         """Use the prepared cases of a folder.
@@ -130,14 +119,14 @@ class PatchDataset(Dataset[Sample]):
             multiple: Multiple that the size of a whole case is rounded up to.
             augment: A name in `transforms.AUGMENTATIONS`.
             seed: Seed of the run.
-            target_of: Returns the target.
+            target_key: Key of the target in the result of the pipeline; `label` has the region masks.
             transforms: Transforms to apply after those of `augment`; see `training_transforms`.
         """
         self.transform = training_transforms(
             folder, patch=patch, multiple=multiple, augment=augment, extra=transforms
         )
         self._seed = seed
-        self._target_of = target_of
+        self._target_key = target_key
 
     def __getitem__(self, key: PatchKey) -> Sample:
         """Return the patch of a key.
@@ -150,10 +139,10 @@ class PatchDataset(Dataset[Sample]):
         seed_patch(self.transform, position=position, augment=augment)
         with _one_thread():
             data = apply_transforms(self.transform, {"case_id": key.case_id})
-        return Sample(image=data["image"], target=self._target_of(data), case_id=key.case_id)
+        return Sample(image=data["image"], target=data[self._target_key], case_id=key.case_id)
 
 
-def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) -> Sample:
+def whole_case(folder: Path, case_id: str, target_key: str = "label") -> Sample:
     """Verify a prepared case, and return its whole brain crop.
 
     Raises:
@@ -164,7 +153,7 @@ def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) 
     box = whole_box(case.shape, (1, 1, 1))
     image, regions = case.read_image(box), case.regions_of(case.read_labels(box))
     data = {"image": torch.from_numpy(image), "label": torch.from_numpy(regions.view(np.uint8))}
-    return Sample(image=data["image"], target=target_of(data), case_id=case_id)
+    return Sample(image=data["image"], target=data[target_key], case_id=case_id)
 
 
 def patch_loader(

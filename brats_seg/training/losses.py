@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from brats_seg.config import Config, LossConfig
-from brats_seg.data.loader import TargetOf, image_target, region_target
 from brats_seg.errors import ConfigError
 from brats_seg.evaluation.metrics import dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
@@ -305,8 +304,8 @@ class RunningSums:
 class Task:
     """Target, loss and scores of a task."""
 
-    target_of: TargetOf
-    """Makes the target of a patch."""
+    target_key: str
+    """Key of the target in the dictionary of a patch, which has its `image` and its region masks, `label`."""
     n_targets: int
     """Number of channels of a target."""
     criterion: Criterion
@@ -322,14 +321,14 @@ def build_task(config: Config) -> Task:
     loss = config.loss
     if config.model.task == "reconstruction":
         return Task(
-            target_of=image_target,
+            target_key="image",
             n_targets=len(MODALITIES),
             criterion=build_criterion(loss) if loss.name else ReconstructionLoss(),
             measure=add_squares,
             scores=error_columns,
         )
     return Task(
-        target_of=region_target,
+        target_key="label",
         n_targets=len(REGIONS),
         criterion=build_criterion(loss),
         measure=count_voxels,

@@ -227,7 +227,7 @@ def _patches(
         multiple=plan.multiple,
         augment=augment,
         seed=plan.config.training.seed,
-        target_of=plan.task.target_of,
+        target_key=plan.task.target_key,
         transforms=transforms,
     )
     on_gpu = plan.device.torch_device.type != "cpu"

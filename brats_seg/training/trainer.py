@@ -271,7 +271,7 @@ class Trainer:
         whole = patch_loss = None
         if plan.is_validated(progress.epoch, progress.n_epochs):
             case_ids = self.ranks.share(plan.data.split.validation)
-            cases = (whole_case(plan.data.folder, name, plan.task.target_of) for name in case_ids)
+            cases = (whole_case(plan.data.folder, name, plan.task.target_key) for name in case_ids)
             shown = track(cases, what="validation", total=len(case_ids))
             whole = self._sums(shown, case_predictor(plan))
         if plan.watched_patches:
