@@ -333,16 +333,14 @@ def _try_to_write(index: CaseIndex, path: Path) -> None:
 
 def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     """Return the cases that can be trained on."""
-    labelled = [case for case in index.cases if case.label is not None]
-    bad = [case for case in labelled if not case.usable]
+    bad = [case for case in index.cases if case.label is not None and not case.usable]
     if bad and not skip_bad:
         raise CaseProblemsError(["; ".join(case.problems) for case in bad])
     for case in bad:
         log.warning("left out: %s", "; ".join(case.problems))
-    usable = tuple(case for case in labelled if case.usable)
-    if not usable:
+    if not index.trainable:
         problem = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map"
         advice = "Name others with --label-files '*_NAME.nii.gz', or give the folder above."
         msg = f"{problem}, which training needs. Looked below it for {EXPECTED_LABELS}. {advice}"
         raise LayoutError(msg)
-    return usable
+    return index.trainable
