@@ -18,7 +18,6 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models import unet
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
-from brats_seg.presets import NETWORKS
 from brats_seg.voxels.box import Triple, rounded_up
 
 OWN_MULTIPLE = 32
@@ -47,7 +46,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
         >>> network(torch.zeros(1, 4, 16, 16, 16)).shape
         torch.Size([1, 3, 16, 16, 16])
     """
-    if config.name not in NETWORKS:
+    if config.name not in _NETWORKS:
         return OwnNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
     if config.arguments:
         msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
@@ -162,7 +161,7 @@ def default_window(config: Config, patch: Triple) -> Triple | None:
 
 def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
-    is_known = config.name in NETWORKS
+    is_known = config.name in _NETWORKS
     return rounded_up(shape, size_multiple(config, shape) if is_known else (OWN_MULTIPLE,) * 3)
 
 
