@@ -70,9 +70,8 @@ def check_machine(output: Path, *, needed_shared: int = 0, needed_disk: int = 0)
         needed_disk: Free disk space in bytes below which a warning is given.
     """
     check_writable(output)
-    findings = [_memory_finding()]
-    findings += _shared_findings(needed_shared) if needed_shared else []
-    findings += [disk_finding("disk space", output, needed_disk)] if needed_disk else []
+    findings = [_memory_finding(), *_shared_findings(needed_shared)]
+    findings.append(disk_finding("disk space", output, needed_disk))
     for finding in findings:
         if finding.status != "ok":
             log.warning("%s: %s. `brats-seg doctor` says more.", finding.check, finding.found)
