@@ -17,7 +17,7 @@ from brats_seg.config import PatchConfig
 from brats_seg.data import loader
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.store import open_case
-from brats_seg.data.transforms import transforms_named
+from brats_seg.data.transforms import transform_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box, Triple
@@ -39,7 +39,7 @@ class DeadlyDataset(PatchDataset):
 
 
 def make_dataset(folder: Path, *names: str, cls: type[PatchDataset] = PatchDataset) -> PatchDataset:
-    patch, extra = PatchConfig(size=(12, 12, 12)), transforms_named(names)
+    patch, extra = PatchConfig(size=(12, 12, 12)), tuple(map(transform_named, names))
     return cls(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
 
 
@@ -155,7 +155,7 @@ def test_workers_draw_alike(tiny_prepared: Path, names: tuple[str, ...], n_worke
 )
 def test_a_name_of_no_transform_is_refused(name: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=rf"training.transforms .*{name}.*{reason}.*[Ee]xpected"):
-        transforms_named([name])
+        transform_named(name)
 
 
 def make_nothing() -> None:

@@ -22,7 +22,6 @@ from brats_seg.data.transforms import (
     read_transformed,
     rotation_matrix,
     touched_box,
-    whole_box,
 )
 from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box, Triple
@@ -140,9 +139,22 @@ CASE_SHAPE, SIZE = (20, 30, 10), (8, 8, 8)
 NONE = (np.empty((0, 3), dtype=np.int32),) * 3
 
 
-def boxes(n: int, fraction: float, **case: Triple | Sequence[np.ndarray]) -> list[Box]:
-    rng, case = np.random.default_rng(0), {"foreground": NONE, "shape": CASE_SHAPE} | case
-    return [choose_box(rng, size=SIZE, foreground_fraction=fraction, **case) for _ in range(n)]
+def case_of(shape: Triple, foreground: Sequence[np.ndarray] = NONE) -> PreparedCase:
+    image = np.broadcast_to(np.float16(0), (4, *shape))
+    return PreparedCase(
+        case_id="a", convention=None, image=image, labels=None, foreground=tuple(foreground)
+    )
+
+
+def boxes(
+    n: int,
+    fraction: float,
+    foreground: Sequence[np.ndarray] = NONE,
+    shape: Triple = CASE_SHAPE,
+) -> list[Box]:
+    rng, patch = np.random.default_rng(0), PatchConfig(size=SIZE, foreground=fraction)
+    case = case_of(shape, foreground)
+    return [choose_box(case, patch, (1, 1, 1), rng) for _ in range(n)]
 
 
 def test_patches_lie_anywhere_inside_the_case() -> None:
@@ -186,7 +198,9 @@ def test_a_patch_larger_than_the_case_reaches_beyond_it_on_both_sides(fraction: 
     found = boxes(5, fraction=fraction, foreground=voxels, shape=(4, 7, 8))
     assert set(found) == {Box(start=(-2, -1, 0), stop=(6, 7, 8))}
     # and a whole case is rounded up
-    assert whole_box((143, 180, 128), (16, 8, 32)) == Box.at((0, 0, 0), (144, 184, 128))
+    case, patch = case_of((143, 180, 128)), PatchConfig(size="whole", foreground=fraction)
+    box = choose_box(case, patch, (16, 8, 32), np.random.default_rng(0))
+    assert box == Box.at((0, 0, 0), (144, 184, 128))
 
 
 def test_a_seed_may_be_an_integer_of_numpy() -> None:

@@ -30,9 +30,9 @@ from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import Transform
 from brats_seg.data.store import open_case, verify_case
-from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms, whole_box
+from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms
 from brats_seg.errors import EnvironmentalError
-from brats_seg.voxels.box import Triple
+from brats_seg.voxels.box import Box, Triple
 
 PATCHES_AHEAD = 2
 """Patches prepared in advance per worker: one in progress, and one that is finished."""
@@ -150,7 +150,7 @@ def whole_case(folder: Path, case_id: str, target_key: str = "label") -> Sample:
     """
     verify_case(folder, case_id)
     case = open_case(folder, case_id)
-    box = whole_box(case.shape, (1, 1, 1))
+    box = Box.at((0, 0, 0), case.shape)
     image, regions = case.read_image(box), case.regions_of(case.read_labels(box))
     data = {"image": torch.from_numpy(image), "label": torch.from_numpy(regions.view(np.uint8))}
     return Sample(image=data["image"], target=data[target_key], case_id=case_id)

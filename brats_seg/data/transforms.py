@@ -31,7 +31,7 @@ from brats_seg.data.intensities import (
     as_type,
     plain_tensor,
 )
-from brats_seg.data.store import Buffers, PreparedCase, Voxels, open_case
+from brats_seg.data.store import Buffers, PreparedCase, open_case
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.labels import MODALITIES, REGIONS, LabelMap, convention_named, regions_of
 from brats_seg.voxels.box import Box, Triple, rounded_up
@@ -132,20 +132,32 @@ def seed_patch(pipeline: Compose, *, position: int, augment: int) -> None:
             transform.set_random_state(seed=position)
 
 
-def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
-    """Import transforms by dotted name, as `training.transforms` gives them.
+def transform_named(name: str) -> Transform:
+    """Import a transform by dotted name, as `training.transforms` gives it.
 
-    Each name is a function or class that returns a dictionary transform when it is called without
+    The name is a function or class that returns a dictionary transform when it is called without
     arguments. A transform that needs arguments is wrapped in a function:
 
         def elastic():
             return RandAffined(("image", "label"), prob=0.2, mode=("bilinear", "nearest"))
 
     Raises:
-        ConfigError: A name cannot be imported or called without arguments, or does not return a
+        ConfigError: The name cannot be imported or called without arguments, or does not return a
             transform.
     """
-    return tuple(map(_transform_named, names))
+    make = import_by_name(name, "training.transforms")
+    setting = f"training.transforms {name!r}"
+    expected = "a function or class that returns a MONAI dictionary transform without arguments"
+    try:
+        transform = make()
+    # code of a user may raise anything
+    except Exception as error:
+        msg = f"{setting} cannot be called: {type(error).__name__}: {error}. Expected {expected}"
+        raise ConfigError(msg) from error
+    if not callable(transform):
+        msg = f"{setting} returned {transform!r}. Expected {expected}"
+        raise ConfigError(msg)
+    return transform
 
 
 class ReadPatchd(Randomizable, MapTransform):
@@ -199,16 +211,7 @@ class ReadPatchd(Randomizable, MapTransform):
 
     def randomize(self, data: PreparedCase) -> None:
         """Draw the box and the spatial transform of the next patch."""
-        if self.patch.size == "whole":
-            self.box = whole_box(data.shape, self.multiple)
-        else:
-            self.box = choose_box(
-                self._generator,
-                shape=data.shape,
-                size=self.patch.size,
-                foreground_fraction=self.patch.foreground,
-                foreground=data.foreground,
-            )
+        self.box = choose_box(data, self.patch, self.multiple, self._generator)
         self.transform = draw_spatial_transform(self.augmentation, self._generator)
 
     def __call__(self, data: Mapping[str, Any]) -> Item:
@@ -275,12 +278,7 @@ class InHalfd(MapTransform):
 
 
 def choose_box(
-    rng: np.random.Generator,
-    *,
-    shape: Triple,
-    size: Triple,
-    foreground_fraction: float,
-    foreground: Sequence[Voxels],
+    case: PreparedCase, patch: PatchConfig, multiple: Triple, rng: np.random.Generator
 ) -> Box:
     """Place a patch in a case.
 
@@ -289,26 +287,23 @@ def choose_box(
     the patch extends beyond it on both sides.
 
     Args:
+        case: Case that the patch is from.
+        patch: Size and placement.
+        multiple: Multiple that the size of a whole case is rounded up to.
         rng: Generator of this patch.
-        shape: Voxels of the case.
-        size: Voxels of the patch.
-        foreground_fraction: Probability of a patch on tumour, if the case has any.
-        foreground: Voxels (n, 3) of every region.
     """
-    slack = np.subtract(shape, size)
-    present = [voxels for voxels in foreground if len(voxels)]
-    if rng.random() < foreground_fraction and present:
+    size = patch.size
+    if size == "whole":
+        return Box.at((0, 0, 0), rounded_up(case.shape, multiple))
+    slack = np.subtract(case.shape, size)
+    present = [voxels for voxels in case.foreground if len(voxels)]
+    if rng.random() < patch.foreground and present:
         voxels = present[rng.integers(len(present))]
         start = voxels[rng.integers(len(voxels))] - np.floor_divide(size, 2)
     else:
         start = rng.integers(np.maximum(slack, 0), endpoint=True)
     start = np.where(slack < 0, slack // 2, np.clip(start, 0, np.maximum(slack, 0)))
     return Box.at((int(start[0]), int(start[1]), int(start[2])), size)
-
-
-def whole_box(shape: Triple, multiple: Triple) -> Box:
-    """Return the box of a whole case, its size rounded up to multiples that a network takes."""
-    return Box.at((0, 0, 0), rounded_up(shape, multiple))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -373,22 +368,6 @@ def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
     x, y, z = (math.floor(n) for n in _centre(box) - reach)
     right, front, top = (math.ceil(n) + 1 for n in _centre(box) + reach)
     return Box(start=(x, y, z), stop=(right, front, top))
-
-
-def _transform_named(name: str) -> Transform:
-    make = import_by_name(name, "training.transforms")
-    setting = f"training.transforms {name!r}"
-    expected = "a function or class that returns a MONAI dictionary transform without arguments"
-    try:
-        transform = make()
-    # code of a user may raise anything
-    except Exception as error:
-        msg = f"{setting} cannot be called: {type(error).__name__}: {error}. Expected {expected}"
-        raise ConfigError(msg) from error
-    if not callable(transform):
-        msg = f"{setting} returned {transform!r}. Expected {expected}"
-        raise ConfigError(msg)
-    return transform
 
 
 def _read_mirrored(

@@ -19,7 +19,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PatchKey, Sample
 from brats_seg.data.store import read_case_manifest
-from brats_seg.data.transforms import transforms_named
+from brats_seg.data.transforms import transform_named
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
@@ -193,7 +193,7 @@ class Batch:
 def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterator[Batch]:
     """Yield the batch of each group of keys; every patch is read once."""
     training = plan.config.training
-    transforms = transforms_named(training.transforms)
+    transforms = tuple(map(transform_named, training.transforms))
     if training.modality_dropout > 0:
         # after all others: noise, or a transform of the user, would fill the empty channels
         changes = [(drop_modalities, training.modality_dropout)]
