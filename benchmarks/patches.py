@@ -193,7 +193,9 @@ def _ours(bench: Bench, augment: str) -> Callable[[], object]:
 
 def _dataset(bench: Bench, augment: str) -> PatchDataset:
     folder, patch = bench.folder / "prepared", PatchConfig(size=bench.size)
-    return PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
+    return PatchDataset(
+        transforms.training_transforms(folder, patch=patch, augment=augment), seed=0
+    )
 
 
 def _keys(bench: Bench) -> Iterator[PatchKey]:

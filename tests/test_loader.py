@@ -17,7 +17,7 @@ from brats_seg.config import PatchConfig
 from brats_seg.data import loader
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.store import open_case
-from brats_seg.data.transforms import transform_named
+from brats_seg.data.transforms import training_transforms, transform_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box, Triple
@@ -40,7 +40,7 @@ class DeadlyDataset(PatchDataset):
 
 def make_dataset(folder: Path, *names: str, cls: type[PatchDataset] = PatchDataset) -> PatchDataset:
     patch, extra = PatchConfig(size=(12, 12, 12)), tuple(map(transform_named, names))
-    return cls(folder, patch=patch, multiple=(1, 1, 1), augment="full", seed=1, transforms=extra)
+    return cls(training_transforms(folder, patch=patch, augment="full", extra=extra), seed=1)
 
 
 def test_a_seed_never_changes_and_depends_on_every_part() -> None:
@@ -164,7 +164,7 @@ def make_nothing() -> None:
 
 def dataset_of(path: Path, augment: str = "none", size: Triple | str = (16, 24, 8)) -> PatchDataset:
     given = {"patch": PatchConfig(size=size, foreground=0.5), "multiple": (16, 16, 32)}
-    return PatchDataset(path, augment=augment, seed=1, **given)
+    return PatchDataset(training_transforms(path, augment=augment, **given), seed=1)
 
 
 def keys_of(n: int) -> list[loader.PatchKey]:

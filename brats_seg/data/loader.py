@@ -23,16 +23,15 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from monai.transforms import Compose
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
-from brats_seg.config import PatchConfig
-from brats_seg.data.intensities import Transform
 from brats_seg.data.store import open_case, verify_case
-from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms
+from brats_seg.data.transforms import apply_transforms, seed_patch
 from brats_seg.errors import EnvironmentalError
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.box import Box
 
 PATCHES_AHEAD = 2
 """Patches prepared in advance per worker: one in progress, and one that is finished."""
@@ -100,31 +99,15 @@ class PatchDataset(Dataset[Sample]):
     patch in any process. Samples share no memory.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        patch: PatchConfig,
-        multiple: Triple,
-        augment: str,
-        seed: int,
-        target_key: str = "label",
-        transforms: Sequence[Transform] = (),
-    ) -> None:
-        """Use the prepared cases of a folder.
+    def __init__(self, pipeline: Compose, *, seed: int, target_key: str = "label") -> None:
+        """Load patches with a pipeline.
 
         Args:
-            folder: Folder of all prepared cases.
-            patch: Size and placement.
-            multiple: Multiple that the size of a whole case is rounded up to.
-            augment: A name in `transforms.AUGMENTATIONS`.
+            pipeline: Pipeline of `training_transforms`.
             seed: Seed of the run.
             target_key: Key of the target in the result of the pipeline; `label` has the region masks.
-            transforms: Transforms to apply after those of `augment`; see `training_transforms`.
         """
-        self.transform = training_transforms(
-            folder, patch=patch, multiple=multiple, augment=augment, extra=transforms
-        )
+        self.transform = pipeline
         self._seed = seed
         self._target_key = target_key
 

@@ -19,7 +19,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PatchKey, Sample
 from brats_seg.data.store import read_case_manifest
-from brats_seg.data.transforms import transform_named
+from brats_seg.data.transforms import training_transforms, transform_named
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
@@ -221,15 +221,15 @@ def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _patches(
     plan: RunPlan, keys: Iterable[PatchKey], augment: str, transforms: Sequence[Transform]
 ) -> Iterator[Sample]:
-    dataset = loader.PatchDataset(
+    pipeline = training_transforms(
         plan.data.folder,
         patch=plan.config.patch,
         multiple=plan.multiple,
         augment=augment,
-        seed=plan.config.training.seed,
-        target_key=plan.task.target_key,
-        transforms=transforms,
+        extra=transforms,
     )
+    seed, target_key = plan.config.training.seed, plan.task.target_key
+    dataset = loader.PatchDataset(pipeline, seed=seed, target_key=target_key)
     on_gpu = plan.device.torch_device.type != "cpu"
     return loader.patch_loader(dataset, keys, _n_workers(plan.config, on_gpu=on_gpu))
 
