@@ -289,10 +289,11 @@ class Hungry(nn.Module):
 
 
 def test_memory_runs_out_in_validation(data: FoldData, caplog: pytest.LogCaptureFixture) -> None:
-    predict, network = case_predictor(plan_run(settings(), data)), Hungry()
+    network = Hungry()
+    predict = case_predictor(network, plan_run(settings(), data))
     image = torch.rand(4, 20, 18, 16)
     for _ in range(2):
-        torch.testing.assert_close(predict(network, image), image[:3])
+        torch.testing.assert_close(predict(image), image[:3])
     assert network.n_refused == 1
     assert "validation: memory ran out with the windows of prediction: CUDA" in caplog.text
     assert "with windows of 8x8x8" in caplog.text

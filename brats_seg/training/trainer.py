@@ -8,16 +8,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from signal import Signals
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config, Size, StartConfig
+from brats_seg.config import Config, StartConfig
 from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample, stable_seed, whole_case
 from brats_seg.data.store import raise_damage, verify_cases
@@ -39,9 +37,6 @@ from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
-
-Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-"""Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
 
 log = logging.getLogger(__name__)
 
@@ -273,16 +268,15 @@ class Trainer:
             case_ids = self.ranks.share(plan.data.split.validation)
             cases = (whole_case(plan.data.folder, name, plan.task.target_key) for name in case_ids)
             shown = track(cases, what="validation", total=len(case_ids))
-            whole = self._sums(shown, case_predictor(plan))
+            whole = self._sums(shown)
         if plan.watched_patches:
             keys = self.ranks.share(plan.watched_patches)
-            patches = run_plan.held_out_patches(plan, keys)
-            patch_loss = self._sums(patches, partial(_patch_logits, plan)).loss
+            patch_loss = self._sums(run_plan.held_out_patches(plan, keys)).loss
         return whole, patch_loss
 
-    def _sums(self, samples: Iterable[Sample], predict: Predict) -> RunningSums:
+    def _sums(self, samples: Iterable[Sample]) -> RunningSums:
         """Return the sums over the samples of all ranks."""
-        share = validate(self.state.network, self.plan, self._until_stopped(samples), predict)
+        share = validate(self.state.network, self.plan, self._until_stopped(samples))
         sums = RunningSums()
         for part_of_rank in self.ranks.gather(share):
             sums.add_all(part_of_rank)
@@ -358,15 +352,14 @@ class Trainer:
         self.folder.save(self.state)
 
 
-def validate(
-    network: nn.Module, plan: run_plan.RunPlan, samples: Iterable[Sample], predict: Predict
-) -> RunningSums:
+def validate(network: nn.Module, plan: run_plan.RunPlan, samples: Iterable[Sample]) -> RunningSums:
     """Return the sums of the losses and measurements of patches or whole cases."""
     sums, device = RunningSums(), plan.device.torch_device
+    predict = case_predictor(network, plan)
     network.eval()
     with torch.inference_mode():
         for sample in samples:
-            output = predict(network, sample.image)[None].to(device)
+            output = predict(sample.image)[None]
             target = sample.target[None].to(device).float()
             sums.loss_sum += float(whole_loss(plan.task.criterion, output, target))
             sums.n_patches += 1
@@ -377,43 +370,33 @@ def validate(
     return sums
 
 
-def case_predictor(plan: run_plan.RunPlan) -> Predict:
-    """Return a function that computes the logits of a whole case, in the windows of prediction.
+def case_predictor(network: nn.Module, plan: run_plan.RunPlan) -> Callable[[Tensor], Tensor]:
+    """Return a function that maps an image `(4, X, Y, Z)` to its logits, in the windows of prediction.
 
-    A network that was trained on whole brain crops gets the crop in one window. If memory runs out,
-    the windows become training patches, which have fitted in training.
+    A training patch, and a whole brain crop if the network was trained on those, is one window. If
+    memory runs out, the windows become training patches, which have fitted in training.
     """
     modes, device = ["the windows of prediction"], plan.device.torch_device
     if plan.config.patch.size != "whole":
         modes.append(f"windows of {shape_text(plan.patch)}")
     fallback = memory.Fallback(modes, device, EnvironmentalError, what="validation: ")
+    overlap = plan.config.validation.overlap
 
-    def predict(network: nn.Module, image: Tensor) -> Tensor:
+    def predict(image: Tensor) -> Tensor:
         x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
         if fallback.index:
             x, y, z = map(min, (x, y, z), plan.patch)
-        return _case_logits(plan, (x, y, z), network, image)
+        with part("windows", n_windows(image.shape[1:], (x, y, z), overlap)) as after_window:
+            return predict_logits(
+                lambda voxels: as_output(network(voxels)).logits[0],
+                image.to(device).float(),
+                window=(x, y, z),
+                overlap=overlap,
+                device=plan.device,
+                after_window=after_window,
+            )
 
-    return lambda network, image: fallback.run(lambda _: predict(network, image))
-
-
-def _patch_logits(plan: run_plan.RunPlan, network: nn.Module, image: Tensor) -> Tensor:
-    with plan.device.autocast():
-        return as_output(network(image[None].to(plan.device.torch_device).float())).logits[0][0]
-
-
-def _case_logits(plan: run_plan.RunPlan, window: Size, network: nn.Module, image: Tensor) -> Tensor:
-    overlap, device = plan.config.validation.overlap, plan.device
-    with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
-
-        def window_logits(voxels: Tensor) -> Tensor:
-            with device.autocast():
-                logits = as_output(network(voxels)).logits[0]
-            after_window()
-            return logits
-
-        whole = image.to(device.torch_device).float()
-        return predict_logits(window_logits, whole, window=window, overlap=overlap)
+    return lambda image: fallback.run(lambda _: predict(image))
 
 
 def _log_outcome(outcome: Outcome, watched: str, folder: RunFolder, stop: StopRequest) -> None:
