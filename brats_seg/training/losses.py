@@ -136,14 +136,12 @@ class LogitsLoss(nn.Module):
 
     def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of all patches together, a scalar."""
-        output = as_output(output)
         with torch.autocast(target.device.type, enabled=False):
-            losses = torch.stack([self._level_loss(logits, target) for logits in output.logits])
+            losses = _by_level(self._scalar_loss, output, target)
             return torch.tensordot(_level_weights(losses), losses, dims=1)
 
-    def _level_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits = at_least_float32(logits)
-        return check_scalar(self.loss(logits, _on_grid_of(logits, target)), self.loss)
+    def _scalar_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return check_scalar(self.loss(logits, target), self.loss)
 
 
 class DiceBce(nn.Module):
@@ -166,7 +164,7 @@ class DiceBce(nn.Module):
 
     def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
-        return _weighted(_terms(output, target), self.config).mean(-1)
+        return _weighted(_by_level(_terms, output, target), self.config).mean(-1)
 
 
 class BatchDiceBce(nn.Module):
@@ -184,7 +182,7 @@ class BatchDiceBce(nn.Module):
 
     def sums(self, output: Output, target: Tensor) -> Tensor:
         """Return the sums over the given patches, `(L * R * 3,)`."""
-        return _terms(output, target).sum(1).flatten()
+        return _by_level(_terms, output, target).sum(1).flatten()
 
     def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
         """Return the loss of the effective batch."""
@@ -227,19 +225,18 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
-def _terms(output: Output, target: Tensor) -> Tensor:
-    """Return the terms of the loss of every level, `(L, N, R, 3)`."""
-    return torch.stack([_level_terms(logits, target) for logits in as_output(output).logits])
+def _by_level(loss: Callable[[Tensor, Tensor], Tensor], output: Output, target: Tensor) -> Tensor:
+    """Return the loss of each level, or its terms, `(L, ...)`; the target is put on the grid of the level."""
+    levels = map(at_least_float32, as_output(output).logits)
+    return torch.stack([loss(logits, _on_grid_of(logits, target)) for logits in levels])
 
 
-def _level_terms(logits: Tensor, target: Tensor) -> Tensor:
+def _terms(logits: Tensor, target: Tensor) -> Tensor:
     """Return the terms of the loss of a level: `(N, R, X, Y, Z)` twice -> `(N, R, 3)`.
 
     They are the probability inside the target, probability and target together, and the mean
     cross-entropy.
     """
-    logits = at_least_float32(logits)
-    target = _on_grid_of(logits, target)
     probabilities = torch.sigmoid(logits)
     bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
     inside = (probabilities * target).sum(_VOXELS)
