@@ -103,7 +103,7 @@ def test_gradients_that_are_not_dropped_would_be_noticed() -> None:
     """The negative control: keeping the gradients of the failed attempt changes the weights."""
     kept, undisturbed = network(), network()
     steps = Steps(kept, DiceBce())
-    steps.accumulator._leaves.drop_gradients = lambda: None  # type: ignore[method-assign]
+    steps.accumulator.leaves.drop_gradients = lambda: None  # type: ignore[method-assign]
     kept.register_forward_pre_hook(Fuse(3))
     steps.step()
     Steps(undisturbed, DiceBce()).step()

@@ -90,7 +90,8 @@ class Leaves:
     def __init__(
         self, network: nn.Module, criterion: losses.Criterion, optimizer: torch.optim.Optimizer
     ) -> None:
-        self._modules = stateful_modules(network, criterion)
+        self.modules = [part for part in (network, criterion) if isinstance(part, nn.Module)]
+        """The network, and the loss if it is a module, whose buffers a forward pass may change."""
         self._optimizer = optimizer
         self.is_checked = False
         """Whether a loss has passed `check`."""
@@ -103,7 +104,7 @@ class Leaves:
     @property
     def all(self) -> list[Tensor]:
         """Every tensor that requires a gradient, each once."""
-        held = (parameter for module in self._modules for parameter in module.parameters())
+        held = (parameter for module in self.modules for parameter in module.parameters())
         return [t for t in dict.fromkeys([*held, *self.updated]) if t.requires_grad]
 
     def drop_gradients(self) -> None:
@@ -258,7 +259,7 @@ class BatchGradient:
             return carried
 
         carried = self._together(first_pass)
-        after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
+        after = PassState.capture(device, *self.leaves.modules)
         n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
         leaves = [item.as_leaves() for item in carried]
         everyone = self._gather(leaves)
@@ -366,11 +367,6 @@ class BatchGradient:
         if self.ranks.any(error is not None):
             raise error or torch.OutOfMemoryError("memory ran out on another rank")
         return value
-
-
-def stateful_modules(network: nn.Module, criterion: losses.Criterion) -> list[nn.Module]:
-    """Return the network, and the loss if it is a module, whose buffers a forward pass may change."""
-    return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
 
 def _find_leaves(*tensors: Tensor) -> Iterator[Tensor]:

@@ -24,7 +24,7 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
-from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
+from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch
 from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
@@ -110,13 +110,13 @@ class Accumulator:
         self.clip_norm = clip_norm
         self.ranks = ranks or Ranks()
         self.device = device or Device(torch_device=next(network.parameters()).device)
-        self._leaves = Leaves(network, criterion, optimizer)
+        self.leaves = Leaves(network, criterion, optimizer)
         self._gradient = BatchGradient(
             network=network,
             criterion=criterion,
             device=self.device,
             ranks=self.ranks,
-            leaves=self._leaves,
+            leaves=self.leaves,
             independence=PatchIndependence(network),
             n_at_once=n_at_once,
         )
@@ -124,7 +124,7 @@ class Accumulator:
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
         learnable = {p for p in parameters_of(criterion) if p.requires_grad}
-        if left_out := learnable.difference(self._leaves.updated):
+        if left_out := learnable.difference(self.leaves.updated):
             message = "the loss %s has parameters that the optimizer was not given: %d"
             log.warning(message, type(criterion).__name__, len(left_out))
 
@@ -150,13 +150,12 @@ class Accumulator:
             ReplayError: The loss needs two passes, and the network gave different outputs in them.
             HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
-        modules = stateful_modules(self.network, self.criterion)
-        before = PassState.capture(self.device.torch_device, *modules)
+        before = PassState.capture(self.device.torch_device, *self.leaves.modules)
         try:
             loss, measured = self.backward(micro_batches, measure)
-            self.ranks.sum_gradients(self._leaves.all)
+            self.ranks.sum_gradients(self.leaves.all)
         except BaseException:
-            self._leaves.drop_gradients()
+            self.leaves.drop_gradients()
             before.restore()
             raise
         norm = self._update()
@@ -172,7 +171,7 @@ class Accumulator:
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
-        self._leaves.drop_gradients()
+        self.leaves.drop_gradients()
         return self._gradient.make(micro_batches, measure, self.scaler.scale)
 
     def _update(self) -> float:
@@ -181,7 +180,7 @@ class Accumulator:
         Only the parameters that the optimizer updates count for the norm.
         """
         self.scaler.unscale_(self.optimizer)
-        parameters = [p for p in self._leaves.updated if p.grad is not None]
+        parameters = [p for p in self.leaves.updated if p.grad is not None]
         if self.clip_norm is None:
             norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
         else:

@@ -29,7 +29,6 @@ from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.models.build import shape_text
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
-from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.state import RunState, StartedFrom, environment_of
@@ -164,7 +163,7 @@ class RunFolder:
             log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
         if ranks.is_first:
             self._write_facts(plan)
-        ranks.broadcast(*stateful_modules(state.network, plan.task.criterion))
+        ranks.broadcast(*state.accumulator.leaves.modules)
 
     def _write_facts(self, plan: RunPlan) -> None:
         """Write the settings, the cases and the environment."""
