@@ -122,8 +122,9 @@ def chain(n_hidden: int) -> nn.Module:
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
 
-def counted(network: nn.Module) -> int:
-    made = Footprint(network, lambda out, _: as_output(out).logits[0].mean(), settings(), CPU)
+def counted(network: nn.Module, *assignments: str) -> int:
+    config = settings(*assignments)
+    made = Footprint(network, lambda out, _: as_output(out).logits[0].mean(), config, CPU)
     return made.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
 
 
@@ -143,6 +144,12 @@ def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
         for n in (2, 2 + n_hidden)
     ]
     assert counted(frozen[1]) - counted(frozen[0]) < 20_000
+
+
+def test_the_target_of_an_autoencoder_is_the_image_itself() -> None:
+    """The host holds no regions, and the device four channels of the target instead of three."""
+    more = counted(chain(1), "model.name=autoencoder") - counted(chain(1))
+    assert more == pytest.approx((4 * 4 - 3 * 4 - 3) * 40**3, abs=20_000)
 
 
 @pytest.mark.parametrize(

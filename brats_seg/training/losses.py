@@ -303,8 +303,6 @@ class Task:
 
     target_key: str
     """Key of the target in the dictionary of a patch, which has its `image` and its region masks, `label`."""
-    n_targets: int
-    """Number of channels of a target."""
     criterion: Criterion
     """Loss of the settings."""
     measure: Measure
@@ -319,14 +317,12 @@ def build_task(config: Config) -> Task:
     if config.model.task == "reconstruction":
         return Task(
             target_key="image",
-            n_targets=len(MODALITIES),
             criterion=build_criterion(loss) if loss.name else ReconstructionLoss(),
             measure=add_squares,
             scores=error_columns,
         )
     return Task(
         target_key="label",
-        n_targets=len(REGIONS),
         criterion=build_criterion(loss),
         measure=count_voxels,
         scores=overlap_columns,

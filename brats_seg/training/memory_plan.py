@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from brats_seg.config import Config, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
-from brats_seg.labels import MODALITIES
+from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.build import shape_text
 from brats_seg.models.convolution import cpu_as_gpu
 from brats_seg.models.interface import set_activation_checkpointing, tensors_of
@@ -366,7 +366,7 @@ class Footprint:
         """
         self._criterion = criterion
         self._for_gpu = for_gpu
-        self._n_targets = build_task(config).n_targets
+        self._target_key = build_task(config).target_key
         batches = config.training.effective_batch
         self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -404,7 +404,7 @@ class Footprint:
         self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
         # the batch is held on the host, which is the device itself on the CPU
         n_samples = 1 if self._for_gpu else self._effective_batch
-        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
+        samples = [_fake_sample(patch, self._target_key) for _ in range(n_samples)]
         # there are enough of them for a micro-batch, which is copied to the device
         samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
@@ -439,9 +439,10 @@ def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
     return fakes
 
 
-def _fake_sample(patch: Size, n_targets: int) -> Sample:
+def _fake_sample(patch: Size, target_key: str) -> Sample:
     image = torch.empty(len(MODALITIES), *patch, dtype=torch.float16)
-    target = torch.empty(n_targets, *patch, dtype=torch.uint8)
+    regions = torch.empty(len(REGIONS), *patch, dtype=torch.uint8)
+    target = {"image": image, "label": regions}[target_key]
     return Sample(image=image, target=target, case_id="")
 
 
