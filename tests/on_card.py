@@ -65,7 +65,7 @@ class Step:
             ranks=ranks,
         )
         image, target = phantom_patches(2, PATCH)
-        pair = (image, target.to(torch.uint8) if self.task.n_targets == 3 else image)
+        pair = (image, {"image": image, "label": target.to(torch.uint8)}[self.task.target_key])
         parts = [part.split(1) for part in pair]
         self.batch = [MicroBatch(*both) for both in zip(*parts, strict=True)]
 
@@ -226,7 +226,8 @@ def peak_of_step(config: Config, checkpointing: str) -> float:
     task, live = build_task(config), memory_plan._LiveBytes(NAME)
     device = Device(torch_device=torch.device(NAME), autocast_dtype=HALF)
     image = torch.zeros(1, 4, *config.patch.size, dtype=HALF)
-    batch = [MicroBatch(image, image[:, : task.n_targets].byte())] * 2
+    target = {"image": image, "label": image[:, :3].byte()}[task.target_key]
+    batch = [MicroBatch(image, target)] * 2
     with a_card("meta"), live:
         with device.torch_device:
             network = build_model(config.model, config.patch.size).train()

@@ -37,14 +37,14 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 2057,
-    "cases": 2477,
-    "top level": 1519,
-    "evaluation": 1271,
-    "dicom": 1116,
+    "inference": 1964,
+    "cases": 2435,
+    "top level": 1511,
+    "evaluation": 1239,
+    "dicom": 1067,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_615, 110
+MOST_LINES, MOST_MODULES = 19_298, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {
