@@ -37,14 +37,14 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 1964,
-    "cases": 2435,
+    "inference": 1960,
+    "cases": 2432,
     "top level": 1511,
-    "evaluation": 1239,
+    "evaluation": 1238,
     "dicom": 1067,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_298, 110
+MOST_LINES, MOST_MODULES = 19_276, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

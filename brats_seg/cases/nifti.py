@@ -27,7 +27,7 @@ from nibabel.volumeutils import apply_read_scaling
 
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
-from brats_seg.voxels.box import Triple
+from brats_seg.voxels.box import Triple, triple
 from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, find_turn, turned
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
@@ -90,9 +90,8 @@ class Geometry:
     @classmethod
     def at(cls, affine: Affine, shape: tuple[int, ...], *, qform_code: int = 0) -> Self:
         """Return the grid of a shape (X, Y, Z) whose position is its sform."""
-        x, y, z = shape
         codes = {"qform_code": qform_code, "sform_code": 1}
-        return cls(shape=(x, y, z), affine=affine, qform=affine, **codes)
+        return cls(shape=triple(shape), affine=affine, qform=affine, **codes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Geometry) and all(
@@ -102,8 +101,7 @@ class Geometry:
     @property
     def spacing_mm(self) -> Spacing:
         """Edge lengths of a voxel along X, Y and Z."""
-        x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0).tolist()
-        return x, y, z
+        return triple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -377,9 +375,8 @@ def _geometry(header: _Header, volume: int | None) -> Geometry:
         _refuse(f"an invalid header ({error})", "a NIfTI header", _CONVERT_AGAIN)
     if problem := "; ".join([*_wrong_fields(header), *_wrong_affine(affine)]):
         _refuse(problem, "a position in millimetres", _CONVERT_AGAIN)
-    x, y, z = shape[:3]
     return Geometry(
-        shape=(x, y, z),
+        shape=triple(shape[:3]),
         affine=affine,
         qform=affine if qform is None else qform,
         qform_code=0 if qform is None else int(header["qform_code"]),

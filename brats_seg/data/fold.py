@@ -36,6 +36,7 @@ from brats_seg.errors import (
 )
 from brats_seg.files import alone_at
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import triple
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -284,14 +285,13 @@ def open_split(folder: Path, split: Split) -> FoldData:
             expected = f"{spacing_text(cases[0].spacing_mm)} mm as {case_ids[0]}"
             next_step = "Prepare the cases of this data folder again."
             raise CaseError(case_id, MANIFEST_NAME, problem, expected, next_step)
-    x, y, z = zip(*(case.box.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
     return FoldData(
         folder=folder,
         split=split,
         conventions=tuple(sorted({case.convention for case in cases if case.convention})),
         fingerprint=hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
-        largest_shape=(max(x), max(y), max(z)),
+        largest_shape=triple(map(max, zip(*(case.box.shape for case in cases), strict=True))),
         spacing_mm=cases[0].spacing_mm,
     )
 

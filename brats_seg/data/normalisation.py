@@ -18,7 +18,7 @@ from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry, Volume, plan_resampling, resampled
 from brats_seg.errors import CaseError, some_of
 from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
-from brats_seg.voxels.box import Box, Triple, bounding_box, brain_mask, normalised
+from brats_seg.voxels.box import Box, Triple, bounding_box, brain_mask, normalised, triple
 from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, find_turn
 
 USUAL_MM = (1.0, 1.0, 1.0)
@@ -96,8 +96,7 @@ def choose_spacing(spacings: Collection[Spacing]) -> Spacing:
     """
     if not spacings:
         return USUAL_MM
-    x, y, z = (_round_edge(median_low(edges)) for edges in zip(*spacings, strict=True))
-    return x, y, z
+    return triple(_round_edge(median_low(edges)) for edges in zip(*spacings, strict=True))
 
 
 def grid_of(geometry: Geometry) -> tuple[Triple, Spacing]:

@@ -39,7 +39,7 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import Spacing
 
 Array = TypeVar("Array")
@@ -313,8 +313,7 @@ class PreparedCase:
     @property
     def shape(self) -> Triple:
         """Voxels of the crop along X, Y and Z."""
-        _, x, y, z = self.image.shape
-        return x, y, z
+        return triple(self.image.shape[1:])
 
     def read_image(
         self, box: Box, out: npt.NDArray[np.float16] | None = None
@@ -443,10 +442,9 @@ def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
 def _copy_box(
     source: npt.NDArray[Scalar], box: Box, out: npt.NDArray[Scalar] | None
 ) -> npt.NDArray[Scalar]:
-    x, y, z = source.shape[-3:]
     if out is None:
         out = np.empty((*source.shape[:-3], *box.shape), dtype=source.dtype)
-    inside = box.within((x, y, z))
+    inside = box.within(triple(source.shape[-3:]))
     if inside != box:
         out[...] = 0
     out[..., *inside.seen_from(box.start).slices] = source[..., *inside.slices]

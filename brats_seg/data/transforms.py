@@ -34,7 +34,7 @@ from brats_seg.data.intensities import (
 from brats_seg.data.store import Buffers, PreparedCase, open_case
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.labels import MODALITIES, REGIONS, LabelMap, convention_named, regions_of
-from brats_seg.voxels.box import Box, Triple, rounded_up
+from brats_seg.voxels.box import Box, Triple, rounded_up, triple
 
 KEYS = ("image", "label")
 """Keys of the dictionary whose items the transforms change."""
@@ -303,7 +303,7 @@ def choose_box(
     else:
         start = rng.integers(np.maximum(slack, 0), endpoint=True)
     start = np.where(slack < 0, slack // 2, np.clip(start, 0, np.maximum(slack, 0)))
-    return Box.at((int(start[0]), int(start[1]), int(start[2])), size)
+    return Box.at(triple(start.tolist()), size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -321,14 +321,14 @@ def draw_spatial_transform(
     augmentation: Augmentation, rng: np.random.Generator
 ) -> SpatialTransform:
     """Draw the spatial transform of a patch."""
-    x, y, z = (bool(flip) for flip in rng.random(3) < augmentation.mirror)
+    mirrored = triple((rng.random(3) < augmentation.mirror).tolist())
     turned, scaled = rng.random(2) < (augmentation.rotation, augmentation.scaling)
     matrix = None
     if turned or scaled:
         angles = rng.uniform(-ROTATION_DEGREES, ROTATION_DEGREES, size=3) if turned else np.zeros(3)
         scale = rng.uniform(*SCALING) if scaled else 1.0
         matrix = scale * rotation_matrix(angles)
-    return SpatialTransform(mirrored=(x, y, z), matrix=matrix)
+    return SpatialTransform(mirrored=mirrored, matrix=matrix)
 
 
 def rotation_matrix(angles_degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -365,9 +365,8 @@ def read_transformed(
 def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
     """Return the smallest box of all voxels that a transformed patch is interpolated from."""
     reach = np.abs(matrix) @ (np.array(box.shape) - 1) / 2
-    x, y, z = (math.floor(n) for n in _centre(box) - reach)
-    right, front, top = (math.ceil(n) + 1 for n in _centre(box) + reach)
-    return Box(start=(x, y, z), stop=(right, front, top))
+    start = triple(math.floor(n) for n in _centre(box) - reach)
+    return Box(start=start, stop=triple(math.ceil(n) + 1 for n in _centre(box) + reach))
 
 
 def _read_mirrored(

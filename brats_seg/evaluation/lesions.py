@@ -20,7 +20,7 @@ from brats_seg.evaluation.protocols import LesionRules, MatchingRules, ScoringPr
 from brats_seg.evaluation.scores import LESION_COLUMNS, MATCHED_COLUMNS
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels import shapes
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import Mask, bounding_box, triple
 from brats_seg.voxels.grids import MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import Lesions, number_components
 
@@ -213,10 +213,9 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
         box = boxes[index]
         lesion = components[box] == index + 1
         centre = np.argwhere(lesion).mean(axis=0) + [side.start for side in box]
-        x, y, z = apply_affine(affine, centre).tolist()
         measured = Lesion(
             ml=float(ml[index]),
-            centre_mm=(x, y, z),
+            centre_mm=triple(apply_affine(affine, centre).tolist()),
             longest_mm=shapes.longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
             axial=shapes.section_diameters(lesion, (x_mm, y_mm, z_mm)),
         )

@@ -24,7 +24,7 @@ from matplotlib.textpath import TextPath
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, RegionMasks
-from brats_seg.voxels.box import Mask, Triple
+from brats_seg.voxels.box import Mask, Triple, triple
 from brats_seg.voxels.grids import AXES, MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import number_components
 
@@ -103,8 +103,7 @@ def centre_of(regions: RegionMasks | None, image: Image) -> Triple:
     if regions is not None and regions[0].any():
         components = number_components(regions[0])
         mask = components == 1 + np.bincount(components[components > 0] - 1).argmax()
-    x, y, z = (int(mask.sum(axis=axes).argmax()) for axes in ((1, 2), (0, 2), (0, 1)))
-    return x, y, z
+    return triple(int(mask.sum(axis=axes).argmax()) for axes in ((1, 2), (0, 2), (0, 1)))
 
 
 def grey_limits(image: Image) -> tuple[float, float]:

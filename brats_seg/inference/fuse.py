@@ -22,7 +22,7 @@ from brats_seg.inference.method import Field
 from brats_seg.inference.results import result_files
 from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Mask, Triple, bounding_box
+from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
 from brats_seg.voxels.shapes import nested_regions
 
 METHODS = ("majority", "staple", "mean")
@@ -97,11 +97,10 @@ def _staple(votes: Sequence[Mask]) -> Field:
     except ImportError:
         msg = "STAPLE needs SimpleITK, which is not installed: pip install SimpleITK"
         raise EnvironmentalError(msg) from None
-    x, y, z = votes[0].shape
-    fused = np.zeros((x, y, z), np.float32)
+    fused = np.zeros(votes[0].shape, np.float32)
     if box := bounding_box(np.any(votes, axis=0)):
         # with some background, because ITK divides by its size
-        inside = box.grown(1).within((x, y, z)).slices
+        inside = box.grown(1).within(triple(fused.shape)).slices
         images = [SimpleITK.GetImageFromArray(mask[inside].astype(np.uint8)) for mask in votes]
         fused[inside] = SimpleITK.GetArrayFromImage(SimpleITK.STAPLE(images, 1.0))
     return fused

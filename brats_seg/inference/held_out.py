@@ -33,7 +33,7 @@ from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
-from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.box import Box, bounding_box, triple
 from brats_seg.voxels.grids import Spacing
 
 FOLDER_NAME = "out-of-fold"
@@ -118,11 +118,10 @@ class HeldOutCase:
     def read(self) -> Probabilities:
         """Read the file."""
         with np.load(self.path) as stored:
-            x, y, z = map(float, stored["spacing_mm"])
             return Probabilities(
                 values=stored["probabilities"].astype(np.float32),
                 reference=stored["reference"],
-                spacing_mm=(x, y, z),
+                spacing_mm=triple(map(float, stored["spacing_mm"])),
             )
 
 

@@ -26,7 +26,7 @@ from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.windows import n_windows, predict_logits
-from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.voxels.box import Triple, rounded_up, triple
 
 _SMALLEST_WINDOW = 16
 """Shortest axis of a halved window, in voxels."""
@@ -167,13 +167,11 @@ def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
 
 
 def _window(member: Member, image: Tensor) -> Triple:
-    x, y, z = image.shape[1:]
-    return member.window.fit((x, y, z), member.identity.patch, member.multiple)
+    return member.window.fit(triple(image.shape[1:]), member.identity.patch, member.multiple)
 
 
 def _halve(window: Triple, multiple: Triple) -> Triple:
-    x, y, z = (min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window)
-    return rounded_up((x, y, z), multiple)
+    return rounded_up(triple(min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window), multiple)
 
 
 def _modes(device: Device) -> Sequence[PredictionMode]:

@@ -38,7 +38,7 @@ from brats_seg.models.interface import check_window
 from brats_seg.presets import MONAI_NETWORKS, is_plain
 from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import find_turn, turned, undo_turn
 
 log = logging.getLogger(__name__)
@@ -160,8 +160,6 @@ def read_bundle(path: Path) -> Member:
             mean_of="logits",
         )
         interop.try_method(method, len(REGIONS) + 1)
-    # of the window, as of the patch of any network by name
-    x, y, z = (gcd(n, OWN_MULTIPLE) for n in windows.roi_size)
     return Member(
         network=network,
         name=type(network).__name__,
@@ -171,7 +169,8 @@ def read_bundle(path: Path) -> Member:
             fingerprint=interop.hash_of_files([metadata, file, checkpoint]),
             normalisation=", ".join(type(transform).__name__ for transform in steps),
         ),
-        multiple=(x, y, z),
+        # of the window, as of the patch of any network by name
+        multiple=triple(gcd(n, OWN_MULTIPLE) for n in windows.roi_size),
         decoding=weights.Decoding(thresholds=(decoding.threshold,) * 3),
         method=method,
         window=Window(size=windows.roi_size, overlap=windows.overlap),

@@ -33,7 +33,7 @@ from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
 from brats_seg.models.interface import check_window
 from brats_seg.runtime.weights import ModelIdentity, build_with
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
-from brats_seg.voxels.box import Mask, Triple, bounding_box
+from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
 from brats_seg.voxels.grids import Spacing, Turn, find_turn, turned, undo_turn
 
 Values = TypeVar("Values", bound=BaseModel)
@@ -323,8 +323,7 @@ class _Grid:
     def _spacing(self, scan: Scan) -> Spacing:
         """Return the voxel size of a scan along the axes of the network."""
         stored = scan.spacing_mm if self.is_turned else scan.geometry.spacing_mm
-        x, y, z = (stored[2 - axis] for axis in self.axes)
-        return x, y, z
+        return triple(stored[2 - axis] for axis in self.axes)
 
 
 def _resize(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from brats_seg.config import Width
 from brats_seg.models.convolution import Convolution
-from brats_seg.voxels.box import Triple
+from brats_seg.voxels.box import Triple, triple
 
 Pair: TypeAlias = tuple[int, int]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=100)]
@@ -68,8 +68,7 @@ class Architecture(BaseModel):
     @property
     def multiple(self) -> Triple:
         """Numbers that the size of an input is a multiple of."""
-        x, y, z = torch.tensor(self.arch_kwargs.strides).prod(dim=0).tolist()
-        return x, y, z
+        return triple(torch.tensor(self.arch_kwargs.strides).prod(dim=0).tolist())
 
 
 class NnunetNetwork(nn.Module):
@@ -153,10 +152,9 @@ def _convolution(
     channels: Pair, kernel: Triple, stride: Triple, stages: Stages, *, has_bias: bool = True
 ) -> nn.Sequential:
     """Return convolution, instance norm and LeakyReLU; a block that adds something first takes `[:2]`."""
-    x, y, z = ((n - 1) // 2 for n in kernel)
-    bias = has_bias and stages.conv_bias
+    padding, bias = triple((n - 1) // 2 for n in kernel), has_bias and stages.conv_bias
     layers: dict[str, nn.Module] = {
-        "conv": Convolution(*channels, kernel, stride, padding=(x, y, z), bias=bias),
+        "conv": Convolution(*channels, kernel, stride, padding=padding, bias=bias),
         "norm": nn.InstanceNorm3d(channels[1], eps=stages.norm_op_kwargs.eps, affine=True),
         "nonlin": stages.activation(),
     }

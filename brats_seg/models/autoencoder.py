@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from brats_seg.models.interface import ActivationCheckpointing, run_level
 from brats_seg.models.unet import Block, initialise
-from brats_seg.voxels.box import Triple
+from brats_seg.voxels.box import Triple, triple
 
 CELLS: Triple = (4, 4, 4)
 """Cells along X, Y and Z that the numbers of the vector belong to.
@@ -77,5 +77,5 @@ class Autoencoder(nn.Module):
 
 
 def _ascent(n_below: int, n_here: int, level: int) -> nn.Sequential:
-    x, y, z = (n // 2**level for n in GRID)
-    return nn.Sequential(nn.Upsample((x, y, z), mode="trilinear"), Block(n_below, n_here))
+    size = triple(n // 2**level for n in GRID)
+    return nn.Sequential(nn.Upsample(size, mode="trilinear"), Block(n_below, n_here))

@@ -18,7 +18,7 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models import unet
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
-from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.voxels.box import Triple, rounded_up, triple
 
 OWN_MULTIPLE = 32
 """Voxels that the size of an input is a multiple of, for a network by dotted name.
@@ -133,8 +133,7 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
     """
     network = _NETWORKS.get(config.name)
     if network is None:
-        n_x, n_y, n_z = (gcd(n, OWN_MULTIPLE) for n in patch)
-        return n_x, n_y, n_z
+        return triple(gcd(n, OWN_MULTIPLE) for n in patch)
     if network.multiple is None:
         x, y, z = zip(*unet.level_strides(patch, len(config.widths)), strict=True)
         return prod(x), prod(y), prod(z)
@@ -152,11 +151,10 @@ def default_window(config: Config, patch: Triple) -> Triple | None:
         return None
     if is_dotted_name(config.model.name) or config.model.task == "reconstruction":
         return patch
-    x, y, z = (
+    return triple(
         max(n, min(ceil(n * _WINDOW_PATCHES / m), _LONGEST_WINDOW // m) * m)
         for n, m in zip(patch, size_multiple(config.model, patch), strict=True)
     )
-    return x, y, z
 
 
 def padded_size(config: ModelConfig, shape: Triple) -> Triple:

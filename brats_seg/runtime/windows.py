@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.voxels.box import Triple, rounded_up, triple
 
 if TYPE_CHECKING:
     from brats_seg.runtime.device import Device
@@ -60,8 +60,7 @@ class Window:
         whole = rounded_up(shape, multiple)
         if self.size is None:
             return whole
-        x, y, z = map(min, self.size, map(max, patch, whole))
-        return x, y, z
+        return triple(map(min, self.size, map(max, patch, whole)))
 
     def __str__(self) -> str:
         if self.size is None:

@@ -33,6 +33,7 @@ from brats_seg.training.independence import PassState
 from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network
+from brats_seg.voxels.box import triple
 
 _LOSS_SCALE = 2.0**10
 """Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""
@@ -323,5 +324,4 @@ def _measured_size(config: Config, patch: Size) -> Size:
     """Return the patch, or a smaller one that the network takes too."""
     multiple = size_multiple(config.model, patch)
     most = (m * max(_SHORTEST_BELOW, ceil(LONGEST_AXIS / m)) for m in multiple)
-    x, y, z = map(min, patch, most)
-    return x, y, z
+    return triple(map(min, patch, most))

@@ -37,6 +37,7 @@ from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
+from brats_seg.voxels.box import triple
 
 log = logging.getLogger(__name__)
 
@@ -383,14 +384,14 @@ def case_predictor(network: nn.Module, plan: run_plan.RunPlan) -> Callable[[Tens
     overlap = plan.config.validation.overlap
 
     def predict(image: Tensor) -> Tensor:
-        x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
+        window = plan.window(triple(image.shape[1:]))
         if fallback.index:
-            x, y, z = map(min, (x, y, z), plan.patch)
-        with part("windows", n_windows(image.shape[1:], (x, y, z), overlap)) as after_window:
+            window = triple(map(min, window, plan.patch))
+        with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
             return predict_logits(
                 lambda voxels: as_output(network(voxels)).logits[0],
                 image.to(device).float(),
-                window=(x, y, z),
+                window=window,
                 overlap=overlap,
                 device=plan.device,
                 after_window=after_window,

@@ -1,6 +1,6 @@
 """Boxes of voxels, which may extend beyond the volume, and the voxels of the brain."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Self, TypeAlias, TypeVar
@@ -13,6 +13,13 @@ Array: TypeAlias = npt.NDArray[Any]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 """Boolean voxels `(X, Y, Z)`."""
 Voxel = TypeVar("Voxel", bound=np.generic)
+Value = TypeVar("Value")
+
+
+def triple(values: Iterable[Value]) -> tuple[Value, Value, Value]:
+    """Return the three values of X, Y and Z as a tuple."""
+    x, y, z = values
+    return x, y, z
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,20 +32,17 @@ class Box:
     @classmethod
     def at(cls, start: Triple, shape: Triple) -> Self:
         """Return the box of a given shape that begins at `start`."""
-        x, y, z = (first + n for first, n in zip(start, shape, strict=True))
-        return cls(start=start, stop=(x, y, z))
+        return cls(start=start, stop=_add(start, shape))
 
     @property
     def shape(self) -> Triple:
         """Voxels along X, Y and Z."""
-        x, y, z = (last - first for first, last in zip(self.start, self.stop, strict=True))
-        return x, y, z
+        return triple(last - first for first, last in zip(self.start, self.stop, strict=True))
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:
         """Index of the box in an array `(X, Y, Z)` that contains all of it."""
-        x, y, z = map(slice, self.start, self.stop)
-        return x, y, z
+        return triple(map(slice, self.start, self.stop))
 
     def within(self, shape: Triple) -> Self:
         """Return the part of the box inside a volume of a given shape; it may be empty."""
@@ -56,9 +60,8 @@ class Box:
 
     def joined(self, other: Self) -> Self:
         """Return the smallest box that contains both."""
-        x, y, z = map(min, self.start, other.start)
-        right, front, top = map(max, self.stop, other.stop)
-        return type(self)(start=(x, y, z), stop=(right, front, top))
+        start, stop = map(min, self.start, other.start), map(max, self.stop, other.stop)
+        return type(self)(start=triple(start), stop=triple(stop))
 
     def placed(self, array: npt.NDArray[Voxel], shape: Triple) -> npt.NDArray[Voxel]:
         """Return a volume of a given shape with `array` in this box and 0 outside."""
@@ -74,8 +77,7 @@ def rounded_up(shape: Triple, multiple: Triple) -> Triple:
         >>> rounded_up((140, 64, 1), (16, 16, 8))
         (144, 64, 8)
     """
-    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
-    return x, y, z
+    return triple(-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
 
 
 def bounding_box(mask: Mask) -> Box | None:
@@ -90,9 +92,8 @@ def bounding_box(mask: Mask) -> Box | None:
     indices = [np.flatnonzero(mask.any(axis=axes)) for axes in ((1, 2), (0, 2), (0, 1))]
     if not all(map(len, indices)):
         return None
-    x, y, z = (int(axis[0]) for axis in indices)
-    right, front, top = (int(axis[-1]) + 1 for axis in indices)
-    return Box(start=(x, y, z), stop=(right, front, top))
+    start = triple(int(axis[0]) for axis in indices)
+    return Box(start=start, stop=triple(int(axis[-1]) + 1 for axis in indices))
 
 
 def brain_mask(arrays: Sequence[Array], every: tuple[slice, ...] = ()) -> Mask:
@@ -142,5 +143,4 @@ def _add(point: Triple, shift: Triple) -> Triple:
 
 
 def _clip(point: Triple, shape: Triple) -> Triple:
-    x, y, z = (min(max(0, at), n) for at, n in zip(point, shape, strict=True))
-    return x, y, z
+    return triple(min(max(0, at), n) for at, n in zip(point, shape, strict=True))

@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.voxels.box import Triple, Voxel
+from brats_seg.voxels.box import Triple, Voxel, triple
 
 Affine: TypeAlias = npt.NDArray[np.float64]
 """Matrix (4, 4) from voxel indices to millimetres."""
@@ -67,8 +67,8 @@ class Resampling:
         factors = np.divide(spacing_mm, wanted_mm)
         if np.abs(factors - 1).max() <= SPACING_TOLERANCE:
             return None
-        x, y, z = (max(1, round(n * f)) for n, f in zip(shape, factors, strict=True))
-        return cls(before=shape, after=(x, y, z))
+        after = triple(max(1, round(n * f)) for n, f in zip(shape, factors, strict=True))
+        return cls(before=shape, after=after)
 
     def forward(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array on the grid of the scan to the other spacing."""
