@@ -32,10 +32,10 @@ from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
-from brats_seg.data import transforms
 from brats_seg.data.loader import PatchDataset, PatchKey, patch_loader
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import Buffers, open_case
+from brats_seg.data.transforms import SpatialTransform, read_transformed, training_transforms
 from brats_seg.voxels.box import Box, Triple
 
 MONAI, NNUNET = (f"{name} {version_of(name)}" for name in ("monai", "nnunetv2"))
@@ -117,10 +117,10 @@ def _compared(task: str, ways: Mapping[str, Way], n_rounds: int) -> list[Compari
 def _crops(bench: Bench) -> dict[str, Way]:
     case = open_case(bench.folder / "prepared", bench.index.cases[0].case_id)
     box, buffers, n = Box.at((5, 7, 3), bench.size), Buffers(), bench.n_patches
-    still = transforms.SpatialTransform(mirrored=(False, False, False), matrix=None)
+    still = SpatialTransform(mirrored=(False, False, False), matrix=None)
     cached = _cached(bench, monai_patches.crop(bench.size), labels=False)
     makes = {
-        "ours": lambda: transforms.read_transformed(case, box, still, buffers),
+        "ours": lambda: read_transformed(case, box, still, buffers),
         f"{MONAI} CacheDataset, image alone": cached,
     }
     ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
@@ -193,9 +193,7 @@ def _ours(bench: Bench, augment: str) -> Callable[[], object]:
 
 def _dataset(bench: Bench, augment: str) -> PatchDataset:
     folder, patch = bench.folder / "prepared", PatchConfig(size=bench.size)
-    return PatchDataset(
-        transforms.training_transforms(folder, patch=patch, augment=augment), seed=0
-    )
+    return PatchDataset(training_transforms(folder, patch=patch, augment=augment), seed=0)
 
 
 def _keys(bench: Bench) -> Iterator[PatchKey]:
