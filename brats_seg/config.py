@@ -112,13 +112,13 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Settings(Section):
+class ConfigSection(Section):
     """A section of `Config`; the text below each setting is its description."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class CasesConfig(Settings):
+class CasesConfig(ConfigSection):
     """Settings of the cases: label convention, and what happens to cases with problems."""
 
     labels: presets.ConventionName | None = None
@@ -129,7 +129,7 @@ class CasesConfig(Settings):
     """Whether cases with problems are skipped; otherwise they end the command with an error."""
 
 
-class FoldConfig(Settings):
+class FoldConfig(ConfigSection):
     """Settings of the folds."""
 
     n_folds: Annotated[int, Field(ge=2)] = 5
@@ -140,7 +140,7 @@ class FoldConfig(Settings):
     """Seed of the split; the order of the cases does not matter."""
 
 
-class StoreConfig(Settings):
+class StoreConfig(ConfigSection):
     """Settings of the prepared cases on disk."""
 
     spacing_mm: (
@@ -150,7 +150,7 @@ class StoreConfig(Settings):
     the median of the cases, which is 1 mm for BraTS."""
 
 
-class PatchConfig(Settings):
+class PatchConfig(ConfigSection):
     """Settings of the training patches."""
 
     size: Annotated[Size | Literal["whole"], BeforeValidator(parse_size)] = (128, 128, 128)
@@ -161,7 +161,7 @@ class PatchConfig(Settings):
     """Patches drawn from each case in an epoch."""
 
 
-class ModelConfig(Settings):
+class ModelConfig(ConfigSection):
     """Settings of the network."""
 
     name: Annotated[str, AfterValidator(partial(_named, known=presets.NETWORKS))] = "unet"
@@ -184,7 +184,7 @@ class ModelConfig(Settings):
         return "reconstruction" if self.name == "autoencoder" else "segmentation"
 
 
-class StartConfig(Settings):
+class StartConfig(ConfigSection):
     """Settings of the weights that a run starts from."""
 
     path: Annotated[str | None, BeforeValidator(_path_or_none)] = presets.SHIPPED_START
@@ -194,7 +194,7 @@ class StartConfig(Settings):
     """Factor of the learning rate of a run that starts from weights."""
 
 
-class LossConfig(Settings):
+class LossConfig(ConfigSection):
     """Settings of the loss: soft Dice and binary cross-entropy per region.
 
     The autoencoder is trained with the squared error instead.
@@ -212,7 +212,7 @@ class LossConfig(Settings):
     """Keyword arguments of a loss that is given by its dotted name."""
 
 
-class OptimizerConfig(Settings):
+class OptimizerConfig(ConfigSection):
     """Settings of the optimizer."""
 
     name: Literal["adam", "adamw", "muon", "sgd"] = "muon"
@@ -237,7 +237,7 @@ class OptimizerConfig(Settings):
         return given
 
 
-class ScheduleConfig(Settings):
+class ScheduleConfig(ConfigSection):
     """Settings of the learning rate schedule."""
 
     name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
@@ -251,7 +251,7 @@ class ScheduleConfig(Settings):
     """Optimizer steps over which the learning rate rises from near zero."""
 
 
-class TrainingConfig(Settings):
+class TrainingConfig(ConfigSection):
     """Settings of the training loop."""
 
     n_epochs: PositiveInt = 100
@@ -299,7 +299,7 @@ class TrainingConfig(Settings):
         return self.effective_batch[max(e for e in self.effective_batch if e <= epoch)]
 
 
-class ValidationConfig(Settings):
+class ValidationConfig(ConfigSection):
     """Settings of the validation on held-out cases during training."""
 
     every: PositiveInt | Literal["auto"] = 1
@@ -311,7 +311,7 @@ class ValidationConfig(Settings):
     """Value by which `best.pt` is chosen."""
 
 
-class TrackingConfig(Settings):
+class TrackingConfig(ConfigSection):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_parse_list)] = ()
