@@ -17,7 +17,7 @@ from torch import nn
 
 from brats_seg import Trainer, load_config, open_fold
 from brats_seg.progress import untracked
-from brats_seg.runtime.memory import MEGABYTE, read_numbers
+from brats_seg.runtime.memory import MEGABYTE, keep_to_limit_of_address_space, read_numbers
 
 
 def space_mb(name: str) -> float:
@@ -35,6 +35,10 @@ def warm_up() -> None:
 def main() -> None:
     scans, run_path, limit_mb, *settings = sys.argv[1:]
     torch.set_num_threads(1)
+    if float(limit_mb):
+        # as under `ulimit -v`, where a run finds a limit before its first kernel
+        resource.setrlimit(resource.RLIMIT_AS, (2**46, resource.RLIM_INFINITY))
+        keep_to_limit_of_address_space()
     config = load_config(assignments=settings)
     data = open_fold(Path(scans), fold=0, config=config, prepared_path=Path(scans) / "prepared")
     trainer = Trainer(data=data, config=config, run_path=Path(run_path))
