@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
+from brats_seg.voxels.box import Box, bounding_box, triple
 from brats_seg.voxels.grids import AXES, SPACING_TOLERANCE, Resampling, find_turn, turned, undo_turn
 
 MM = (1.0, 1.0, 1.0)
 ARRAY = np.arange(24).reshape(2, 3, 4)
 ORDERS = st.sampled_from(list(product(permutations(range(3)), product((1.0, -1.0), repeat=3))))
+SHAPES = st.tuples(*[st.integers(1, 9)] * 3)
 EDGES = st.tuples(*[st.floats(0.3, 6)] * 3)
 
 
@@ -88,4 +90,20 @@ def test_resampling_is_linear_as_by_scipy(rng: np.random.Generator, shape: tuple
     np.testing.assert_allclose(resampling.forward(array), expected, atol=1e-6)
     turned_over = array[::-1].transpose(2, 0, 1)
     resampling = Resampling(before=(5, 6, 8), after=(5, 6, 8))
-    assert np.array_equal(resampling.back(turned_over), turned_over.astype(np.float32))
+    whole = Box.at((0, 0, 0), (5, 6, 8))
+    assert np.array_equal(resampling.back(turned_over, whole), turned_over.astype(np.float32))
+
+
+@given(data=st.data(), before=SHAPES, after=SHAPES)
+def test_a_box_comes_back_as_from_the_whole_volume(data, before, after) -> None:
+    """Voxels of the scan that are not in the result take nothing of the box."""
+    start = triple(data.draw(st.integers(0, n - 1)) for n in after)
+    stop = triple(data.draw(st.integers(a + 1, n)) for a, n in zip(start, after, strict=True))
+    box, resampling = Box(start=start, stop=stop), Resampling(before=before, after=after)
+    array = np.random.default_rng(0).uniform(1, 2, size=box.shape).astype(np.float32)
+    whole = resampling.back(box.placed(array, after), Box.at((0, 0, 0), after))
+    part = resampling.box_before(box)
+    assert np.array_equal(part.placed(resampling.back(array, box), before), whole)
+    # and they are no more than needed, but for a border at the very centre of a voxel
+    if (taken := bounding_box(whole > 1e-6)) is not None:
+        assert taken.grown(1).joined(part) == taken.grown(1)

@@ -54,21 +54,21 @@ class Scan:
         """Voxel size of `on_scan_spacing`."""
         return grid_of(self.geometry)[1]
 
-    def on_scan_spacing(self, field: Field) -> Field:
-        """Return values (n, x, y, z) of the crop at the spacing of the files.
+    @property
+    def scan_box(self) -> Box:
+        """Position of `on_scan_spacing` in the turned scan."""
+        return self.box if self.resampling is None else self.resampling.box_before(self.box)
 
-        The result is the crop itself, or the whole turned scan where it was resampled.
-        """
+    def on_scan_spacing(self, field: Field) -> Field:
+        """Return values (n, x, y, z) of the crop at the spacing of the files."""
         if self.resampling is None:
             return field
-        whole = self.resampling.after
-        return np.stack([self.resampling.back(self.box.placed(values, whole)) for values in field])
+        return np.stack([self.resampling.back(values, self.box) for values in field])
 
     def on_scan_grid(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
-        if self.resampling is None:
-            array = self.box.placed(array, grid_of(self.geometry)[0])
-        return np.ascontiguousarray(undo_turn(array, find_turn(self.geometry.affine)))
+        whole = self.scan_box.placed(array, grid_of(self.geometry)[0])
+        return np.ascontiguousarray(undo_turn(whole, find_turn(self.geometry.affine)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

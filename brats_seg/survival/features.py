@@ -38,7 +38,7 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, write_features
-from brats_seg.voxels.box import Box, Mask, bounding_box
+from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 from brats_seg.voxels.shapes import surface_mm2
 
@@ -265,11 +265,9 @@ def _predicted_tumour(
 def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour:
     """Combine a scan with its label map (X, Y, Z), in the axes of BraTS; labels anywhere are kept."""
     image = scan.on_scan_spacing(scan.image)
-    # a scan that was resampled comes back whole
-    box = scan.box if scan.resampling is None else Box.at((0, 0, 0), labels.geometry.shape)
     labelled = bounding_box(labels.array > 0)
-    joined = box if labelled is None else box.joined(labelled)
-    inner = box.seen_from(joined.start)
+    joined = scan.scan_box if labelled is None else scan.scan_box.joined(labelled)
+    inner = scan.scan_box.seen_from(joined.start)
     return Tumour(
         image=np.stack([inner.placed(volume, joined.shape) for volume in image]),
         regions=regions_of(np.ascontiguousarray(labels.array[joined.slices]), convention),

@@ -13,7 +13,7 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.voxels.box import Triple, Voxel, triple
+from brats_seg.voxels.box import Box, Triple, Voxel, triple
 
 Affine: TypeAlias = npt.NDArray[np.float64]
 """Matrix (4, 4) from voxel indices to millimetres."""
@@ -72,22 +72,35 @@ class Resampling:
 
     def forward(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array on the grid of the scan to the other spacing."""
-        return _sample(array, self.after)
+        return _sample(array, self.after, Box.at((0, 0, 0), self.after))
 
     def forward_affine(self, affine: Affine) -> Affine:
         """Return the affine of the other grid, given that of the scan."""
         scale = np.divide(self.before, self.after)
         return affine @ nib.affines.from_matvec(np.diag(scale), (scale - 1) / 2)
 
-    def back(self, array: npt.NDArray[Any]) -> Field:
-        """Resample an array at the other spacing to the grid of the scan."""
-        return _sample(array, self.before)
+    def back(self, array: npt.NDArray[Any], box: Box) -> Field:
+        """Resample what is in a box at the other spacing, 0 around it, to `box_before` in the scan."""
+        return _sample(box.placed(array, self.after), self.before, self.box_before(box))
+
+    def box_before(self, box: Box) -> Box:
+        """Return the voxels of the scan that take a share of those in a box at the other spacing."""
+        scale = np.divide(self.after, self.before)
+        # from behind the centre of the last voxel before the box to the centre of the first one after it
+        start = np.floor((np.array(box.start) - 0.5) / scale + 0.5)
+        stop = np.ceil((np.array(box.stop) + 0.5) / scale - 0.5)
+        return Box(start=triple(map(int, start)), stop=triple(map(int, stop))).within(self.before)
 
 
-def _sample(array: npt.NDArray[Any], shape: Triple) -> Field:
-    """Interpolate along each axis in turn, plane by plane, so that only the result takes new memory."""
-    values, sampled = np.ascontiguousarray(array, np.float32), np.empty(shape, np.float32)
-    along_x, (y, next_y, y_shares), (z, next_z, z_shares) = map(_neighbours, array.shape, shape)
+def _sample(array: npt.NDArray[Any], shape: Triple, part: Box) -> Field:
+    """Return a part of an array that is resampled to a shape.
+
+    It is interpolated along each axis in turn, plane by plane, so that only the result takes new memory.
+    """
+    values, sampled = np.ascontiguousarray(array, np.float32), np.empty(part.shape, np.float32)
+    axes = zip(map(_neighbours, array.shape, shape), part.slices, strict=True)
+    along_x, along_y, along_z = ([of_voxel[inside] for of_voxel in axis] for axis, inside in axes)
+    (y, next_y, y_shares), (z, next_z, z_shares) = along_y, along_z
     for plane, x, next_x, x_share in zip(sampled, *along_x, strict=True):
         # `a + share * (b - a)` is exactly `a` where both are equal: the background keeps its value
         mixed = values[x] + x_share * (values[next_x] - values[x])
