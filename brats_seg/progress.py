@@ -282,7 +282,7 @@ class _Screen:
             console=Console(stderr=True),
             transient=True,
             # output that goes to a file or a pipe must not be drawn on the terminal instead
-            redirect_stdout=sys.stdout.isatty(),
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
         self._bar.add_task("", total=max(work.total, 1), completed=int(work.position), work=work)
         self._bar.start()

@@ -165,6 +165,8 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
 def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
     """An error message stands alone on its line, and the cursor is visible again."""
     terminal = use_terminal(monkeypatch)
+    # it may be closed
+    monkeypatch.setattr("sys.stdout", None)
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)
     assert sys.stderr is not terminal
