@@ -13,14 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
 from threading import RLock
 from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +54,26 @@ def tracked(items: Iterable[Item], *, what: str, total: int) -> Iterator[Item]:
 
     Without a terminal the log has a line after half a minute, and then ever fewer.
     """
-    with _SCREEN.showing(_Work(what=what, total=total)) as work:
+    _forget_in_forks()
+    with _SCREEN.lock:
+        close_display()
+        work = _Work(what, total)
+        _SCREEN.open.append(work)
+        work.bar.start()
+    try:
         for item in items:
             yield item
             with _SCREEN.lock:
-                work.advance()
+                work.n_done = min(work.n_done + 1, total)
+                # a finished part that was counted before belonged to the item
+                work.n_ahead = max(work.n_ahead - 1, 0)
                 _SCREEN.refresh(work)
+    finally:
+        with _SCREEN.lock:
+            # a forked process has forgotten it
+            if work in _SCREEN.open:
+                work.bar.live.stop()
+                _SCREEN.open.remove(work)
 
 
 @contextmanager
@@ -70,24 +83,27 @@ def part(what: str, total: int) -> Iterator[Callable[[], None]]:
     Provides a function to call whenever one of `total` is done. With a total of 0 the part is
     only named. Nothing is shown if no work is shown. May be used in several threads at once.
     """
-    whole = _SCREEN.work
-    if whole is None:
+    work = _SCREEN.work
+    if work is None:
         yield lambda: None
         return
-    inner = _Work(what=what, total=total)
-    whole.parts.append(inner)
+    with _SCREEN.lock:
+        work.bar.add_task(what, total=total, visible=False)
+        inner = work.bar.tasks[-1]
 
     def advance() -> None:
         with _SCREEN.lock:
-            inner.advance()
-            _SCREEN.refresh(whole)
+            # may pass the total, where memory ran out and something was done again
+            work.bar.advance(inner.id)
+            _SCREEN.refresh(work)
 
     try:
         yield advance
     finally:
-        # one that was only named, or not finished: it is done again, or its item failed
-        if inner.is_running and inner in whole.parts:
-            whole.parts.remove(inner)
+        with _SCREEN.lock:
+            # one that was only named, or not finished, does not count: it is done again, or its item failed
+            work.n_ahead += inner.finished
+            work.bar.remove_task(inner.id)
 
 
 def say(text: Callable[[], str]) -> None:
@@ -98,7 +114,8 @@ def say(text: Callable[[], str]) -> None:
 
 def close_display() -> None:
     """Remove what is shown, for example before the message of an error is printed."""
-    _SCREEN.close()
+    if (work := _SCREEN.work) is not None:
+        work.bar.live.stop()
 
 
 def duration_text(seconds: float) -> str:
@@ -136,51 +153,59 @@ def left_text(seconds: float) -> str:
     return f"about {duration_text(max(seconds, _LEAST_LEFT_S))} left"
 
 
-@dataclass(kw_only=True, slots=True, eq=False)
 class _Work:
-    """A piece of work: the items that are done, and the parts of those in progress."""
+    """A piece of work, whose bar is hidden where it cannot be drawn.
 
-    what: str
-    total: int
-    n_done: int = 0
-    text: Callable[[], str] | None = None
-    """Text in place of the remaining time."""
-    started_s: float = field(default_factory=lambda: time.monotonic())
-    parts: list["_Work"] = field(default_factory=list)
-    """Parts in progress, and finished parts of items that are in progress."""
-    _samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=1000))
-    """Moments and the positions then: the pace of the later half counts, as items may be skipped at first."""
+    The first task of the bar is the work; the others, which have no bar of their own, are the parts of
+    items that are in progress.
+    """
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total = what, total
+        self.started_s = time.monotonic()
+        self.n_done = 0
+        self.n_ahead = 0
+        """Finished parts of items that are in progress."""
+        self.text: Callable[[], str] | None = None
+        """Text in place of the remaining time."""
+        console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.fields[work].label}", markup=False),
+            BarColumn(_BAR_WIDTH),
+            TextColumn("{task.fields[work].status}", markup=False),
+            console=console,
+            transient=True,
+            # output that goes to a file or a pipe must not be drawn on the terminal instead
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            get_time=time.monotonic,
+            # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR); in a
+            # notebook it would need ipywidgets
+            disable=not console.file.isatty() or console.is_dumb_terminal or console.is_jupyter,
+        )
+        self._items = self.bar.add_task(what, total=total, work=self)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=1000)
+        """Moments and the positions then."""
+        self.note_position()
 
     @property
     def position(self) -> float:
         """Items that are done, and the shares of those in progress."""
-        shares = sum(inner.n_done / max(inner.total, 1) for inner in tuple(self.parts))
-        return min(self.n_done + shares, self.total)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether items are left; of a part without any this is not known."""
-        return self.n_done < self.total or self.total == 0
-
-    def advance(self) -> None:
-        """Count an item as done."""
-        # more are counted than there are where memory ran out and something was done again
-        self.n_done = min(self.n_done + 1, self.total)
-        # the finished part that began first belonged to the item
-        if self.parts and not self.parts[0].is_running:
-            del self.parts[0]
+        shares = sum(inner.percentage for inner in self.bar.tasks[1:]) / 100
+        return min(self.n_done + self.n_ahead + shares, self.total)
 
     def note_position(self) -> None:
-        """Take note of the position at this moment, and forget those that no longer count."""
-        now_s = time.monotonic()
-        self._samples.append((now_s, self.position))
-        since_s = now_s - max((now_s - self.started_s) / 2, _RECENT_S)
-        while len(self._samples) > 1 and self._samples[1][0] <= since_s:
-            self._samples.popleft()
+        """Take note of the position at this moment, and draw it."""
+        position = self.position
+        self._samples.append((time.monotonic(), position))
+        self.bar.update(self._items, completed=position)
 
     def left_s(self) -> float | None:
         """Return the seconds until all items are done, or None if that is not known yet."""
-        (first_s, start), (last_s, position) = self._samples[0], self._samples[-1]
+        samples = tuple(self._samples)
+        last_s, position = samples[-1]
+        # the pace of the later half counts, as items may be skipped at first
+        since_s = last_s - max((last_s - self.started_s) / 2, _RECENT_S)
+        first_s, start = max((s for s in samples if s[0] <= since_s), default=samples[0])
         if position <= start:
             return None
         item_s = (last_s - first_s) / (position - start)
@@ -191,29 +216,27 @@ class _Work:
     @property
     def label(self) -> str:
         """What is done, with the first part that has been in progress for some time."""
-        started_s = time.monotonic() - _PART_SHOWN_S
-        for inner in tuple(self.parts):
-            if inner.is_running and inner.started_s < started_s:
-                return f"{self.what} ({_join(': ', inner.what, inner.count)})"
+        for inner in self.bar.tasks[1:]:
+            if not inner.finished and (inner.elapsed or 0.0) > _PART_SHOWN_S:
+                count = _count_text(inner.completed, inner.total)
+                return f"{self.what} ({_join(': ', inner.description, count)})"
         return self.what
-
-    @property
-    def count(self) -> str:
-        """How many items are done, if there are several."""
-        return f"{self.n_done} of {self.total}" if self.total > 1 else ""
 
     @property
     def status(self) -> str:
         """How many items are done, and the remaining time or the text in its place."""
-        time_text = ""
+        time_text, so_far_s = "", time.monotonic() - self.started_s
         if self.text is not None:
             time_text = self.text()
         elif self.n_done < self.total and (left_s := self.left_s()) is not None:
             time_text = left_text(left_s)
-        so_far_s = time.monotonic() - self.started_s
         if not time_text and so_far_s > _NO_ESTIMATE_S:
             time_text = f"{duration_text(so_far_s)} so far"
-        return _join(", ", self.count, time_text)
+        return _join(", ", _count_text(self.n_done, self.total), time_text)
+
+
+def _count_text(n_done: float, total: float | None) -> str:
+    return f"{n_done:.0f} of {total:.0f}" if total and total > 1 else ""
 
 
 def _join(separator: str, *texts: str) -> str:
@@ -225,91 +248,36 @@ class _Screen:
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self._open: list[_Work] = []
-        self._bar: Progress | None = None
+        self.open: list[_Work] = []
+        """Works in progress; the last one is shown."""
         self._pause_s = _FIRST_LINE_S
         self._due_s = 0.0
 
     @property
     def work(self) -> _Work | None:
         """The work that is shown, or None."""
-        return self._open[-1] if self._open else None
-
-    @contextmanager
-    def showing(self, work: _Work) -> Iterator[_Work]:
-        """Show work instead of what is shown, until the block ends."""
-        _forget_in_forks()
-        with self.lock:
-            self.close()
-            self._open.append(work)
-            work.note_position()
-            self._begin(work)
-        try:
-            yield work
-        finally:
-            with self.lock:
-                if self.work is work:
-                    self.close()
-                if work in self._open:
-                    self._open.remove(work)
+        return self.open[-1] if self.open else None
 
     def refresh(self, work: _Work) -> None:
-        """Note the position of the work, and update the display if the work is on it."""
+        """Note the position of the work; if it is shown, draw it, or write a line to the log if one is due."""
         work.note_position()
         if self.work is not work:
             return
-        if self._bar is not None:
-            self._bar.update(TaskID(0), completed=work.position)
-        elif _is_terminal():
-            self._begin(work)
-        else:
-            self._log(work)
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def _begin(self, work: _Work) -> None:
-        if not _is_terminal():
-            self._due_s = max(self._due_s, time.monotonic() + _FIRST_LINE_S)
-            return
-        self._bar = Progress(
-            TextColumn("{task.fields[work].label}", markup=False),
-            BarColumn(_BAR_WIDTH),
-            TextColumn("{task.fields[work].status}", markup=False),
-            console=Console(stderr=True),
-            transient=True,
-            # output that goes to a file or a pipe must not be drawn on the terminal instead
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-        )
-        self._bar.add_task("", total=max(work.total, 1), completed=int(work.position), work=work)
-        self._bar.start()
-
-    def _log(self, work: _Work) -> None:
-        """Write a line to the log if one is due; there are fewer the longer a process works."""
+        # its bar was removed while other work was shown
+        work.bar.start()
         now_s = time.monotonic()
-        if now_s >= self._due_s:
+        if work.bar.disable and now_s >= max(self._due_s, work.started_s + _FIRST_LINE_S):
             log.info("%s", _join(": ", work.label, work.status))
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._due_s = now_s + self._pause_s
 
     def forget(self) -> None:
         """Forget the bar in a forked process: its lock may be held by a thread of the parent."""
-        self._open, self._bar, self.lock = [], None, RLock()
+        self.open, self.lock = [], RLock()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if isinstance(stream, FileProxy):
                 setattr(sys, name, stream.rich_proxied_file)
-
-
-def _is_terminal() -> bool:
-    """Return whether a bar can be drawn; in a notebook rich would need ipywidgets."""
-    # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR)
-    console = Console(stderr=True)
-    is_screen = sys.stderr is not None and sys.stderr.isatty()
-    return is_screen and not console.is_dumb_terminal and not console.is_jupyter
 
 
 @cache

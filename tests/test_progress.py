@@ -44,7 +44,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def draw_to(monkeypatch: pytest.MonkeyPatch, file: io.StringIO, **options: bool) -> None:
     """Draw bars to a file from now on: pytest replaces those of fixtures."""
-    console = Console(file=file, width=100, **options)
+    console = Console(file=file, stderr=True, width=100, **options)
     monkeypatch.setattr("sys.stderr", file)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setenv("TERM", "xterm")
@@ -70,8 +70,9 @@ def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_a_bar_is_drawn_only_where_output_allows_it(monkeypatch, screen, file, options, has_bar):
     draw_to(monkeypatch, file, **options)
     for _ in tracked("a", what="letters", total=1):
-        assert (screen._bar is not None) == has_bar
-    assert screen._bar is None
+        live = screen.work.bar.live
+        assert live.is_started == has_bar
+    assert not live.is_started
 
 
 def test_output_to_a_file_stays_there(monkeypatch: pytest.MonkeyPatch, screen: Any) -> None:
