@@ -401,7 +401,7 @@ def load_config(
         return Config.model_validate(settings)
     except ValidationError as error:
         unknown = [issue["loc"] for issue in error.errors() if issue["type"] == "extra_forbidden"]
-        lines = [_unknown(location) for location in unknown] or explained(error, depth=2)
+        lines = [_unknown(location) for location in unknown] or validation_problems(error, depth=2)
         raise ConfigError("\n".join(f"setting {line}" for line in lines)) from None
 
 
@@ -461,7 +461,7 @@ _BOUNDS = {
 }
 
 
-def explained(error: ValidationError, *, depth: int | None = None) -> list[str]:
+def validation_problems(error: ValidationError, *, depth: int | None = None) -> list[str]:
     """Return a line for each value that a validation has refused: its key, what was expected, the value.
 
     Parts of a location below the depth are the types that were tried, and indices in a list.

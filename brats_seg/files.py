@@ -68,7 +68,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
-        raise explained(error, path) from error
+        raise writing_error(error, path) from error
     finally:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
@@ -103,7 +103,7 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
         new.rename(path)
         sync(path.parent)
     except OSError as error:
-        raise explained(error, path, when_full=when_full) from error
+        raise writing_error(error, path, when_full=when_full) from error
     finally:
         with suppress(OSError):
             if old.exists() and not path.exists():
@@ -138,7 +138,7 @@ def locked(
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquire_lock(path, when_taken, is_shared=is_shared)
     except OSError as error:
-        raise explained(error, path.parent) from error
+        raise writing_error(error, path.parent) from error
     try:
         yield
     finally:
@@ -182,7 +182,7 @@ def check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=_existing(folder)):
             pass
     except OSError as error:
-        raise explained(error, folder) from error
+        raise writing_error(error, folder) from error
 
 
 def free_bytes(folder: Path) -> int:
@@ -245,7 +245,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
+def writing_error(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
     """Return the error to raise for a system error that occurred while writing `path`."""
     if path == Path():
         # "." does not tell the user which folder it is

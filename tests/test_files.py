@@ -227,5 +227,5 @@ def test_writers_are_alone(tmp_path, monkeypatch, is_folder):
 
 def test_errors_name_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    error = files.explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
+    error = files.writing_error(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
     assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")

@@ -21,7 +21,7 @@ from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_file
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, judge_labels, release_at, resolve
-from brats_seg.config import explained
+from brats_seg.config import validation_problems
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
@@ -149,7 +149,9 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         next_step = (
             "Expected a case table of `brats-seg index`. Move it away, and index the data again"
         )
-        wrong = "; ".join(explained(error)) if isinstance(error, ValidationError) else error
+        wrong = (
+            "; ".join(validation_problems(error)) if isinstance(error, ValidationError) else error
+        )
         msg = f"{path} is not a case table: {wrong}. {next_step}."
         raise UsageError(msg) from error
 

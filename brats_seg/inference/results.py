@@ -27,7 +27,7 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
-from brats_seg.files import explained, locked, remove_leftovers, whole_file, write_json
+from brats_seg.files import locked, remove_leftovers, whole_file, write_json, writing_error
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
@@ -220,7 +220,7 @@ class OutputFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise explained(error, path) from error
+            raise writing_error(error, path) from error
 
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""

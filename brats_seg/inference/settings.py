@@ -95,5 +95,5 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
     try:
         return PredictionSettings.model_validate(values)
     except ValidationError as error:
-        lines = [f"setting {line}" for line in config.explained(error)]
+        lines = [f"setting {line}" for line in config.validation_problems(error)]
         raise ConfigError("\n".join(lines)) from None

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 from scipy.ndimage import binary_dilation, binary_erosion
 
-from brats_seg.config import Section, explained
+from brats_seg.config import Section, validation_problems
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
@@ -294,7 +294,7 @@ def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
     try:
         return _LINES.validate_python(first) if all(lines == first for lines in rest) else ()
     except ValidationError as error:
-        wrong = "; ".join(explained(error))
+        wrong = "; ".join(validation_problems(error))
         msg = f"the model has a damaged note {_NOTE}: {wrong}. Run `brats-seg tune` on its runs again."
         raise UsageError(msg) from None
 

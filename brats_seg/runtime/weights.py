@@ -27,7 +27,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, CubicMillimetres, Section, Size, Threshold, explained
+from brats_seg.config import Config, CubicMillimetres, Section, Size, Threshold, validation_problems
 from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
@@ -439,7 +439,7 @@ def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
 def reason_of(error: Exception) -> str:
     """Return what an error says about content that cannot be read, as one line for a message."""
     if isinstance(error, ValidationError):
-        return some_of(explained(error))
+        return some_of(validation_problems(error))
     if isinstance(error, pickle.UnpicklingError):
         # the message of torch recommends to run the code
         return "it holds something else than weights and plain values"

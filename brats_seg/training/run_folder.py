@@ -25,7 +25,7 @@ from brats_seg.config import Config, StartConfig, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
-from brats_seg.files import explained, remove_leftovers, whole_file, write_json
+from brats_seg.files import remove_leftovers, whole_file, write_json, writing_error
 from brats_seg.models.build import shape_text
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
@@ -144,7 +144,7 @@ class RunFolder:
         try:
             self.path.rename(new_path)
         except OSError as error:
-            raise explained(error, new_path) from error
+            raise writing_error(error, new_path) from error
         return new_path
 
     def _begin(self, state: RunState) -> None:
