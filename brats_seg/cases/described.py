@@ -20,6 +20,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.layouts import LABEL, NamedFile
+from brats_seg.config import validation_problems
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
@@ -93,8 +94,7 @@ def _read_description(path: Path) -> _Description:
         msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
         raise LayoutError(msg) from error
     except ValidationError as error:
-        wrong = [(".".join(map(str, part["loc"])), part["msg"]) for part in error.errors()]
-        problems = ", ".join(f"{name or 'file'}: {message}" for name, message in wrong)
+        problems = "; ".join(validation_problems(error, depth=2))
         msg = f"{path} is not valid ({problems}). Expected the modalities by index under 'channel_names', and 'labels'."
         raise LayoutError(msg) from error
 
