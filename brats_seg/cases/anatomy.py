@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import scipy as sp  # imports its modules when they are used
 from scipy import ndimage
 
 from brats_seg.voxels.box import Mask, Triple
+from brats_seg.voxels.grids import Field
 
-Field = npt.NDArray[np.float32]
 EXTENT_MM = (160, 190, 155)
 """Edges of the box that holds every brain."""
 _TEMPLATE_MM = 2.0
@@ -28,8 +27,8 @@ _DEEP_MM = 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Voxels:
-    """The voxels of a scan: a box around the centre of the brain."""
+class Grid:
+    """Voxels of a phantom, cubes in a box around the centre of the brain."""
 
     shape: Triple
     spacing_mm: float
@@ -98,7 +97,7 @@ def template_at(positions: Field) -> Field:
     )
 
 
-def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
+def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     # the brains of BraTS are pitched against the template
     angles = rng.uniform((0.03, -0.08, -0.08), (0.23, 0.08, 0.08))
@@ -111,7 +110,7 @@ def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     return positions
 
 
-def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anatomy:
+def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Anatomy:
     """Return the brain whose voxels stand at these positions in the template, of any age."""
     grey, white, depth, ventricle = template_at(positions)
     depth += rng.uniform(0, 1.2) * grid.noise(rng, 14)

@@ -212,7 +212,7 @@ def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
         raise UsageError(msg)
 
 
-def select_foreground(labels: LabelMap, convention: LabelConvention) -> store.Voxels:
+def select_foreground(labels: LabelMap, convention: LabelConvention) -> store.VoxelIndices:
     """Return voxels of every region as rows (n, 4): index of the region, then the voxel.
 
     Of large regions, evenly spaced voxels are kept.

@@ -44,7 +44,7 @@ from brats_seg.voxels.grids import Spacing
 
 Array = TypeVar("Array")
 Scalar = TypeVar("Scalar", bound=np.generic)
-Voxels: TypeAlias = npt.NDArray[np.int32]
+VoxelIndices: TypeAlias = npt.NDArray[np.int32]
 FORMAT_VERSION = 4
 """Version of the format; cases of another version are prepared again."""
 MANIFEST_NAME = "case.json"
@@ -307,7 +307,7 @@ class PreparedCase:
     """(4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: LabelMap | None
     """(x, y, z), or None without a label map."""
-    foreground: tuple[Voxels, ...]
+    foreground: tuple[VoxelIndices, ...]
     """Indices (n, 3) in the crop of some voxels of each region."""
 
     @property
