@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scipy.ndimage import affine_transform
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
+from brats_seg.voxels import grids
 from brats_seg.voxels.box import Box, bounding_box, triple
-from brats_seg.voxels.grids import AXES, SPACING_TOLERANCE, Resampling, find_turn, turned, undo_turn
+from brats_seg.voxels.grids import AXES, SPACING_TOLERANCE, Resampling, reorient
 
 MM = (1.0, 1.0, 1.0)
 ARRAY = np.arange(24).reshape(2, 3, 4)
@@ -46,12 +47,14 @@ def test_every_voxel_stays_where_it_is_in_the_patient_and_comes_back(order, edge
     for value in (0, 5, 23):
         stored, found = (np.argwhere(array == value)[0] for array in (ARRAY, volume.array))
         np.testing.assert_allclose(volume.geometry.affine @ [*found, 1], affine @ [*stored, 1])
-    turn = find_turn(affine)
-    assert np.array_equal(undo_turn(turned(ARRAY, turn), turn), ARRAY)
+    orientation = grids.find_orientation(affine)
+    assert np.array_equal(grids.reorient_back(reorient(ARRAY, orientation), orientation), ARRAY)
 
 
 def test_a_scan_of_brats_is_left_alone():
-    assert np.array_equal(turned(ARRAY, find_turn(np.diag([-1.0, -1.0, 1.0, 1.0]))), ARRAY)
+    assert np.array_equal(
+        reorient(ARRAY, grids.find_orientation(np.diag([-1.0, -1.0, 1.0, 1.0]))), ARRAY
+    )
 
 
 @given(edges=EDGES, shape=st.tuples(*[st.integers(1, 12)] * 3))

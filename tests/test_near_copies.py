@@ -15,7 +15,7 @@ from brats_seg.cases.index import index_cases, summarise
 from brats_seg.cases.nifti import Volume
 from brats_seg.config import FoldConfig
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
-from brats_seg.voxels.grids import find_turn, turned
+from brats_seg.voxels.grids import find_orientation, reorient
 from tests.builders import BRATS_AFFINE, make_case, write_arrays
 from tests.check_builders import geometry, phantom
 
@@ -78,7 +78,7 @@ def test_a_reoriented_copy_has_nearly_the_same_fingerprint() -> None:
     affine = np.array([[0, 0, 1.0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
     stored = np.linalg.inv(affine[:3, :3]) @ BRATS_AFFINE[:3, :3]
     volume = volume_of(array.transpose(np.abs(stored).argmax(axis=1)), affine)
-    assert turned(volume.array, find_turn(affine)).shape == array.shape
+    assert reorient(volume.array, find_orientation(affine)).shape == array.shape
     cases = [case_of("a", array), make_case("b", fingerprint=fingerprint_of(volume))]
     assert near_copies(cases) == ((0, 1),)
 

@@ -27,8 +27,9 @@ from nibabel.volumeutils import apply_read_scaling
 
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
+from brats_seg.voxels import grids
 from brats_seg.voxels.box import Triple, triple
-from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, find_turn, turned
+from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
@@ -194,9 +195,9 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
 def oriented(volume: Volume) -> Volume:
     """Return the volume in the axes of BraTS; the array is a view."""
     geometry = volume.geometry
-    turn = find_turn(geometry.affine)
-    affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
-    array = turned(volume.array, turn)
+    orientation = grids.find_orientation(geometry.affine)
+    affine = geometry.affine @ nib.orientations.inv_ornt_aff(orientation, geometry.shape)
+    array = grids.reorient(volume.array, orientation)
     grid = replace(geometry, shape=array.shape, affine=affine, qform=affine)
     return Volume(array=array, geometry=grid, file=volume.file)
 

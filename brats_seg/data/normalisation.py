@@ -19,7 +19,7 @@ from brats_seg.cases.nifti import Geometry, Volume, plan_resampling, resampled
 from brats_seg.errors import CaseError, some_of
 from brats_seg.labels import LabelConvention, LabelMap, label_map_of, regions_of
 from brats_seg.voxels.box import Box, Triple, bounding_box, brain_mask, normalised, triple
-from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, find_turn
+from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, find_orientation
 
 USUAL_MM = (1.0, 1.0, 1.0)
 """Voxel spacing of every BraTS release."""
@@ -101,7 +101,7 @@ def choose_spacing(spacings: Collection[Spacing]) -> Spacing:
 
 def grid_of(geometry: Geometry) -> tuple[Triple, Spacing]:
     """Return shape and spacing of a grid, turned to the axes of BraTS."""
-    x, y, z = np.argsort(find_turn(geometry.affine)[:, 0])
+    x, y, z = np.argsort(find_orientation(geometry.affine)[:, 0])
     shape, spacing_mm = geometry.shape, geometry.spacing_mm
     return (shape[x], shape[y], shape[z]), (spacing_mm[x], spacing_mm[y], spacing_mm[z])
 

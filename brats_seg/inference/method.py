@@ -21,7 +21,7 @@ from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of, spa
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.grids import Resampling, Spacing, find_turn, undo_turn
+from brats_seg.voxels.grids import Resampling, Spacing, find_orientation, reorient_back
 
 Field: TypeAlias = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class Scan:
     def on_scan_grid(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
         whole = self.scan_box.placed(array, grid_of(self.geometry)[0])
-        return np.ascontiguousarray(undo_turn(whole, find_turn(self.geometry.affine)))
+        return np.ascontiguousarray(reorient_back(whole, find_orientation(self.geometry.affine)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
-from brats_seg.voxels.grids import find_turn, turned
+from brats_seg.voxels.grids import find_orientation, reorient
 from brats_seg.wings import PredictedDice
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -252,13 +252,13 @@ def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
     from brats_seg.figures.cases import planes_figure, select_shown
     from brats_seg.figures.sections import Grid, write_figure
 
-    turn = find_turn(scan.geometry.affine)
-    regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
+    orientation = find_orientation(scan.geometry.affine)
+    regions = regions_of(reorient(prediction.label_map, orientation), prediction.convention)
     images = {}
     for name in select_shown(scan.case.modalities):
         index = MODALITIES.index(name)
         image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
-        images[name] = turned(scan.on_scan_grid(image), turn)
+        images[name] = reorient(scan.on_scan_grid(image), orientation)
     absent = absent_from(scan.case.modalities)
     without = f", predicted without {', '.join(absent)}" if absent else ""
     grid = Grid(spacing_mm=scan.spacing_mm)

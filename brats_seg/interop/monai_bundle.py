@@ -39,7 +39,7 @@ from brats_seg.presets import MONAI_NETWORKS, is_plain
 from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule
 from brats_seg.voxels.box import Box, Triple, triple
-from brats_seg.voxels.grids import find_turn, turned, undo_turn
+from brats_seg.voxels.grids import find_orientation, reorient, reorient_back
 
 log = logging.getLogger(__name__)
 
@@ -204,8 +204,8 @@ class _Pipeline:
         from monai.data import MetaTensor
         from monai.transforms import Compose, Invertd
 
-        turn = find_turn(scan.geometry.affine)
-        stored = np.stack([undo_turn(scan.image[channel], turn) for channel in self.channels])
+        orientation = find_orientation(scan.geometry.affine)
+        stored = np.stack([reorient_back(scan.image[i], orientation) for i in self.channels])
         affine = torch.from_numpy(scan.geometry.affine)
         pipeline = Compose(self.steps)
         image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
@@ -217,7 +217,7 @@ class _Pipeline:
             if image.applied_operations:
                 probabilities = undo({_IMAGE: image, _PREDICTION: probabilities})[_PREDICTION]
             regions = self._clean(probabilities) if self.cleaning else probabilities
-            return np.stack([turned(region, turn) for region in regions.numpy()])
+            return np.stack([reorient(region, orientation) for region in regions.numpy()])
 
         return NetworkInput(image=np.ascontiguousarray(image.numpy()), to_volume=to_volume)
 

@@ -34,7 +34,7 @@ from brats_seg.models.interface import check_window
 from brats_seg.runtime.weights import ModelIdentity, build_with
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
-from brats_seg.voxels.grids import Spacing, Turn, find_turn, turned, undo_turn
+from brats_seg.voxels.grids import Orientation, Spacing, find_orientation, reorient, reorient_back
 
 Values = TypeVar("Values", bound=BaseModel)
 Order = TypeVar("Order")
@@ -285,8 +285,8 @@ class _Grid:
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Return a scan on the grid of the network."""
-        turn = self._turn(scan)
-        stored = np.stack([undo_turn(scan.image[channel], turn) for channel in self.channels])
+        orientation = self._orientation(scan)
+        stored = np.stack([reorient_back(scan.image[i], orientation) for i in self.channels])
         crop = np.ascontiguousarray(stored.transpose(self._order()))
         spacing, wanted = self._spacing(scan), self.spacing_mm
         edges = zip(crop.shape[1:], spacing, wanted, strict=True)
@@ -299,7 +299,7 @@ class _Grid:
         spacings = self.spacing_mm, self._spacing(scan)
         logits = _resize(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
         stored = expit(self._region_logits(logits)).transpose(np.argsort(self._order()))
-        return np.stack([turned(volume, self._turn(scan)) for volume in stored])
+        return np.stack([reorient(volume, self._orientation(scan)) for volume in stored])
 
     def _region_logits(self, logits: Image) -> Image:
         """Return logits (3, ...) of WT, TC and ET, given the output (L, ...) of a network.
@@ -312,9 +312,9 @@ class _Grid:
         inside = [np.array([value <= region for value in self.heads]) for region in self.regions]
         return np.stack([logits[mask].max(axis=0) - logits[~mask].max(axis=0) for mask in inside])
 
-    def _turn(self, scan: Scan) -> Turn:
+    def _orientation(self, scan: Scan) -> Orientation:
         """Return the transform from the axes in which nnU-Net reads a file to those of BraTS."""
-        return find_turn(np.eye(4) if self.is_turned else scan.geometry.affine)
+        return find_orientation(np.eye(4) if self.is_turned else scan.geometry.affine)
 
     def _order(self) -> tuple[int, ...]:
         """Return the axis of (C, x, y, z) that becomes each axis of the input."""

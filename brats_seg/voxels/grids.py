@@ -17,39 +17,38 @@ from brats_seg.voxels.box import Box, Triple, Voxel, triple
 
 Affine: TypeAlias = npt.NDArray[np.float64]
 """Matrix (4, 4) from voxel indices to millimetres."""
+Spacing: TypeAlias = tuple[float, float, float]
+"""Edges of a voxel along X, Y and Z in millimetres."""
+Field: TypeAlias = npt.NDArray[np.float32]
+Orientation: TypeAlias = npt.NDArray[np.float64]
+"""Array (3, 2) as in nibabel: for each stored axis its index in the axes of BraTS, and 1 or -1 if it is reversed."""
+
 AXES = ("L", "P", "S")
 """Left, posterior, superior: directions of X, Y and Z in every BraTS release."""
-
-Turn: TypeAlias = npt.NDArray[np.float64]
-"""Orientation (3, 2) as in nibabel: new place of each axis, and 1 or -1 for its direction."""
-_UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
-
-
-def find_turn(affine: Affine) -> Turn:
-    """Return the transform from the axes of a volume to the nearest axes of BraTS."""
-    stored = nib.orientations.io_orientation(affine)
-    return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
-
-
-def turned(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
-    """Return an array `(X, Y, Z)` with its axes permuted and reversed; it is a view."""
-    return nib.orientations.apply_orientation(array, turn)
-
-
-def undo_turn(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
-    """Return the array that `turned` was given; it is a view."""
-    reverse = nib.orientations.ornt_transform(_UNTURNED, turn)
-    return nib.orientations.apply_orientation(array, reverse)
-
-
-Spacing: TypeAlias = tuple[float, float, float]
-Field: TypeAlias = npt.NDArray[np.float32]
-
 MM3_PER_ML = 1000.0
 LARGEST_GRID = 2**29
 """Most voxels of a volume, also after resampling: 2 GiB in float32, sixty times a volume of BraTS."""
 SPACING_TOLERANCE = 0.05
 """Largest relative difference between voxel edges that needs no resampling."""
+_AS_STORED: Orientation = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+"""Orientation of a volume whose axes are those of BraTS already."""
+
+
+def find_orientation(affine: Affine) -> Orientation:
+    """Return the transform from the axes of a volume to the nearest axes of BraTS."""
+    stored = nib.orientations.io_orientation(affine)
+    return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
+
+
+def reorient(array: npt.NDArray[Voxel], orientation: Orientation) -> npt.NDArray[Voxel]:
+    """Return an array `(X, Y, Z)` with its axes permuted and reversed; it is a view."""
+    return nib.orientations.apply_orientation(array, orientation)
+
+
+def reorient_back(array: npt.NDArray[Voxel], orientation: Orientation) -> npt.NDArray[Voxel]:
+    """Return the array that `reorient` was given; it is a view."""
+    reverse = nib.orientations.ornt_transform(_AS_STORED, orientation)
+    return nib.orientations.apply_orientation(array, reverse)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

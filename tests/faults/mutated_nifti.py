@@ -16,7 +16,7 @@ from brats_seg.cases.index import inspect_case
 from brats_seg.errors import CaseError
 from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
-from brats_seg.voxels.grids import find_turn, undo_turn
+from brats_seg.voxels.grids import find_orientation, reorient_back
 from tests.builders import make_case
 
 SHAPE = (9, 8, 7)
@@ -89,8 +89,8 @@ def _loaded(path: Path) -> LoadedCase:
         scan = prepare_scan(loaded, SPACING_MM)
         on_grid = scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0])
         assert on_grid.shape == loaded.geometry.shape
-    turned = find_turn(loaded.geometry.affine)
-    assert undo_turn(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
+    turned = find_orientation(loaded.geometry.affine)
+    assert reorient_back(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
     return loaded
 
 
