@@ -1,9 +1,10 @@
 """Score predictions lesion by lesion, and list the lesions of a label map with their diameters.
 
 In 2023 and 2024 each lesion of the reference is compared with the union of all predicted lesions that
-overlap its dilation, and missed and false positive lesions get the worst score. From 2025 on lesions are
-matched one to one. The scores are written from descriptions of the programs of the challenges and checked
-against their output. The list is for a person who reads it; its lesions are not merged by dilation.
+touch its dilation, and missed and false positive lesions get the worst score (`score_lesions`). From 2025
+on lesions are matched one to one (`match_lesions`). Both are written from descriptions of the programs of
+the challenges and checked against their output. `list_lesions` is for a person who reads the list; its
+lesions are not merged by dilation.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,11 +154,6 @@ def dilated(mask: Mask, steps: int) -> Mask:
     return sp.ndimage.binary_dilation(mask, _DILATION, iterations=steps)
 
 
-def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
-    kept = np.bincount(lesions.ravel()) * scale.voxel_mm3 > region.minimum_mm3
-    return np.where(kept[lesions], lesions, 0)
-
-
 def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     """Join the lesions of a tissue that touch the same lesion of another tissue.
 
@@ -202,30 +198,62 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
     return tuple(_list_region(region, mask, affine) for region, mask in pairs)
 
 
-def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
-    components = number_components(mask)
-    x_mm, y_mm, z_mm = map(float, voxel_sizes(affine))
-    ml = np.bincount(components.ravel())[1:] * (x_mm * y_mm * z_mm / MM3_PER_ML)
-    order = np.argsort(-ml, kind="stable").tolist()
-    n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
-    boxes, lesions = sp.ndimage.find_objects(components), []
-    for index in order[:n_listed]:
-        box = boxes[index]
-        lesion = components[box] == index + 1
-        centre = np.argwhere(lesion).mean(axis=0) + [side.start for side in box]
-        measured = Lesion(
-            ml=float(ml[index]),
-            centre_mm=triple(apply_affine(affine, centre).tolist()),
-            longest_mm=shapes.longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
-            axial=shapes.section_diameters(lesion, (x_mm, y_mm, z_mm)),
-        )
-        lesions.append(measured)
-    others_ml = ml[order[n_listed:]]
-    return LesionList(
-        region=region,
-        lesions=tuple(lesions),
-        n_others=len(others_ml),
-        others_ml=float(others_ml.sum()),
+def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
+    kept = np.bincount(lesions.ravel()) * scale.voxel_mm3 > region.minimum_mm3
+    return np.where(kept[lesions], lesions, 0)
+
+
+def _score_region(
+    lesions: Lesions,
+    predicted: Lesions,
+    region: protocols.ScoredRegion,
+    rules: LesionRules,
+    scale: Scale,
+) -> tuple[float, ...]:
+    """Return the scores of a region, in the order of `LESION_COLUMNS`."""
+    scores, n_untouched = _score_overlapping(lesions, predicted, region, scale)
+    n_false_positive = n_untouched if rules.counts_false_positives else 0
+    worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
+    rows = [*(found or worst for found in scores), *[worst] * n_false_positive]
+    means = np.mean(rows or [_BEST], axis=0).tolist()
+    return (*means, len(scores), n_false_positive, scores.count(None))
+
+
+def _score_overlapping(
+    lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
+) -> tuple[list[tuple[float, ...] | None], int]:
+    """Return the scores of each lesion, None if it is missed, and how many predicted ones touch none."""
+    predicted_boxes = sp.ndimage.find_objects(predicted)
+    untouched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
+    scores: list[tuple[float, ...] | None] = []
+    for number, box in enumerate(sp.ndimage.find_objects(lesions), 1):
+        if box is None:
+            continue
+        neighbourhood = _grow_box(box, region.dilation)
+        lesion = lesions[neighbourhood] == number
+        touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
+        numbers = touched[touched > 0].tolist()
+        # a predicted lesion that touches a small one is no false positive
+        untouched -= set(numbers)
+        if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
+            continue
+        around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
+        pair = lesions[around] == number, np.isin(predicted[around], numbers)
+        scores.append(_score_overlap(*pair, scale) if numbers else None)
+    return scores, len(untouched)
+
+
+def _score_overlap(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
+    """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that touch it."""
+    counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
+    dice = float(metrics.dice_of_counts(*counts))
+    if not scale.with_distances:
+        return (dice, *(np.nan for _ in _BEST[1:]))
+    sides = metrics.surface_distances(lesion, predicted, scale.spacing_mm)
+    return (
+        dice,
+        metrics.hausdorff95(lesion, predicted, scale.spacing_mm),
+        *(metrics.surface_dice(sides, tolerance) for tolerance in protocols.NSD_TOLERANCES_MM),
     )
 
 
@@ -324,57 +352,39 @@ def _detection(is_found: Mask, n_false: int) -> tuple[float, ...]:
     return n_found, is_found.size - n_found, 2 * n_found / (is_found.size + n_found + n_false)
 
 
-def _score_region(
-    lesions: Lesions,
-    predicted: Lesions,
-    region: protocols.ScoredRegion,
-    rules: LesionRules,
-    scale: Scale,
-) -> tuple[float, ...]:
-    """Return the scores of a region, in the order of `LESION_COLUMNS`."""
-    matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
-    n_false_positive = n_unmatched if rules.counts_false_positives else 0
-    worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
-    rows = [*(match or worst for match in matches), *[worst] * n_false_positive]
-    means = np.mean(rows or [_BEST], axis=0).tolist()
-    return (*means, len(matches), n_false_positive, matches.count(None))
+def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
+    voxels = np.argwhere(grown & (lesions > 0))
+    offsets = np.argwhere(_DILATION)
+    around = np.pad(neighbours, 1)[tuple((voxels[:, None] + offsets).transpose(2, 0, 1))]
+    labels = np.broadcast_to(lesions[tuple(voxels.T)][:, None], around.shape)
+    return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
 
 
-def _match_lesions(
-    lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
-) -> tuple[list[tuple[float, ...] | None], int]:
-    """Return the scores of each lesion, None if it is missed, and the number of unmatched ones."""
-    predicted_boxes = sp.ndimage.find_objects(predicted)
-    unmatched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
-    matches: list[tuple[float, ...] | None] = []
-    for number, box in enumerate(sp.ndimage.find_objects(lesions), 1):
-        if box is None:
-            continue
-        neighbourhood = _grow_box(box, region.dilation)
-        lesion = lesions[neighbourhood] == number
-        touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
-        numbers = touched[touched > 0].tolist()
-        # a predicted lesion that matches a small one is no false positive
-        unmatched -= set(numbers)
-        if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
-            continue
-        around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
-        pair = lesions[around] == number, np.isin(predicted[around], numbers)
-        matches.append(_compare(*pair, scale) if numbers else None)
-    return matches, len(unmatched)
-
-
-def _compare(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
-    """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that match it."""
-    counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
-    dice = float(metrics.dice_of_counts(*counts))
-    if not scale.with_distances:
-        return (dice, *(np.nan for _ in _BEST[1:]))
-    sides = metrics.surface_distances(lesion, predicted, scale.spacing_mm)
-    return (
-        dice,
-        metrics.hausdorff95(lesion, predicted, scale.spacing_mm),
-        *(metrics.surface_dice(sides, tolerance) for tolerance in protocols.NSD_TOLERANCES_MM),
+def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
+    components = number_components(mask)
+    x_mm, y_mm, z_mm = map(float, voxel_sizes(affine))
+    ml = np.bincount(components.ravel())[1:] * (x_mm * y_mm * z_mm / MM3_PER_ML)
+    order = np.argsort(-ml, kind="stable").tolist()
+    n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
+    boxes, lesions = sp.ndimage.find_objects(components), []
+    for index in order[:n_listed]:
+        box = boxes[index]
+        lesion = components[box] == index + 1
+        centre = np.argwhere(lesion).mean(axis=0) + [side.start for side in box]
+        measured = Lesion(
+            ml=float(ml[index]),
+            centre_mm=triple(apply_affine(affine, centre).tolist()),
+            longest_mm=shapes.longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
+            axial=shapes.section_diameters(lesion, (x_mm, y_mm, z_mm)),
+        )
+        lesions.append(measured)
+    others_ml = ml[order[n_listed:]]
+    return LesionList(
+        region=region,
+        lesions=tuple(lesions),
+        n_others=len(others_ml),
+        others_ml=float(others_ml.sum()),
     )
 
 
@@ -387,12 +397,3 @@ def _union(boxes: Sequence[Slices]) -> Slices:
         slice(min(side.start for side in sides), max(side.stop for side in sides))
         for sides in zip(*boxes, strict=True)
     )
-
-
-def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
-    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
-    voxels = np.argwhere(grown & (lesions > 0))
-    offsets = np.argwhere(_DILATION)
-    around = np.pad(neighbours, 1)[tuple((voxels[:, None] + offsets).transpose(2, 0, 1))]
-    labels = np.broadcast_to(lesions[tuple(voxels.T)][:, None], around.shape)
-    return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
