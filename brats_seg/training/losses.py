@@ -44,6 +44,8 @@ SMOOTH_VOXELS = 1.0
 """Added to both sides of the Dice ratio, so that it is defined where a region is empty."""
 BACKGROUND_WEIGHT = 0.1
 """Weight of the squared error of a voxel outside the brain; a voxel inside has weight 1."""
+_VOXELS = (2, 3, 4)
+"""Axes of the voxels of patches `(N, R, X, Y, Z)`."""
 
 
 @runtime_checkable
@@ -384,7 +386,3 @@ def error_columns(sums: RunningSums) -> dict[str, float]:
     means = errors.mean(0) if cases else np.full(len(MODALITIES), np.nan)
     parts = {f"rmse_{name}": float(mean) for name, mean in zip(MODALITIES, means, strict=True)}
     return {"loss": sums.loss, "rmse": float(np.mean(means)), **parts}
-
-
-_VOXELS = (2, 3, 4)
-"""Axes of the voxels of patches `(N, R, X, Y, Z)`."""

@@ -46,6 +46,11 @@ SMALL_GPU_BYTES = 20 * 2**30
 _CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
 _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
 """Patches that are longer from front to back, as brains are; the last holds nearly every brain."""
+_ALLOWANCE_OF_CUDA, _ALLOWANCE_OF_HOST = (0.10, 0), (0.30, 160)
+"""Share of the tensors, and MiB, for what allocators and kernels need beside the tensors, and for code that is
+loaded or compiled when it is first used. That of the host is from peaks of processes under glibc with patches
+of 48^3 to 96^3 of the default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one;
+the context is not part of the peak that torch reports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,14 +330,6 @@ def _fitting_patch(
     kind = "" if row.checkpointing == "none" else f", with checkpointing {row.checkpointing}"
     used = f"about {row.predicted_mib} of {memory_mib} MiB{kind}"
     return row.patch, f"patch {shape_text(row.patch)}{instead} in {row.precision}, {used}"
-
-
-# An allowance for what allocators and kernels need beside the tensors, and for code that is loaded or
-# compiled when it is first used: peaks of processes under glibc with patches of 48^3 to 96^3 of the
-# default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one; the context
-# is not part of the peak that torch reports.
-_ALLOWANCE_OF_CUDA, _ALLOWANCE_OF_HOST = (0.10, 0), (0.30, 160)
-"""Share of the tensors, and MiB."""
 
 
 class UncountableError(UsageError):

@@ -1,4 +1,4 @@
-"""Number the components of masks, and measure their diameters and their surface.
+"""Number the components of masks, group items that share a key, measure diameters and surfaces of masks.
 
 Diameters end on faces of voxels and are those of the convex hull: the ring of an enhancing tumour is
 measured across its necrosis, as RANO asks (Wen et al. 2010, doi:10.1200/JCO.2009.26.3541; Wen et al.
@@ -22,7 +22,7 @@ from brats_seg.voxels.box import Mask, Triple, bounding_box
 
 Lesions = npt.NDArray[np.int32]
 """Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
-
+Points = npt.NDArray[np.float64]
 Item = TypeVar("Item")
 _ALL_NEIGHBOURS = ndimage.generate_binary_structure(3, 3)
 
@@ -95,9 +95,6 @@ def group_by(items: Iterable[Item], keys: Callable[[Item], Iterable[Hashable]]) 
         for key in keys(item):
             groups.merge(first_with.setdefault(key, index), index)
     return [[listed[index] for index in sorted(group)] for group in groups.subsets()]
-
-
-Points = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,8 +176,8 @@ def _widest_mm(along: Points, across: Points, first: int, second: int) -> float:
     The longest chord therefore begins or ends at a corner.
 
     Args:
-        along: Place (n,) of each corner in the direction of the diameter, in order around.
-        across: Place (n,) of each corner perpendicular to it.
+        along: Positions (n,) of the corners in the direction of the diameter, in order around.
+        across: Their positions (n,) perpendicular to it.
         first: Corner where the diameter begins.
         second: Corner where it ends.
     """
