@@ -169,8 +169,8 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
     prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, prepared)
-    mode = f"chmod u+w {shlex.quote(str(folder))}"
-    yield from _run_check("write access", _write_findings("write access", folder), mode)
+    remedy = f"chmod u+w {shlex.quote(str(folder))}"
+    yield from _run_check("write access", _write_findings("write access", folder), remedy)
 
 
 def _write_findings(check: str, folder: Path) -> Iterator[Finding]:

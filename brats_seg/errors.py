@@ -143,7 +143,7 @@ def counted(n: int, noun: str) -> str:
 def unknown_name(
     subject: str, name: str, known: Collection[str], nearest: Sequence[str] = ()
 ) -> str:
-    """Return a message about a name that there is not, with those that there are and the nearest of them.
+    """Return a message about an unknown name, with the known ones and the nearest of them.
 
     Example:
         >>> unknown_name("preset 'dmo'", "dmo", ["demo", "full"])

@@ -89,7 +89,7 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     the process is killed, the earlier folder exists, or the new one, or neither; `remove_leftovers`
     removes the temporary ones. `when_full` tells the user what to do if the disk is full.
     """
-    # a link to a folder stays, and leads to the new one
+    # if `path` is a link, the folder that it leads to is replaced, and not the link
     path = path.resolve() if path.is_symlink() else path
     new, old = _temporary(path, "new-"), _temporary(path, "old-")
     try:
@@ -115,7 +115,7 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
 def remove_leftovers(folder: Path, *, folders: bool = False, name: str = "") -> None:
     """Remove the temporary files, or with `folders` the temporary folders, of killed processes.
 
-    No other process may be writing there at the same time, or none those of the given name.
+    Only those of the file or folder `name`, if it is given. No other process may be writing them.
     """
     for path in folder.iterdir():
         if (leftover := _LEFTOVER.fullmatch(path.name)) and name in ("", leftover[1]):

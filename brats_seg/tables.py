@@ -2,7 +2,7 @@
 
 A text cell that begins with `=`, `+`, `-` or `@` is a formula to a spreadsheet. Such cells are
 written with an apostrophe in front, which spreadsheets do not show, and read without it (OWASP,
-"CSV injection"), as are those that begin with apostrophes before such a sign. Numbers are written as they are.
+"CSV injection"); so is a cell that has apostrophes before such a sign. Numbers are written as they are.
 """
 
 import warnings
@@ -39,7 +39,7 @@ def write_table(
     guarded = [[_escape_formula(cell) for cell in row] for row in cells]
     # object: pandas would turn whole numbers into floats if a cell is empty
     frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
-    # only characters of the line terminator are quoted, and a file name may have a carriage return
+    # pandas quotes a cell with a carriage return, as file names may have, only if lines end with one
     text = frame.to_csv(index=False, lineterminator="\r\n").replace("\r\n", "\n")
     with whole_file(path) as temporary:
         # file names need not be UTF-8

@@ -32,6 +32,7 @@ _SHAPE = (64, 76, 62)
 _SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 _T1N, _T1C, _T2W, _T2F = range(4)
 _VARIETY = 0.3
+"""Variety of the phantoms to try the package on, see `write_phantom_cases`."""
 _GAIN = 500
 """Signal of the brightest healthy tissue, in the arbitrary units of a scanner."""
 
@@ -75,7 +76,6 @@ def write_phantom_cases(
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
-    # every fourth case has no ET
     with_et = number % 4 != 3
     rng = np.random.default_rng([seed, number])
     phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)

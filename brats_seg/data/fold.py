@@ -1,7 +1,7 @@
 """Index a folder of scans, make folds, prepare the cases, and open one fold for training.
 
-The results are files in one folder: `cases.csv`, a fold table for each number of folds, and a folder
-for each case. They are updated only where scans or settings have changed.
+The results are files in one folder: `cases.csv`, a fold table for each setting of the folds, and a
+folder for each case. They are updated only where scans or settings have changed.
 """
 
 import hashlib
@@ -322,7 +322,7 @@ def _current_index(
 
 
 def _try_to_write(index: CaseIndex, path: Path) -> None:
-    """Write the table of cases; a table that is there need not be written."""
+    """Write the table of cases; if an earlier one cannot be replaced, only log it."""
     try:
         write_index(index, path)
     except EnvironmentalError as error:

@@ -64,7 +64,7 @@ def stable_seed(*parts: int | str) -> int:
 
 
 def patch_seed(seed: int, key: PatchKey, purpose: str) -> int:
-    """Return the seed of a patch for one purpose, such as its place."""
+    """Return the seed of a patch for one purpose, such as its position."""
     return stable_seed(seed, key.epoch, key.case_id, key.draw, purpose)
 
 

@@ -167,7 +167,7 @@ def read_case_manifest(folder: Path, case_id: str) -> Manifest:
 def source_files(case: Case) -> tuple[SourceFile, ...] | None:
     """Return the state of the files of a case, without reading them: modalities, then label map.
 
-    It is None if the system has no state of one of them, such as a missing file.
+    It is None if the state of one of them cannot be read, as of a missing file.
     """
     scans = case.images if case.label is None else (*case.images, case.label)
     try:

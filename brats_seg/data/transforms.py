@@ -124,7 +124,7 @@ def apply_transforms(pipeline: Compose, data: Item) -> Item:
 def seed_patch(pipeline: Compose, *, position: int, augment: int) -> None:
     """Seed every random transform of a pipeline of patches.
 
-    The place has a seed of its own, so that patches are at the same places with any augmentation.
+    The position has a seed of its own, so that it is the same with any augmentation.
     """
     pipeline.set_random_state(seed=augment % 2**32)
     for transform in pipeline.transforms:
@@ -164,7 +164,7 @@ class ReadPatchd(Randomizable, MapTransform):
     """Read a random patch of a prepared case, mirrored, rotated and scaled.
 
     Sets `image` (4, X, Y, Z) in float32, `label` (1, X, Y, Z) in uint8, and `convention` in a
-    dictionary with `case_id`. The place is drawn first, then the spatial transform. Mirroring is
+    dictionary with `case_id`. The position is drawn first, then the spatial transform. Mirroring is
     almost free, because the patch is read into a reversed view. Rotation and scaling are computed only
     if they are drawn, on the box of voxels that the patch covers, and every voxel is interpolated
     once. The memory of the image is reused when nothing refers to it.
@@ -202,7 +202,7 @@ class ReadPatchd(Randomizable, MapTransform):
     def set_random_state(
         self, seed: int | None = None, state: np.random.RandomState | None = None
     ) -> Self:
-        """Seed the place and the spatial transform; a seed may have up to 64 bits."""
+        """Seed the position and the spatial transform; a seed may have up to 64 bits."""
         super().set_random_state(None if seed is None else int(seed) % 2**32, state)
         self._generator = np.random.default_rng(
             int(self.R.randint(2**32, dtype=np.uint32)) if seed is None else seed

@@ -174,10 +174,10 @@ def evaluate_pairs(
     pairing: Pairing, protocol: ScoringProtocol, *, n_workers: int = 0, track: Track = untracked
 ) -> Evaluation:
     """Score predictions whose references are known, as `score_folders` does."""
-    attempt = partial(map_cases, n_workers=n_workers, track=track)
-    read = attempt(read_pair, pairing.pairs, "reading label maps")
+    run = partial(map_cases, n_workers=n_workers, track=track)
+    read = run(read_pair, pairing.pairs, "reading label maps")
     pairs = sorted(_with_conventions(read.results, protocol), key=lambda pair: pair.case_id)
-    scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
+    scored = run(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
@@ -416,7 +416,7 @@ def better_numbering(
 
 
 def _read_side(side: str, path: Path, case_id: str) -> Volume:
-    """Read a label map whose file is called by its side and its name: both may have the same name."""
+    """Read a label map, and name its side before its file: both files may have the same name."""
     try:
         volume = read_label_map(path, case_id=case_id)
     except CaseError as error:

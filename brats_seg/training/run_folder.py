@@ -153,7 +153,7 @@ class RunFolder:
         if self.is_begun:
             # onto the host: Adam reads its number of steps, of every parameter, in every step
             entries = weights.read_checkpoint(self.last_path)
-            self._check(entries["card"], plan)
+            self._check_unchanged(entries["card"], plan)
             state.load_state_dict(entries)
             training, progress = plan.config.training, state.progress
             state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
@@ -173,7 +173,7 @@ class RunFolder:
         write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
         remove_leftovers(self.path)
 
-    def _check(self, begun: weights.ModelCard, plan: RunPlan) -> None:
+    def _check_unchanged(self, begun: weights.ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
         before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:

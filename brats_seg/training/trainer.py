@@ -193,7 +193,7 @@ class Trainer:
         split, folder = self.plan.data.split, self.plan.data.folder
         share = self.ranks.share((*split.train, *split.validation))
         errors = verify_cases(share, folder, track=track)
-        raise_damage([error for part in self.ranks.gather(errors) for error in part])
+        raise_damage([error for found in self.ranks.gather(errors) for error in found])
 
     def _run(self, track: Track) -> Outcome:
         config, progress, stop = self.plan.config, self.state.progress, self._stop

@@ -97,9 +97,9 @@ def bounding_box(mask: Mask) -> Box | None:
 
 
 def brain_mask(arrays: Sequence[Array], every: tuple[slice, ...] = ()) -> Mask:
-    """Return the voxels that differ from the background in any of skull-stripped images (X, Y, Z).
+    """Return the voxels that differ from the background in any of some skull-stripped images (X, Y, Z).
 
-    All images are stripped alike, but each has a few zeros inside. `every` selects voxels.
+    All images are stripped alike, but each has a few zeros inside. `every` selects voxels, as an index.
     """
     return reduce(np.logical_or, (array[every] != background_of(array) for array in arrays))
 
@@ -143,4 +143,4 @@ def _add(point: Triple, shift: Triple) -> Triple:
 
 
 def _clip(point: Triple, shape: Triple) -> Triple:
-    return triple(min(max(0, at), n) for at, n in zip(point, shape, strict=True))
+    return triple(min(max(0, index), n) for index, n in zip(point, shape, strict=True))
