@@ -21,7 +21,6 @@ import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.folds import check_fold
-from brats_seg.cases.index import read_index
 from brats_seg.cases.many import Failure
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
@@ -144,7 +143,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             track=track,
         )
         held_out = [open_held_out(path, folder) for path in paths]
-        cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
+        cases = held_out_cases(held_out, prepared.index)
         batch.check_apart(list(chain(*cases.values())), predictions)
         outcomes = out_of_fold_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))

@@ -41,8 +41,8 @@ from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
 
-_CASES_NAME = "cases.csv"
-"""Table of the cases in a folder of prepared cases."""
+CASES_NAME = "cases.csv"
+"""Name of the table of cases in a folder of prepared cases."""
 Seen = Literal["no", "unknown", "yes"]
 """Whether a network was trained on a patient."""
 _WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -81,6 +81,8 @@ NO_RECORD = TrainingCases()
 class PreparedData:
     """The labelled cases of a data folder, indexed, prepared and divided into folds."""
 
+    index: CaseIndex
+    """All cases of the data folder."""
     folds: FoldTable
     folds_path: Path
     """File of the fold table."""
@@ -173,10 +175,10 @@ def prepare_data(
     The arguments and errors are those of `open_fold`.
     """
     folder = prepared_path or prepared_path_of(root)
-    index, is_new = _current_index(root, folder / _CASES_NAME, config, available_cpus(), track)
+    index, is_new = _current_index(root, folder / CASES_NAME, config, available_cpus(), track)
     check_replaceable(index.usable, folder)
     if is_new:
-        _try_to_write(index, folder / _CASES_NAME)
+        _try_to_write(index, folder / CASES_NAME)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
     for line in remark_lines(cases):
         log.warning(line)
@@ -191,6 +193,7 @@ def prepare_data(
         log.warning("left out: %s", failure.message)
     failed = {failure.case_id for failure in failures}
     return PreparedData(
+        index=index,
         folds=table,
         folds_path=folds_path,
         case_ids=frozenset(case.case_id for case in cases) - failed,
@@ -211,7 +214,7 @@ def prepared_path_of(root: Path) -> Path:
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
     cached = Path(above, "brats_seg", "prepared", f"{path.name}-{digest}")
     for known in (next_to_scans, cached):
-        if (known / _CASES_NAME).exists():
+        if (known / CASES_NAME).exists():
             return known
     return next_to_scans if _may_write(path.parent) else cached
 

@@ -26,7 +26,7 @@ from brats_seg.cases.many import MappedCases, map_cases, write_failures
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.config import load_config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import Seen, TrainingCases, open_index, prepared_path_of
+from brats_seg.data.fold import CASES_NAME, Seen, TrainingCases, open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at
 from brats_seg.inference.method import Scan, prepare_scan
@@ -133,7 +133,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a separate choice
     """
     config = load_config(values={} if labels is None else {"cases.labels": labels})
     clinical = read_clinical_tables(data, tables)
-    cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
+    cases_path = (prepared_path or prepared_path_of(data)) / CASES_NAME
     index = open_index(data, cases_path, config, n_workers=available_cpus(), track=track)
     cases = with_clinical(index.cases, clinical)
     on_device = choose_device(device, precision)
