@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg import labels as conventions
-from brats_seg.cases.layouts import resolve
+from brats_seg.cases.layouts import resolve_convention
 from brats_seg.errors import LabelError
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.quality import label_map as quality
@@ -51,7 +51,7 @@ def outcomes(truth: LabelMap, labels: ShownLabels, numbering: LabelConvention) -
     """Return what happens to a label map in a numbering that lies there as any release."""
     label_map, found = renumbered(truth, numbering), {}
     for release in RELEASES:
-        convention, _ = resolve(release, labels.values)
+        convention, _ = resolve_convention(release, labels.values)
         if (
             labels.values - convention.values
             or quality.judge_group([labels], convention)[0].refusal

@@ -142,19 +142,20 @@ ALL_OF_2024 = [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()]
 )
 def test_release_shape_and_values_tell_the_convention(release, shape, values, expected):
     """A question mark: neither name nor values decide."""
-    convention, is_ambiguous = layouts.resolve(release, values, shape=shape)
+    convention, is_ambiguous = layouts.resolve_convention(release, values, shape=shape)
     assert (layouts.release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
 
 
 def test_a_declared_convention_is_taken_as_it_is() -> None:
-    assert layouts.resolve("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd") == (MSD, False)
+    named = layouts.resolve_convention("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd")
+    assert named == (MSD, False)
     with pytest.raises(ConfigError, match="'brats1999' is unknown"):
-        layouts.resolve("unknown", (), declared="brats1999")
+        layouts.resolve_convention("unknown", (), declared="brats1999")
 
 
 def conventions(values: dict[str, set[int]], shape: Triple = SHAPE) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
-    return list(layouts.resolve_all(maps).values())
+    return list(layouts.resolve_conventions(maps).values())
 
 
 PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"

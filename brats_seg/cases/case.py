@@ -15,8 +15,8 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases import nifti
-from brats_seg.cases.layouts import LABEL, judge_labels, parse_case_id, release_at, resolve
+from brats_seg.cases import layouts, nifti
+from brats_seg.cases.layouts import LABEL, judge_labels, parse_case_id, release_at
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -407,7 +407,7 @@ def _check_loaded(
     geometry = images[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
     release, declared = release_at(case.release, geometry.shape), labels or case.convention
-    convention, _ = resolve(release, values, declared=declared)
+    convention, _ = layouts.resolve_convention(release, values, declared=declared)
     remarks = [*case.remarks, *judgement.warnings]
     if label:
         shown = ShownLabels(

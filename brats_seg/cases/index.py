@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
+from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
-from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, judge_labels, release_at, resolve
+from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, judge_labels, release_at
 from brats_seg.config import validation_problems
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named
@@ -229,9 +230,10 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     """Yield the cases of one release with their label convention."""
     labelled = [case for case in group if case.label_values]
     values = sorted({value for case in labelled for value in case.label_values})
-    declared = next((case.convention for case in group if case.convention), "")
+    declared = labels or next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    convention, is_ambiguous = resolve(group[0].release, values, declared=labels or declared)
+    release = group[0].release
+    convention, is_ambiguous = layouts.resolve_convention(release, values, declared=declared)
     guess = (
         f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
         "names do not confirm it: if that is wrong, name the convention with --convention"

@@ -284,7 +284,7 @@ def has_dicom(root: Path, folder: Folder) -> bool:
         return False
 
 
-def resolve(
+def resolve_convention(
     release: str, values: Collection[int], *, shape: Triple | None = None, declared: str = ""
 ) -> tuple[LabelConvention, bool]:
     """Return the label convention of a case, and whether another one could have the same values.
@@ -293,7 +293,7 @@ def resolve(
     reports values that the convention does not contain.
 
     Example:
-        >>> convention, is_ambiguous = resolve("brats2023-gli", {0, 4}, shape=(182, 218, 182))
+        >>> convention, is_ambiguous = resolve_convention("brats2023-gli", {0, 4}, shape=(182, 218, 182))
         >>> convention.name, is_ambiguous
         ('brats2024', False)
     """
@@ -310,23 +310,24 @@ def release_at(release: str, shape: Triple | None) -> str:
     return GLI_2024 if release == GLI_2023 and shape == _GLI_2024_SHAPE else release
 
 
-def resolve_all(
+def resolve_conventions(
     label_maps: Mapping[str, tuple[Triple, frozenset[int]]],
 ) -> dict[str, LabelConvention]:
     """Return the label convention of every label map of a folder, given shape and values by case id.
 
     Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
     label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
-    distinguishes four tissues, unless most label maps hold 4 alone; all other label maps of the folder
-    are then resolved together as well. Otherwise each is resolved alone, so that a folder in which one
-    case has 3 for enhancing tumour and another has 4 is read correctly.
+    distinguishes four tissues, unless more label maps hold 4 without 3 than hold 3; all other label maps
+    of the folder are then resolved together as well. Otherwise each is resolved alone, so that a folder in
+    which one case has 3 for enhancing tumour and another has 4 is read correctly.
     """
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, (_, values) in label_maps.items():
         of_release[release_of(case_id)] |= values
-    every = [values for _, values in label_maps.values()]
-    is_usual = sum(3 in values for values in every) >= sum(4 in v and 3 not in v for v in every)
-    has_four_tissues = is_usual and any({3, 4} <= values for values in every)
+    all_values = [values for _, values in label_maps.values()]
+    n_with_3 = sum(3 in values for values in all_values)
+    n_with_4_alone = sum(4 in values and 3 not in values for values in all_values)
+    has_four_tissues = n_with_3 >= n_with_4_alone and any({3, 4} <= v for v in all_values)
     of_folder = set[int]().union(*of_release.values())
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
@@ -334,7 +335,7 @@ def resolve_all(
         shared: Collection[int] = of_folder if has_four_tissues else values
         if release in _RESOLVED_TOGETHER:
             shared = of_release[release]
-        conventions[case_id], _ = resolve(release, shared, shape=shape)
+        conventions[case_id], _ = resolve_convention(release, shared, shape=shape)
     return conventions
 
 

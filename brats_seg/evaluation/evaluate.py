@@ -480,9 +480,10 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
 
 def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> Iterator[LabelPair]:
     """Yield all pairs with their conventions, and the reasons why references cannot be in theirs."""
+    known = protocol.labels
     # only 0 for a missing prediction, which changes no convention
     references, predictions = (
-        dict.fromkeys(sides, protocol.labels) if protocol.labels else layouts.resolve_all(sides)
+        dict.fromkeys(sides, known) if known else layouts.resolve_conventions(sides)
         for sides in (
             {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
             {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},

@@ -18,7 +18,7 @@ from torch import nn
 from brats_seg import labels
 from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case, missing_problem
 from brats_seg.cases.find import single_input
-from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve
+from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve_convention
 from brats_seg.config import Section
 from brats_seg.data.fold import Seen
 from brats_seg.errors import CaseError
@@ -322,7 +322,7 @@ def convention_to_write(
             is written, if they had only one.
         trained_on: Names of the conventions of the training cases.
     """
-    of_release, is_ambiguous = resolve(release, ())
+    of_release, is_ambiguous = resolve_convention(release, ())
     if not is_ambiguous:
         if asked_for in {None, of_release.name}:
             return of_release, ""
