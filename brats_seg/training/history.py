@@ -12,19 +12,21 @@ import pandas as pd
 
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError
-from brats_seg.figures import charts as figures
+from brats_seg.figures import charts
 from brats_seg.files import whole_file
 from brats_seg.progress import left_text
 
 log = logging.getLogger(__name__)
 
-SendRow = Callable[[figures.Row], None]
+SendRow = Callable[[charts.Row], None]
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
 
 
 @contextmanager
-def recorded(config: Config, run_path: Path, history: Sequence[figures.Row]) -> Iterator[SendRow]:
+def record_epochs(
+    config: Config, run_path: Path, history: Sequence[charts.Row]
+) -> Iterator[SendRow]:
     """Provide a function to call with the row of each epoch that ends.
 
     It writes the table of all epochs, and their picture unless one was drawn just now. Events of
@@ -36,7 +38,7 @@ def recorded(config: Config, run_path: Path, history: Sequence[figures.Row]) -> 
         write_history(history, run_path)
     with _tensorboard(config, run_path) as send:
 
-        def record(row: figures.Row) -> None:
+        def record(row: charts.Row) -> None:
             nonlocal drawn_s, n_drawn
             write_history(history, run_path)
             if time.monotonic() - drawn_s >= DRAWN_EVERY_S:
@@ -57,32 +59,32 @@ def check_tracking(tracking: TrackingConfig) -> None:
         raise EnvironmentalError(msg)
 
 
-def phase_columns(phase: str, scores: figures.Row) -> dict[str, float]:
+def phase_columns(phase: str, scores: charts.Row) -> dict[str, float]:
     """Return the columns of `history.csv` for a phase, `train` or `val`."""
     return {f"{phase}_{name}": value for name, value in scores.items()}
 
 
-def write_history(rows: Sequence[figures.Row], run_path: Path) -> None:
+def write_history(rows: Sequence[charts.Row], run_path: Path) -> None:
     """Write `history.csv` of a run.
 
     Validation columns are empty in an epoch without validation.
     """
-    with whole_file(run_path / figures.HISTORY_NAME) as temporary:
+    with whole_file(run_path / charts.HISTORY_NAME) as temporary:
         _table(rows).to_csv(temporary, index=False)
 
 
-def write_picture(rows: Sequence[figures.Row], run_path: Path) -> None:
+def write_picture(rows: Sequence[charts.Row], run_path: Path) -> None:
     """Draw the history of a run as `history.png`."""
     with whole_file(run_path / "history.png") as temporary:
-        figures.history_figure(_table(rows)).savefig(temporary, dpi=80, format="png")
+        charts.history_figure(_table(rows)).savefig(temporary, dpi=80, format="png")
 
 
-def epoch_line(row: figures.Row, n_epochs: int | None) -> str:
+def epoch_line(row: charts.Row, n_epochs: int | None) -> str:
     """Return the line that is logged for an epoch."""
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
-    for phase, name in figures.PHASES.items():
+    for phase, name in charts.PHASES.items():
         if f"{phase}_loss" in row:
-            values = (_value_text(row, f"{phase}_{c.name}", c) for c in figures.select_curves(row))
+            values = (_value_text(row, f"{phase}_{c.name}", c) for c in charts.select_curves(row))
             parts.append(f"{name} {' '.join(values)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
@@ -97,29 +99,29 @@ def outlook_text(
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
         'loss 0.422, best Dice 0.713, about 3 h 20 min left'
     """
-    title = next(curve.title for curve in figures.CURVES if f"val_{curve.name}" == watch)
+    title = next(curve.title for curve in charts.CURVES if f"val_{curve.name}" == watch)
     parts = [f"loss {loss:.3f}"] if math.isfinite(loss) else []
     parts += [f"best {title} {best:.3f}"] if best is not None else []
     parts += [left_text(left_s)] if left_s is not None else []
     return ", ".join(parts)
 
 
-def _table(rows: Sequence[figures.Row]) -> pd.DataFrame:
+def _table(rows: Sequence[charts.Row]) -> pd.DataFrame:
     return pd.DataFrame([dict(row) for row in rows]).reindex(columns=_columns(rows[0]))
 
 
-def _columns(row: figures.Row) -> list[str]:
+def _columns(row: charts.Row) -> list[str]:
     # the curves first, then their parts
-    curves = [curve.name for curve in figures.select_curves(row)]
+    curves = [curve.name for curve in charts.select_curves(row)]
     names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
-    first = [f"{phase}_{name}" for name in curves for phase in figures.PHASES]
-    rest = [f"{phase}_{name}" for phase in figures.PHASES for name in names]
+    first = [f"{phase}_{name}" for name in curves for phase in charts.PHASES]
+    rest = [f"{phase}_{name}" for phase in charts.PHASES for name in names]
     patches = ["patch_loss"] if "patch_loss" in row else []
     columns = ["epoch", "step", *first, *rest, *patches, "lr", "seconds", "peak_memory_mb"]
     return list(dict.fromkeys(columns))
 
 
-def _value_text(row: figures.Row, column: str, curve: figures.Curve) -> str:
+def _value_text(row: charts.Row, column: str, curve: charts.Curve) -> str:
     text = f"{curve.title} {row[column]:.{curve.digits}f}"
     if not curve.shows_parts:
         return text
@@ -146,7 +148,7 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
         msg = f"{folder} cannot be written: {type(error).__name__}: {error}. Check the folder, or leave out tracking.to"
         raise EnvironmentalError(msg) from error
 
-    def send(row: figures.Row) -> None:
+    def send(row: charts.Row) -> None:
         nonlocal is_open
         if not is_open:
             return
@@ -166,7 +168,7 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
             writer.close()
 
 
-def _metrics(row: figures.Row) -> dict[str, float]:
+def _metrics(row: charts.Row) -> dict[str, float]:
     """Return the values of a row by names such as `train/loss` and `val/dice_et`."""
     return {
         key.replace("_", "/", 1) if key.startswith(("train_", "val_")) else key: float(value)
