@@ -90,7 +90,7 @@ def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) ->
 def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
     """Against a plain loop over voxels, on an image that is brain throughout."""
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 6, 5, 4)) + 9).float()
-    smoothed = intensities.smoothed_along(image[0], 1, 0.8)
+    smoothed = intensities.blur_along(image[0], 1, 0.8)
     weights = [math.exp(-0.5 * (offset / 0.8) ** 2) for offset in range(4)]
     for j in range(5):
         near = [k for k in range(5) if abs(k - j) <= 3]
@@ -100,7 +100,7 @@ def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
 
 
 def test_smoothing_and_low_resolution_take_half_of_the_channels() -> None:
-    for change in (intensities.smooth, intensities.lower_resolution):
+    for change in (intensities.blur, intensities.lower_resolution):
         n_changed = sum(
             int((changed(change, seed) != make_image()).any(dim=(1, 2, 3)).sum())
             for seed in range(50)

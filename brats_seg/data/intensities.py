@@ -129,16 +129,16 @@ def add_noise(image: Tensor, brain: BrainMask, random: RandomState) -> None:
             slab.add_(noise.mul_(mask), alpha=strength)
 
 
-def smooth(image: Tensor, brain: BrainMask, random: RandomState) -> None:
-    """Smooth random channels with a Gaussian of a random width along each axis.
+def blur(image: Tensor, brain: BrainMask, random: RandomState) -> None:
+    """Blur random channels with a Gaussian of a random width along each axis.
 
     At the border of the patch the weights are normalised over the voxels inside.
     """
     for channel in _some_channels(image, random):
-        smoothed = channel
+        blurred = channel
         for axis in range(3):
-            smoothed = smoothed_along(smoothed, axis, random.uniform(*BLUR_SIGMA))
-        torch.mul(smoothed, brain.mask, out=channel)
+            blurred = blur_along(blurred, axis, random.uniform(*BLUR_SIGMA))
+        torch.mul(blurred, brain.mask, out=channel)
 
 
 def change_brightness(image: Tensor, brain: BrainMask, random: RandomState) -> None:
@@ -190,7 +190,7 @@ def change_inverted_gamma(image: Tensor, brain: BrainMask, random: RandomState) 
 
 
 CHANGES: tuple[Change, ...] = (
-    *(add_noise, smooth, change_brightness, change_contrast),
+    *(add_noise, blur, change_brightness, change_contrast),
     *(lower_resolution, change_inverted_gamma, change_gamma),
 )
 """The changes of an augmentation, in the order of nnU-Net."""
@@ -220,18 +220,18 @@ def plain_tensor(image: Any) -> Tensor:
     return image.as_tensor() if isinstance(image, MetaTensor) else torch.as_tensor(image)
 
 
-def smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
-    """Return a channel (X, Y, Z) smoothed along one axis; `sigma` is in voxels."""
+def blur_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
+    """Return a channel (X, Y, Z) blurred along one axis; `sigma` is in voxels."""
     n = channel.shape[axis]
-    smoothed = channel.clone()
+    blurred = channel.clone()
     weights = torch.ones([n if i == axis else 1 for i in range(channel.ndim)])
     for offset in range(1, min(BLUR_RADIUS + 1, n)):
         weight = math.exp(-0.5 * (offset / sigma) ** 2)
         for start, of_neighbours in ((0, offset), (offset, 0)):
             neighbours = channel.narrow(axis, of_neighbours, n - offset)
-            smoothed.narrow(axis, start, n - offset).add_(neighbours, alpha=weight)
+            blurred.narrow(axis, start, n - offset).add_(neighbours, alpha=weight)
             weights.narrow(axis, start, n - offset).add_(weight)
-    return smoothed.div_(weights)
+    return blurred.div_(weights)
 
 
 def _is_not_0(image: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
