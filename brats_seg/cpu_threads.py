@@ -32,9 +32,9 @@ SPIN_COUNT = 30_000
 """Rounds of a waiting thread before it sleeps. A step on a patch of 96x96x96 with two threads on two CPUs
 took 2.95 s with 300,000 rounds, 2.88 with 30,000, 3.07 with 10,000 and 3.36 with 1,000; beside one busy
 process 11.0, 8.6, 8.4 and 6.5 s (torch 2.13 with libgomp)."""
-NUMBERS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
+COUNT_VARIABLES = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
 """Variables that decide the number of threads."""
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables that decide how threads wait."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -51,9 +51,9 @@ def choose_threads(environment: MutableMapping[str, str] | None = None) -> dict[
     """
     variables = os.environ if environment is None else environment
     chosen = {}
-    if not any(name in variables for name in NUMBERS) and available_cpus() < _n_cpus():
+    if not any(name in variables for name in COUNT_VARIABLES) and available_cpus() < _n_cpus():
         chosen["OMP_NUM_THREADS"] = str(available_cpus())
-    if not any(name in variables for name in WAITING):
+    if not any(name in variables for name in WAIT_VARIABLES):
         chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     if "torch" in sys.modules:
         log.debug("torch was imported before brats_seg: its CPU threads stay as they are")

@@ -39,7 +39,7 @@ def test_the_lowest_quota_of_all_groups_counts(tmp_path, groups, member, expecte
     assert cpu_quota(tmp_path / "absent", tmp_path / "absent") is None
 
 
-@pytest.mark.parametrize("name", [*cpu_threads.NUMBERS, *cpu_threads.WAITING])
+@pytest.mark.parametrize("name", [*cpu_threads.COUNT_VARIABLES, *cpu_threads.WAIT_VARIABLES])
 def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -49,7 +49,7 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
     environment = {name: "3"}
     chosen = choose_threads(environment)
     assert environment[name] == "3"
-    expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAITING else {"GOMP_SPINCOUNT"}
+    expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAIT_VARIABLES else {"GOMP_SPINCOUNT"}
     assert chosen.keys() == expected
     assert environment == {name: "3", **chosen}
     monkeypatch.undo()
@@ -58,7 +58,7 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
 def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, str]) -> None:
-    names = (*cpu_threads.NUMBERS, *cpu_threads.WAITING)
+    names = (*cpu_threads.COUNT_VARIABLES, *cpu_threads.WAIT_VARIABLES)
     bare = {key: value for key, value in os.environ.items() if key not in names}
     code = (
         "import brats_seg, os, sys; assert 'torch' not in sys.modules; "
@@ -73,7 +73,7 @@ def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, s
 
 def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
-    for name in cpu_threads.NUMBERS:
+    for name in cpu_threads.COUNT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     large, small, before = (SMALL_PATCH, 1, 2), (32, 32, 32), torch.get_num_threads()
     try:

@@ -31,7 +31,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
 from brats_seg.cases.nifti import write_volume
-from brats_seg.cpu_threads import NUMBERS, available_cpus, user_value
+from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.files import file_state
 from brats_seg.inference import results
@@ -491,7 +491,7 @@ def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]
     is blamed for its death; the case is tried again in a new process.
     """
     n_workers = max(1, min(most, len(cases)))
-    is_chosen = any(map(user_value, NUMBERS))
+    is_chosen = any(map(user_value, COUNT_VARIABLES))
     n_threads = max(1, available_cpus() // n_workers)
     set_up = None if is_chosen else partial(torch.set_num_threads, n_threads)
     context, when_killed = get_context("spawn"), "Use fewer --workers, or none."

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from brats_seg.cpu_threads import NUMBERS, available_cpus, user_value
+from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import ConfigError, EnvironmentalError, UsageError, counted
 from brats_seg.runtime.memory import gpu_module, parse_memory
 
@@ -177,7 +177,7 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 
 def has_own_thread(device: torch.device, patch: Sequence[int]) -> bool:
     """Return whether one CPU thread computes a patch of that size, see `threads_for`."""
-    is_chosen = any(map(user_value, NUMBERS)) or torch.get_num_threads() != available_cpus()
+    is_chosen = any(map(user_value, COUNT_VARIABLES)) or torch.get_num_threads() != available_cpus()
     return device.type == "cpu" and not is_chosen and prod(patch) <= SMALL_PATCH
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from brats_seg.cpu_threads import NUMBERS, available_cpus, cpu_quota, user_value
+from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, cpu_quota, user_value
 from brats_seg.errors import EnvironmentalError, Finding, counted
 from brats_seg.files import check_writable, free_bytes, size_text
 from brats_seg.runtime import device as devices
@@ -151,7 +151,7 @@ def _cpu_finding() -> Finding:
     allowed = "" if quota is None else f" (a control group allows {quota:g})"
     precision = f"fp32 and {devices.precision_name(half)}" if half else "fp32"
     found = f"{counted(n_cpus, 'CPU')}{allowed}, {precision} native"
-    for name in NUMBERS:
+    for name in COUNT_VARIABLES:
         number = user_value(name)
         if number is not None and number.isdecimal() and int(number) > n_cpus:
             found += f"; {name} is {number}, and threads will wait for each other"
