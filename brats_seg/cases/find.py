@@ -96,7 +96,7 @@ def find_cases(
         )
         raise LayoutError(msg)
     folder = described.data_folder(root)
-    complete = [_with_key(case, folder, with_label=with_labels) for case in cases]
+    complete = [_complete(case, folder, with_label=with_labels) for case in cases]
     checked = [with_id_checked(case, is_file_name=is_table) for case in complete]
     return CaseIndex(root=folder, cases=_sort_cases(checked), notices=tuple(notices))
 
@@ -168,8 +168,8 @@ def with_id_checked(case: Case, *, is_file_name: bool) -> Case:
     return case
 
 
-def _with_key(case: Case, root: Path, *, with_label: bool) -> Case:
-    """Add what does not depend on the layout."""
+def _complete(case: Case, root: Path, *, with_label: bool) -> Case:
+    """Return a case with what does not depend on the layout: data folder, grade and key of its files."""
     files = {kind: scan for kind, scan in case.files.items() if with_label or kind != LABEL}
     above = (name.upper() for name in reversed((root.resolve() / case.folder).parts))
     grade = next((name for name in above if name in _GRADES), "")
@@ -244,8 +244,8 @@ class _Group:
         return {self.case_id, *(prefixes if len(prefixes) == 1 else ())}
 
     @property
-    def worth(self) -> tuple[int, bool]:
-        """Number of modalities; derivatives are on one grid and without the skull."""
+    def rank(self) -> tuple[int, bool]:
+        """Rank among the groups of a case: more modalities, then derivatives, which have one grid and no skull."""
         return len(self.images), layouts.DERIVATIVES in self.folder.parent.parts
 
 
@@ -292,8 +292,8 @@ def _find_below(
 def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
     of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == layouts.BIDS]
-    most = {group.case_id: group.worth for group in sorted(of_bids, key=lambda group: group.worth)}
-    return [group for group in of_bids if group.worth < most[group.case_id]]
+    best = {group.case_id: group.rank for group in sorted(of_bids, key=lambda group: group.rank)}
+    return [group for group in of_bids if group.rank < best[group.case_id]]
 
 
 def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:
@@ -391,7 +391,7 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     return renamed
 
 
-def _cuts(stem: str) -> Iterator[str]:
+def _prefixes(stem: str) -> Iterator[str]:
     """Yield a name and what remains of it without its last word, its last two, and so on."""
     yield stem
     for boundary in reversed(list(_BOUNDARY.finditer(stem))):
@@ -428,7 +428,7 @@ def _cases_of(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
     if scan.kind != LABEL:
         return ()
     # a file that a pattern names begins with the id of its case, which others may begin with
-    for name in (scan.case,) if scan.case else _cuts(scan.stem):
+    for name in (scan.case,) if scan.case else _prefixes(scan.stem):
         if named := [group for group in groups if name in group.names]:
             return named
     return groups if len(groups) == 1 else ()
@@ -439,7 +439,7 @@ def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence
     is_label, in_derivatives = scan.kind == LABEL, layouts.DERIVATIVES in folder.path.parts
     if not is_label and (is_given or scan.kind or in_derivatives):
         return ()
-    names = [scan.case, *(_cuts(scan.stem) if is_given else [scan.stem])]
+    names = [scan.case, *(_prefixes(scan.stem) if is_given else [scan.stem])]
     if not in_derivatives and (is_label or len(folder.scans) == 1):
         names += reversed(folder.path.parts)
     return list(filter(None, names))
