@@ -16,7 +16,7 @@ from brats_seg.cases.phantom import (
     write_phantom_cases,
     write_phantom_survival,
 )
-from brats_seg.cases.tumour import Focus, Glioma, displaced, make_tumour, place_foci
+from brats_seg.cases.tumour import Focus, Glioma, displacement, make_tumour, place_foci
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 
@@ -40,7 +40,7 @@ def brain_and_tumour(
     rng = np.random.default_rng([3, seed])
     positions = random_positions(rng, GRID)
     foci = place_foci(rng, GRID, positions)
-    brain = make_brain(rng, GRID, positions + displaced(rng, GRID, foci))
+    brain = make_brain(rng, GRID, positions + displacement(rng, GRID, foci))
     return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=variety)
 
 
@@ -190,13 +190,13 @@ def test_a_tumour_pushes_its_surroundings_outwards_and_leaves_what_is_far():
     focus = Focus(position=np.array([30, 0, 10], np.float32), radius_mm=20)
     offset = GRID.positions() - np.reshape(focus.position, (3, 1, 1, 1))
     distance = np.linalg.norm(offset, axis=0)
-    shifts = [displaced(np.random.default_rng(seed), GRID, [focus]) for seed in SEEDS]
+    shifts = [displacement(np.random.default_rng(seed), GRID, [focus]) for seed in SEEDS]
     assert np.mean([np.linalg.norm(shift, axis=0)[distance < 25].max() for shift in shifts]) > 2
     for shift in shifts:
         # each voxel shows what was nearer to the centre
         assert ((shift * offset).sum(axis=0) <= 0).all()
         assert np.abs(shift[:, distance > 90]).max() < 0.05
-    assert not displaced(np.random.default_rng(0), GRID, []).any()
+    assert not displacement(np.random.default_rng(0), GRID, []).any()
 
 
 def test_more_variety_makes_scans_differ_more():

@@ -20,7 +20,7 @@ from scipy import ndimage
 from brats_seg.cases.anatomy import Anatomy, Grid, make_brain, random_positions, sigmoid
 from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
-from brats_seg.cases.tumour import Glioma, displaced, make_tumour, place_foci
+from brats_seg.cases.tumour import Glioma, displacement, make_tumour, place_foci
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, label_map_of
 from brats_seg.tables import write_table
@@ -114,9 +114,9 @@ def make_phantom(
     grid = Grid.around_brain(shape)
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
-    brain = make_brain(rng, grid, positions + displaced(rng, grid, foci))
+    brain = make_brain(rng, grid, positions + displacement(rng, grid, foci))
     tumour = make_tumour(rng, grid, brain, foci, with_et=with_et, variety=variety)
-    images = _images(rng, grid, brain, tumour, variety)
+    images = _make_images(rng, grid, brain, tumour, variety)
     return Phantom(images=images, label_map=label_map_of(tumour.regions, BRATS2017))
 
 
@@ -150,7 +150,7 @@ def _draw_signals(rng: np.random.Generator, variety: float) -> Field:
     return np.stack(rows).astype(np.float32)
 
 
-def _images(
+def _make_images(
     rng: np.random.Generator, grid: Grid, brain: Anatomy, tumour: Glioma, variety: float
 ) -> npt.NDArray[np.int16]:
     """Return images (4, X, Y, Z) of the brain, each with its own slices, bias and noise."""
@@ -182,7 +182,7 @@ def _images(
         brightest = float(max(grey, white))
         is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
         image *= np.exp(_uneven_gain(rng, grid, brain, variety)) / brightest
-        images.append(_scanned(rng, grid, image, variety, is_thick=is_thick))
+        images.append(_simulate_scanner(rng, grid, image, variety, is_thick=is_thick))
     gains = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1))
     scaled = gains * np.stack(images)
     return np.where(brain.mask, scaled.clip(min=1), 0).astype(np.int16)
@@ -284,7 +284,7 @@ def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Anatomy, variety: 
     return gain
 
 
-def _scanned(
+def _simulate_scanner(
     rng: np.random.Generator, grid: Grid, image: Field, variety: float, *, is_thick: bool
 ) -> Field:
     """Return the image as a scanner shows it: blur, thick slices, movement, a missing slab, noise."""

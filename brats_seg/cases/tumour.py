@@ -74,11 +74,11 @@ def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[F
     return foci
 
 
-def displaced(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
+def displacement(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
     """Return by how many millimetres (3, X, Y, Z) each voxel shows tissue that the foci pushed outwards."""
     shift = np.zeros((3, *grid.shape), dtype=np.float32)
     for focus in foci:
-        offset = _from(focus.position, grid)
+        offset = _offsets_from(focus.position, grid)
         distance = np.sqrt((offset**2).sum(axis=0)) + np.float32(1e-3)
         beyond = ((distance - focus.radius_mm) / (1.3 * focus.radius_mm)).clip(min=0)
         push = rng.uniform(0, 0.5) * focus.radius_mm * np.exp(-(beyond**2))
@@ -111,7 +111,7 @@ def make_tumour(
     core &= brain.depth_mm > rng.uniform(-1, 3)
     whole, cavity = core, np.zeros_like(core)
     if variety >= 1 and rng.random() < _RESECTED_SHARE:
-        core, cavity = _resected(rng, grid, core, radius)
+        core, cavity = _resect(rng, grid, core, radius)
     enhancing = core & _enhancing(rng, grid, family, (1 - radius) * largest_mm)
     if family != "none" and not enhancing.any():
         enhancing = core
@@ -130,7 +130,7 @@ def make_tumour(
     return Glioma(regions=regions, oedema=strength.astype(np.float32), cavity=cavity, family=family)
 
 
-def _resected(rng: np.random.Generator, grid: Grid, core: Mask, radius: Field) -> tuple[Mask, Mask]:
+def _resect(rng: np.random.Generator, grid: Grid, core: Mask, radius: Field) -> tuple[Mask, Mask]:
     """Return what an operation leaves of a core, at its border, and the cavity inside."""
     cavity = core & (radius + 0.15 * grid.noise(rng, 12) < rng.uniform(0.5, 0.95))
     left = core & ~cavity & (grid.noise(rng, 14) > rng.uniform(-1.5, 1))
@@ -146,7 +146,7 @@ def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
         axes = np.exp(rng.normal(0, 0.22, size=3))
         axes *= focus.radius_mm * (rng.uniform(0.5, 0.85) if lobe else 1) / axes.prod() ** (1 / 3)
         turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
-        offset = _from(focus.position + aside, grid)
+        offset = _offsets_from(focus.position + aside, grid)
         scaled = np.tensordot((turn / axes[:, None]).astype(np.float32), offset, axes=1)
         fields.append(np.sqrt((scaled**2).sum(axis=0)))
     return np.minimum.reduce(fields)
@@ -198,7 +198,7 @@ def _arrival_mm(
     return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
 
 
-def _from(position: npt.NDArray[np.floating], grid: Grid) -> Field:
+def _offsets_from(position: npt.NDArray[np.floating], grid: Grid) -> Field:
     return grid.positions() - position.astype(np.float32)[:, None, None, None]
 
 
