@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, unknown_name
 from brats_seg.labels import BRATS2024_PED, REGIONS, LabelConvention, tissue_named
 from brats_seg.voxels.grids import Spacing
 
@@ -107,9 +107,7 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
     """Return the protocol of a task, or raise `ConfigError` with the known ones."""
     tasks = {protocol.task: protocol for protocol in PROTOCOLS if protocol.name == name}
     if not tasks:
-        known = ", ".join(PROGRAMS)
-        msg = f"protocol {name!r} is unknown; there are {known}"
-        raise ConfigError(msg)
+        raise ConfigError(unknown_name(f"protocol {name!r}", name, PROGRAMS))
     protocol = tasks.get("") or tasks.get(task.upper())
     if protocol is None:
         msg = f"protocol {name} has no task {task!r}; there are {', '.join(tasks)}"
