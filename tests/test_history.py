@@ -131,7 +131,7 @@ TENSORBOARD = Config(tracking=TrackingConfig(to=("tensorboard",)))
 def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...]) -> None:
     run_path.mkdir(exist_ok=True)
     done: list[Mapping[str, float]] = []
-    with history.record_epochs(config, run_path, done) as send:
+    with history.recording(config, run_path, done) as send:
         for row in rows:
             done.append(row)
             send(row)

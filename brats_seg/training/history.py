@@ -24,9 +24,7 @@ DRAWN_EVERY_S = 10.0
 
 
 @contextmanager
-def record_epochs(
-    config: Config, run_path: Path, history: Sequence[charts.Row]
-) -> Iterator[SendRow]:
+def recording(config: Config, run_path: Path, history: Sequence[charts.Row]) -> Iterator[SendRow]:
     """Provide a function to call with the row of each epoch that ends.
 
     It writes the table of all epochs, and their picture unless one was drawn just now. Events of

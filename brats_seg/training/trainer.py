@@ -184,7 +184,7 @@ class Trainer:
             with self.folder.opened(self.state, self._start, fresh=fresh), ExitStack() as stack:
                 if self.ranks.is_first:
                     rows = self.state.progress.history
-                    recording = history.record_epochs(plan.config, self.folder.path, rows)
+                    recording = history.recording(plan.config, self.folder.path, rows)
                     self._record = stack.enter_context(recording)
                 return self._run(track)
 
