@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases import layouts, nifti
-from brats_seg.cases.layouts import LABEL, judge_labels, parse_case_id, release_at
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -106,7 +105,7 @@ class Case:
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
         """Return a case whose release and patient are parsed from its id."""
         case_id = printable(case_id)
-        release, patient_id = parse_case_id(case_id)
+        release, patient_id = layouts.parse_case_id(case_id)
         return cls(case_id=case_id, patient_id=patient_id, release=release, files=files)
 
     def with_problem(self, found: str, expected: str, next_step: str, file: str = "") -> Self:
@@ -127,7 +126,7 @@ class Case:
     @property
     def label(self) -> ScanFile | None:
         """File of the label map."""
-        return self.files.get(LABEL)
+        return self.files.get(layouts.LABEL)
 
     @property
     def folder(self) -> Path:
@@ -273,7 +272,7 @@ def case_of_arrays(
 
 def read_case_files(case: Case) -> CaseFiles:
     """Read and hash the files of a case, each once, without decompressing them."""
-    scans = [case.files[kind] for kind in (*MODALITIES, LABEL) if kind in case.files]
+    scans = [case.files[kind] for kind in (*MODALITIES, layouts.LABEL) if kind in case.files]
     packed: dict[Path, bytes] = {}
     problems = []
     for path in dict.fromkeys(scan.path for scan in scans):
@@ -298,13 +297,13 @@ def open_files(
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
-    for kind in (*MODALITIES, LABEL):
+    for kind in (*MODALITIES, layouts.LABEL):
         scan = case.files.get(kind)
         if scan and scan.path in files.packed:
             packed, path = files.packed[scan.path], case.path_of(scan)
             try:
                 volumes[kind] = nifti.unpack_volume(
-                    packed, path, case.case_id, scan.volume, is_label_map=kind == LABEL
+                    packed, path, case.case_id, scan.volume, is_label_map=kind == layouts.LABEL
                 )
             except CaseError as error:
                 problems.append(error)
@@ -348,8 +347,8 @@ def _judge(
     case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
 ) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
-    images = tuple(volume for kind, volume in volumes.items() if kind != LABEL)
-    label = volumes.get(LABEL)
+    images = tuple(volume for kind, volume in volumes.items() if kind != layouts.LABEL)
+    label = volumes.get(layouts.LABEL)
     problems = [*problems, *_find_problems(case.case_id, images, label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
@@ -403,10 +402,10 @@ def _check_loaded(
     """Return a case whose files have no problem, with its label convention; raise the first problem."""
     for problem in problems:
         raise problem
-    images, label = [volumes[name] for name in case.modalities], volumes.get(LABEL)
+    images, label = [volumes[name] for name in case.modalities], volumes.get(layouts.LABEL)
     geometry = images[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
-    release, declared = release_at(case.release, geometry.shape), labels or case.convention
+    release, declared = layouts.release_at(case.release, geometry.shape), labels or case.convention
     convention, _ = layouts.resolve_convention(release, values, declared=declared)
     remarks = [*case.remarks, *judgement.warnings]
     if label:
@@ -419,7 +418,7 @@ def _check_loaded(
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((refusals, warnings),) = judge_labels([shown], convention, is_named=is_named)
+        ((refusals, warnings),) = layouts.judge_labels([shown], convention, is_named=is_named)
         for refusal in refusals:
             raise refusal
         remarks += warnings

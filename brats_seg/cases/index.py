@@ -21,7 +21,6 @@ from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
-from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN, judge_labels, release_at
 from brats_seg.config import validation_problems
 from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES, LabelMap, convention_named
@@ -34,7 +33,7 @@ from brats_seg.wings import ShownLabels, judges
 log = logging.getLogger(__name__)
 
 _INT16 = np.iinfo(np.int16)
-_KINDS = (*MODALITIES, LABEL)
+_KINDS = (*MODALITIES, layouts.LABEL)
 _PLAIN = [name for name in get_type_hints(Case) if name not in {"root", "files", "facts"}]
 """Fields of a case that have a column of their own."""
 _FACTS = [*get_type_hints(CaseFacts)]
@@ -87,7 +86,7 @@ def index_cases(
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
     volumes, problems, judgement = open_files(case)
-    label, judge = volumes.get(LABEL), judges("near_copies")
+    label, judge = volumes.get(layouts.LABEL), judges("near_copies")
     first = volumes.get(next(iter(case.modalities), ""))
     facts = replace(
         case.facts,
@@ -101,7 +100,7 @@ def inspect_case(case: Case) -> Case:
     )
     return replace(
         case,
-        release=release_at(case.release, first.geometry.shape if first else None),
+        release=layouts.release_at(case.release, first.geometry.shape if first else None),
         problems=(*case.problems, *map(str, problems)),
         facts=facts,
     )
@@ -219,7 +218,7 @@ def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
 
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
-    if case.release not in {UNKNOWN, NNUNET}:
+    if case.release not in {layouts.UNKNOWN, layouts.NNUNET}:
         return case.release, ""
     above = case.folder.parent
     # the cases of a data set are in one folder, or its patients are
@@ -230,10 +229,9 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     """Yield the cases of one release with their label convention."""
     labelled = [case for case in group if case.label_values]
     values = sorted({value for case in labelled for value in case.label_values})
-    declared = labels or next((case.convention for case in group if case.convention), "")
+    given = labels or next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    release = group[0].release
-    convention, is_ambiguous = layouts.resolve_convention(release, values, declared=declared)
+    convention, is_ambiguous = layouts.resolve_convention(group[0].release, values, declared=given)
     guess = (
         f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
         "names do not confirm it: if that is wrong, name the convention with --convention"
@@ -241,7 +239,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    judgements = judge_labels(map(_to_shown_labels, labelled), convention, is_named=bool(labels))
+    judgements = layouts.judge_labels(map(_to_shown, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:
@@ -252,7 +250,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
-            case = case.with_problem(problem, expected, next_step, _to_shown_labels(case).file)
+            case = case.with_problem(problem, expected, next_step, _to_shown(case).file)
         wt = convention.regions[0]
         n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
@@ -265,7 +263,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
         )
 
 
-def _to_shown_labels(case: Case) -> ShownLabels:
+def _to_shown(case: Case) -> ShownLabels:
     return ShownLabels(
         case_id=case.case_id,
         file=case.label.path.name if case.label else "",
