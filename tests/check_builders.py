@@ -42,7 +42,7 @@ def phantom(
     family = "ring" if with_et else "none"
     oedema, cavity = np.ones(shape, np.float32), np.zeros(shape, np.bool_)
     tumour = Glioma(regions=regions, oedema=oedema, cavity=cavity, family=family)
-    images = phantoms._images(rng, grid, brain, tumour, variety=0)
+    images = phantoms._make_images(rng, grid, brain, tumour, variety=0)
     return images, labels.label_map_of(regions, BRATS2017)
 
 
