@@ -32,7 +32,7 @@ from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
 from brats_seg.labels import REGIONS, tissue_named
-from brats_seg.models.build import OWN_MULTIPLE
+from brats_seg.models.build import IMPORTED_MULTIPLE
 from brats_seg.models.convolution import use_slabs
 from brats_seg.models.interface import check_window
 from brats_seg.presets import MONAI_NETWORKS, is_plain
@@ -170,7 +170,7 @@ def read_bundle(path: Path) -> Member:
             normalisation=", ".join(type(transform).__name__ for transform in steps),
         ),
         # of the window, as of the patch of any network by name
-        multiple=triple(gcd(n, OWN_MULTIPLE) for n in windows.roi_size),
+        multiple=triple(gcd(n, IMPORTED_MULTIPLE) for n in windows.roi_size),
         decoding=weights.Decoding(thresholds=(decoding.threshold,) * 3),
         method=method,
         window=Window(size=windows.roi_size, overlap=windows.overlap),

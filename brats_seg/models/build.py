@@ -20,11 +20,11 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
 from brats_seg.voxels.box import Triple, rounded_up, triple
 
-OWN_MULTIPLE = 32
-"""Voxels that the size of an input is a multiple of, for a network by dotted name.
+IMPORTED_MULTIPLE = 32
+"""Number that the size of an input is a multiple of, for a network by dotted name.
 
-It is enough for the five halvings of most such networks. A patch that is a multiple of less is used
-as it is.
+It is enough for the five halvings of most such networks. A patch that is only a multiple of a smaller
+number is used as it is.
 """
 _WINDOW_PATCHES = 1.5
 _LONGEST_WINDOW = 128
@@ -47,7 +47,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
         torch.Size([1, 3, 16, 16, 16])
     """
     if config.name not in _NETWORKS:
-        return OwnNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
+        return ImportedNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
     if config.arguments:
         msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
         raise ConfigError(msg)
@@ -96,7 +96,7 @@ _EXPECTED = (
 )
 
 
-class OwnNetwork(nn.Module):
+class ImportedNetwork(nn.Module):
     """A network by dotted name, which returns plain logits in both modes.
 
     Of several outputs, such as the levels of deep supervision, the logits are taken as by `as_output`.
@@ -128,12 +128,12 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
     """Return the voxels of which the size of every input must be a multiple, along X, Y and Z.
 
     They depend on the patch, because long axes are halved more often. The network can be built for
-    any size rounded up to the multiple. For a network by dotted name it is the
-    largest power of two that the patch is a multiple of, up to `OWN_MULTIPLE`.
+    any size rounded up to the multiple. For a network by dotted name it is the largest power of two
+    that the patch is a multiple of, up to `IMPORTED_MULTIPLE`.
     """
     network = _NETWORKS.get(config.name)
     if network is None:
-        return triple(gcd(n, OWN_MULTIPLE) for n in patch)
+        return triple(gcd(n, IMPORTED_MULTIPLE) for n in patch)
     if network.multiple is None:
         x, y, z = zip(*unet.level_strides(patch, len(config.widths)), strict=True)
         return prod(x), prod(y), prod(z)
@@ -160,7 +160,7 @@ def default_window(config: Config, patch: Triple) -> Triple | None:
 def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
     is_known = config.name in _NETWORKS
-    return rounded_up(shape, size_multiple(config, shape) if is_known else (OWN_MULTIPLE,) * 3)
+    return rounded_up(shape, size_multiple(config, shape) if is_known else (IMPORTED_MULTIPLE,) * 3)
 
 
 def shape_text(size: Iterable[int]) -> str:
@@ -234,11 +234,10 @@ _NETWORKS = {
 
 
 def _check_patch(config: ModelConfig, patch: Triple) -> None:
-    multiple = size_multiple(config, patch)
-    smallest = _NETWORKS[config.name].smallest
-    if all(n >= smallest and n % m == 0 for n, m in zip(patch, multiple, strict=True)):
-        return
+    multiple, smallest = size_multiple(config, patch), _NETWORKS[config.name].smallest
     pairs = tuple(zip(patch, multiple, strict=True))
+    if all(n >= smallest and n % m == 0 for n, m in pairs):
+        return
     below = shape_text(max(smallest, n // m * m) for n, m in pairs)
     above = shape_text(max(smallest, -(-n // m) * m) for n, m in pairs)
     nearest = above if below == above else f"{below} and {above}"

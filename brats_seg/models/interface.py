@@ -1,4 +1,4 @@
-"""What networks return, and how they keep, recompute or offload their activations.
+"""Define the output of networks, and keep, recompute or offload their activations.
 
 The package's own networks return a `TrainingOutput` in training mode. Those of other people also
 return tuples, dictionaries or dataclasses of tensors: a loss of their own gets these as they are,

@@ -10,7 +10,7 @@ of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of 
 
 so that scaled is output or output / slope, and normalised is (scaled - bias) / weight.
 
-Features are `(N, C, X, Y, Z)`.
+Features are `(N, C, X, Y, Z)`. `by_output`, `by_weight` and so on are derivatives of the loss.
 """
 
 import logging
@@ -109,10 +109,10 @@ def _agrees_with_stock(device: torch.device) -> bool:
                 leaf = features.clone().requires_grad_()
                 output = compute(leaf * 1)
                 inputs = (leaf, layer.weight, layer.bias)
-                # of a sum, as torch imports SymPy where it is given the gradients of outputs
+                # of a scalar, because torch imports SymPy where it is given gradients of outputs
                 results.append((output, *torch.autograd.grad((output * by_output).sum(), inputs)))
         pairs = zip(*results, strict=True)
-        return all(torch.allclose(own, stock, rtol=1e-3, atol=1e-4) for own, stock in pairs)
+        return all(torch.allclose(ours, stock, rtol=1e-3, atol=1e-4) for ours, stock in pairs)
     except RuntimeError:  # the device lacks a kernel
         return False
 
@@ -127,8 +127,7 @@ class _InPlace(torch.autograd.Function):
         mean, inverse_deviation = weight.new_empty(2, *features.shape[:2])
         for patch, *statistics in zip(features.split(1), mean, inverse_deviation, strict=True):
             if _is_in_rows(patch):
-                own = _overwrite_rows(_as_rows(patch), weight, bias, slope, eps)
-                statistics[1].copy_(own)
+                statistics[1].copy_(_overwrite_rows(_as_rows(patch), weight, bias, slope, eps))
                 continue
             # the statistics are complete before the first voxel is written
             torch.native_batch_norm(
@@ -150,15 +149,14 @@ class _InPlace(torch.autograd.Function):
             return *_backward(by_output, output, affine, ctx.slope), None, None
         by_features = torch.empty_like(output)
         by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
-        of_patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
-        for patch, (by_own, own, by_own_features) in enumerate(of_patches):
-            affine = weight, bias, inverse_deviation[patch]
-            gradients = (
-                _backward_by_rows(by_own, own, by_own_features, affine, ctx.slope)
-                if _is_split(own)
-                else _backward_by_channels(by_own, own, by_own_features, affine, ctx.slope, groups)
+        patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
+        for index, tensors in enumerate(patches):
+            affine = weight, bias, inverse_deviation[index]
+            by_weight[index], by_bias[index] = (
+                _backward_by_rows(*tensors, affine, ctx.slope)
+                if _is_split(tensors[1])
+                else _backward_by_channels(*tensors, affine, ctx.slope, groups)
             )
-            by_weight[patch], by_bias[patch] = gradients
         return by_features, by_weight.sum(0), by_bias.sum(0), None, None
 
 
@@ -201,7 +199,7 @@ def _iterate_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def _overwrite_rows(rows: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float) -> Tensor:
     """Normalise and activate rows; return the reciprocal of the deviation of each channel."""
-    # statistics of half precision are float32 only beside others in float32, which are not used
+    # torch computes statistics of half precision in float32 only if running statistics are float32
     unused = torch.zeros_like(weight)
     mean, variance = torch.batch_norm_update_stats(rows, unused, unused, 0.0)
     for (part,) in _iterate_rows(rows):
@@ -247,26 +245,27 @@ def _backward_by_rows(
     """Compute the same as `_backward_by_channels`, for channels-last features.
 
     The derivative by the features needs sums over all voxels, so that there are two passes: the first
-    leaves the derivative by the scaled features in `by_features`, the second completes it.
+    leaves the derivative by the scaled features in `by_features`, and the second replaces it by
+    `factor * by_scaled + scaled_factor * scaled + shift`.
     """
     weight, bias, inverse_deviation = affine
     rows = [_as_rows(tensor) for tensor in (by_output, output, by_features)]
     by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-    for by_own, own, by_scaled in _iterate_rows(*rows):
-        torch.ops.aten.leaky_relu_backward(by_own, own, slope, True, grad_input=by_scaled)
-        _, of_weight, of_bias = _norm_backward(
-            by_scaled, functional.leaky_relu(own, 1 / slope), affine, only_sums=True
+    for by_part, part, by_scaled in _iterate_rows(*rows):
+        torch.ops.aten.leaky_relu_backward(by_part, part, slope, True, grad_input=by_scaled)
+        _, more_by_weight, more_by_bias = _norm_backward(
+            by_scaled, functional.leaky_relu(part, 1 / slope), affine, only_sums=True
         )
-        by_weight += of_weight
-        by_bias += of_bias
+        by_weight += more_by_weight
+        by_bias += more_by_bias
     n_voxels = len(rows[0])
     factor = weight * inverse_deviation
-    of_scaled = -inverse_deviation * by_weight / n_voxels
-    shift = -factor * by_bias / n_voxels - of_scaled * bias
+    scaled_factor = -inverse_deviation * by_weight / n_voxels
+    shift = -factor * by_bias / n_voxels - scaled_factor * bias
     zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
-    for _, own, by_scaled in _iterate_rows(*rows):
-        scaled = functional.leaky_relu(own, 1 / slope)
-        _normalise(scaled, of_scaled, shift, zeros, ones, 0.0)
+    for _, part, by_scaled in _iterate_rows(*rows):
+        scaled = functional.leaky_relu(part, 1 / slope)
+        _normalise(scaled, scaled_factor, shift, zeros, ones, 0.0)
         _normalise(by_scaled, factor, zeros, zeros, ones, 0.0)
         by_scaled += scaled
     return by_weight, by_bias

@@ -24,9 +24,9 @@ SMALLEST_AXIS = 4
 """Fewest voxels of an axis at the lowest level; InstanceNorm cannot be trained on a single one."""
 LEAKY_SLOPE = 0.01
 FEWEST_DYNUNET_LEVELS = 3
-"""Levels of the smallest network that MONAI's `DynUNet` builds."""
+"""Fewest levels of MONAI's `DynUNet`."""
 SMALLEST_NOTEBOOK_PATCH = 16
-"""Voxels of the smallest patch of `NotebookUNet` along an axis, of which four poolings leave one."""
+"""Voxels along an axis of the smallest patch of `NotebookUNet`: four poolings leave one of them."""
 
 
 def level_strides(patch: Triple, n_levels: int) -> tuple[Triple, ...]:
@@ -80,10 +80,10 @@ class Decoder(nn.Module):
         together, and avoids copying them into one tensor, which would be the largest of all.
         """
         first = cast(Block, self.level[0])
-        for_raised, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
+        for_upsampled, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
         # in the backward pass, the upsampled gradient is used before that of the skip is computed
         joined = convolve(skip, for_skip)
-        joined += convolve(self.upsampling(below), for_raised)
+        joined += convolve(self.upsampling(below), for_upsampled)
         return first.norm(joined)
 
     def forward(self, below: Tensor, skip: Tensor, run: Run) -> Tensor:
@@ -180,10 +180,10 @@ class NotebookUNet(nn.Module):
         skips = []
         for level, encode in enumerate(self.encoder[1:], start=1):
             skips.append(features)
-            features = run(level, partial(_below, encode), features)
+            features = run(level, partial(_pool_and_encode, encode), features)
         for decode in self.decoder:
             level = len(skips) - 1
-            features = run(level, partial(_beside, decode), features, skips.pop())
+            features = run(level, partial(_join_and_decode, decode), features, skips.pop())
         logits: Tensor = self.head(features)
         return TrainingOutput(logits=(logits,)) if self.training else logits
 
@@ -199,11 +199,11 @@ def _double_convolution(n_in: int, n_out: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _below(encode: nn.Module, features: Tensor) -> Tensor:
+def _pool_and_encode(encode: nn.Module, features: Tensor) -> Tensor:
     return encode(functional.max_pool3d(features, 2))
 
 
-def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
+def _join_and_decode(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
     doubled = functional.interpolate(below, scale_factor=2, mode="trilinear", align_corners=True)
     missing = [wanted - got for wanted, got in zip(skip.shape[2:], doubled.shape[2:], strict=True)]
     x, y, z = ((n // 2, n - n // 2) for n in missing)
