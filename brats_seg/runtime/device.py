@@ -16,8 +16,8 @@ from brats_seg.errors import ConfigError, EnvironmentalError, UsageError, counte
 from brats_seg.runtime.memory import gpu_module, parse_memory
 
 SMALL_PATCH = 40**3
-"""Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
-millisecond, and threads then wait for each other most of the time."""
+"""Voxels of the largest patch that one CPU thread computes. A layer takes less than a millisecond there,
+and several threads would wait for each other most of the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +175,7 @@ def widest_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def has_own_thread(device: torch.device, patch: Sequence[int]) -> bool:
+def uses_one_thread(device: torch.device, patch: Sequence[int]) -> bool:
     """Return whether one CPU thread computes a patch of that size, see `threads_for`."""
     is_chosen = any(map(user_value, COUNT_VARIABLES)) or torch.get_num_threads() != available_cpus()
     return device.type == "cpu" and not is_chosen and prod(patch) <= SMALL_PATCH
@@ -193,7 +193,7 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
         patch: Voxels along X, Y and Z.
     """
     before = torch.get_num_threads()
-    if has_own_thread(device, patch):
+    if uses_one_thread(device, patch):
         torch.set_num_threads(1)
     try:
         yield

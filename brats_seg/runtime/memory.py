@@ -24,10 +24,10 @@ Mode = TypeVar("Mode")
 Result = TypeVar("Result")
 MEGABYTE = 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Numbers of two options of glibc: free bytes at the end of the heap above which they are returned to
-the system, and bytes of a block from which it is mapped on its own."""
+"""Numbers of options of glibc: free bytes at the end of the heap above which they are returned to the
+system, bytes of a block from which it is mapped on its own, and the number of heaps."""
 _MAPPED_FROM_BYTES = 2**16
-"""Value of the second where address space is limited."""
+"""Size of a block from which it is mapped on its own where address space is limited."""
 _LARGEST_OPTION = 2**31 - 1
 _N_KERNELS = 16
 """Kernels that oneDNN keeps where address space is limited, in place of 1024. It makes each of them once a
@@ -35,7 +35,7 @@ step then, in less than 1 % of the time (64^3, AVX2)."""
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Files of a control group with its limit and its use, in version 2 and in version 1."""
 _UNLIMITED = 2**60
-"""Bytes above which a limit is none; version 1 of cgroups writes a number near 2^63."""
+"""Bytes above which a number means no limit; version 1 of cgroups writes one near 2^63."""
 
 
 def gpu_module(device: torch.device) -> Any | None:
@@ -69,7 +69,7 @@ def give_back_memory(device: torch.device) -> None:
 
 
 def keep_to_limit_of_address_space() -> None:
-    """Return the address space of every tensor when it is freed, if it is limited (`ulimit -v`).
+    """Release the address space of every tensor that is freed, if it is limited (`ulimit -v`).
 
     The heap of glibc keeps the addresses of freed blocks below one that is in use. Mapping each
     tensor separately is slower, so it is done only under such a limit. oneDNN keeps its kernels, also
@@ -119,7 +119,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Fallback(Generic[Mode]):
-    """Out-of-memory fallback: does work in a mode that needs less memory from when memory runs out.
+    """Out-of-memory fallback: repeat work in a mode that needs less memory when memory runs out.
+
+    The mode is kept for the work that follows.
 
     Example:
         >>> fallback = Fallback(["large", "small"], torch.device("cpu"), MemoryError)

@@ -175,7 +175,8 @@ class ExportedNetwork(Section):
     """Check sum of that file."""
     card: ModelCard
     cases: TrainingCases = NO_RECORD
-    """Named only if the model card names them: a hash of an id is found by trying all ids."""
+    """Without ids if any may identify a patient, unless the user asked for them; no hashes, because these
+    could be found by trying all ids."""
 
 
 class ModelDescription(Section):

@@ -24,7 +24,7 @@ from brats_seg.voxels.box import Triple, rounded_up, triple
 if TYPE_CHECKING:
     from brats_seg.runtime.device import Device
 
-SIGMA_FRACTION = 1 / 8
+_SIGMA_SHARE = 1 / 8
 """Standard deviation of the Gaussian, as a share of the window, as in nnU-Net and MONAI."""
 
 
@@ -85,10 +85,10 @@ def window_starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     return tuple(round(i * (size - length) / max(1, n_steps)) for i in range(n_steps + 1))
 
 
-def gaussian(length: int, centre: float, sigma_fraction: float = SIGMA_FRACTION) -> Tensor:
-    """Return a Gaussian `(length,)` around a centre, whose standard deviation is a share of it."""
+def gaussian(length: int, centre: float) -> Tensor:
+    """Return the Gaussian weights `(length,)` of a window around a centre."""
     distance = torch.arange(length, dtype=torch.float32) - centre
-    return torch.exp(-0.5 * (distance / (sigma_fraction * length)) ** 2)
+    return torch.exp(-0.5 * (distance / (_SIGMA_SHARE * length)) ** 2)
 
 
 EVENLY_SPACED = WindowRule(

@@ -22,7 +22,7 @@ from brats_seg.errors import BratsError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.models.unet import NotebookUNet, UNet
-from brats_seg.runtime.device import Device, device_name, has_own_thread
+from brats_seg.runtime.device import Device, device_name, uses_one_thread
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training import optimisation
@@ -227,7 +227,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     optimizer = optimisation.build_optimizer(parameters, config.optimizer)
     # these change nothing when they compute, and draw no random numbers
     is_plain = type(network) in (UNet, NotebookUNet) and type(criterion) is DiceBce
-    has_thread = ranks.n_ranks == 1 and has_own_thread(device.torch_device, plan.patch)
+    has_idle_cpus = ranks.n_ranks == 1 and uses_one_thread(device.torch_device, plan.patch)
     accumulator = optimisation.Accumulator(
         network,
         criterion,
@@ -235,7 +235,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         device=device,
         clip_norm=config.optimizer.clip_norm,
         ranks=ranks,
-        n_at_once=available_cpus() if is_plain and has_thread else 1,
+        n_at_once=available_cpus() if is_plain and has_idle_cpus else 1,
     )
     state = RunState(
         plan=plan,
