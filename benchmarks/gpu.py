@@ -47,7 +47,7 @@ from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.runtime.windows import predict_logits
 from brats_seg.training.run_plan import Batch, plan_run, read_batches
-from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.voxels.box import rounded_up, shape_text
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last_3d}
 SMALL_GPU_GIB = 16.0
@@ -77,7 +77,7 @@ def training(setting: Setting) -> Iterator[Comparison]:
         state.network.to(memory_format=FORMATS[layout])
         step = partial(make_step, state, batch)
         ways[f"{precision}, {layout}"] = setting.synchronised(step)
-    task = f"training on patches of {_size(setting.patch)}"
+    task = f"training on patches of {shape_text(setting.patch)}"
     yield from _rates(setting, task, ways, len(batch.samples), goals=(62.0, 100.0))
 
 
@@ -136,7 +136,7 @@ def inference(setting: Setting) -> list[Comparison]:
         image = torch.randn(1, 4, *setting.patch, device=setting.device)
         step = partial(predicted, network, state.accumulator.device, image)
         ways[f"{precision}, {layout}"] = setting.synchronised(step)
-    task = f"inference in windows of {_size(setting.patch)}"
+    task = f"inference in windows of {shape_text(setting.patch)}"
     return [*_rates(setting, task, ways, 1, goals=()), _whole_scan(setting)]
 
 
@@ -154,7 +154,7 @@ def _whole_scan(setting: Setting) -> Comparison:
     gib = setting.peak_gib(predict)
     seconds = [setting.seconds(predict) for _ in range(setting.n_rounds)]
     return Comparison(
-        task=f"a whole scan of {_size(setting.scan)} in one pass, {setting.fastest}",
+        task=f"a whole scan of {shape_text(setting.scan)} in one pass, {setting.fastest}",
         ours=f"{gib:.1f} GiB",
         peer="memory of a small GPU",
         theirs=f"{SMALL_GPU_GIB:.0f} GiB",
@@ -229,10 +229,6 @@ def _rates(
             ratios=tuple(n_images / own / goal for own in seconds[best]),
             least=setting.goal(1.0),
         )
-
-
-def _size(shape: Triple) -> str:
-    return "x".join(map(str, shape))
 
 
 PARTS: dict[str, Callable[[Setting], Iterator[Comparison] | list[Comparison]]] = {

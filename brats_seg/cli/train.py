@@ -77,9 +77,9 @@ def plan() -> None:
         brats-seg plan --device 15GiB --preset full
     """
     with options.importing():
-        from brats_seg.models.build import shape_text
         from brats_seg.runtime.device import gpu_named
         from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
+        from brats_seg.voxels.box import shape_text
 
     device = options.short_forms().get("training.device")
     gpu = None if device is None else gpu_named(device)

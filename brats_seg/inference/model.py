@@ -18,13 +18,13 @@ from brats_seg.evaluation.scores import SubsetScores, absent_from, pool_scores
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
-from brats_seg.models.build import build_model, default_window, shape_text, size_multiple
+from brats_seg.models.build import build_model, default_window, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.windows import Window
-from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.voxels.box import Triple, rounded_up, shape_text
 from brats_seg.wings import Notes, foreign_reader
 
 

@@ -5,7 +5,7 @@ with `model.arguments` as its keyword arguments. Such a network gets images of 4
 order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the grid of the image.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from inspect import isclass
 from math import ceil, gcd, prod
 from typing import Any, NamedTuple, get_type_hints
@@ -18,7 +18,7 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models import unet
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.interface import as_output
-from brats_seg.voxels.box import Triple, rounded_up, triple
+from brats_seg.voxels.box import Triple, rounded_up, shape_text, triple
 
 IMPORTED_MULTIPLE = 32
 """Number that the size of an input is a multiple of, for a network by dotted name.
@@ -161,11 +161,6 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
     is_known = config.name in _NETWORKS
     return rounded_up(shape, size_multiple(config, shape) if is_known else (IMPORTED_MULTIPLE,) * 3)
-
-
-def shape_text(size: Iterable[int]) -> str:
-    """Return a size as `128x128x128`."""
-    return "x".join(map(str, size))
 
 
 def _makes_modules(make: object) -> bool:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from brats_seg.voxels.box import Triple, rounded_up, triple
+from brats_seg.voxels.box import Triple, rounded_up, shape_text, triple
 
 if TYPE_CHECKING:
     from brats_seg.runtime.device import Device
@@ -65,7 +65,7 @@ class Window:
     def __str__(self) -> str:
         if self.size is None:
             return "the whole brain in one pass"
-        return f"{'x'.join(map(str, self.size))} voxels, overlap {self.overlap:g}"
+        return f"{shape_text(self.size)} voxels, overlap {self.overlap:g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, write_features
-from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.box import Mask, bounding_box, shape_text
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 from brats_seg.voxels.shapes import surface_mm2
 
@@ -160,7 +160,7 @@ def load_networks(
     if autoencoder is not None:
         model = Reconstructor.load(autoencoder, device).model
         if (size := model.members[0].window.size) is not None:
-            patches = f"patches of {'x'.join(map(str, size))} voxels"
+            patches = f"patches of {shape_text(size)} voxels"
             msg = f"{autoencoder} was trained on {patches}; expected whole brains: --patch whole"
             raise UsageError(msg)
         encoder = all_years(model, autoencoder)

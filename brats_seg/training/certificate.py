@@ -21,7 +21,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import build_model, shape_text, size_multiple
+from brats_seg.models.build import build_model, size_multiple
 from brats_seg.presets import check_stored
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -33,7 +33,7 @@ from brats_seg.training.independence import PassState
 from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network
-from brats_seg.voxels.box import triple
+from brats_seg.voxels.box import shape_text, triple
 
 _LOSS_SCALE = 2.0**10
 """Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""

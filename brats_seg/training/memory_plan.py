@@ -25,7 +25,6 @@ from brats_seg.config import Config, Size, load_config, read_yaml
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.models.build import shape_text
 from brats_seg.models.convolution import cpu_as_gpu
 from brats_seg.models.interface import set_activation_checkpointing, tensors_of
 from brats_seg.models.norm import check_in_place
@@ -38,6 +37,7 @@ from brats_seg.training.optimisation import MemoryMode, build_optimizer, memory_
 from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
 from brats_seg.training.run_plan import Batch
 from brats_seg.training.state import build_network
+from brats_seg.voxels.box import shape_text
 
 RESERVED_MIB = 512
 """Part of a given memory that is left for the context of a GPU, or for Python and torch themselves."""

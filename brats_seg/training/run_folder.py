@@ -26,12 +26,12 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import remove_leftovers, whole_file, write_json, writing_error
-from brats_seg.models.build import shape_text
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.state import RunState, StartedFrom, environment_of
+from brats_seg.voxels.box import shape_text
 
 log = logging.getLogger(__name__)
 

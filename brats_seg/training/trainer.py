@@ -22,7 +22,6 @@ from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
 from brats_seg.files import reading
-from brats_seg.models.build import shape_text
 from brats_seg.models.interface import as_output
 from brats_seg.presets import SHIPPED_START
 from brats_seg.progress import Track, part, say, tracked, untracked
@@ -37,7 +36,7 @@ from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder, check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
-from brats_seg.voxels.box import triple
+from brats_seg.voxels.box import shape_text, triple
 
 log = logging.getLogger(__name__)
 

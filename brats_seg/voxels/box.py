@@ -22,6 +22,11 @@ def triple(values: Iterable[Value]) -> tuple[Value, Value, Value]:
     return x, y, z
 
 
+def shape_text(shape: Iterable[int]) -> str:
+    """Return a shape as `128x128x128`."""
+    return "x".join(map(str, shape))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
     """Voxels from `start` up to but not including `stop`."""
