@@ -230,7 +230,8 @@ def export(
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 
-    The model card has the scores of the validation during training, and names no case unless asked.
+    The model card has the scores of the validation during training. `model.json` names the training cases
+    only if all are of public releases, or with --name-cases.
 
     Examples:
         brats-seg export runs/fold0 runs/fold1 -o model --license CC-BY-4.0

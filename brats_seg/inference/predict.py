@@ -54,7 +54,7 @@ class PartVolume:
 
 
 class Summary(Section):
-    """What is to know of the prediction of a case."""
+    """The prediction of a case in numbers and words."""
 
     case_id: str
     modalities: tuple[str, ...] = MODALITIES
@@ -69,7 +69,7 @@ class Summary(Section):
     """Reason for it; empty if it is that of the release of the scan."""
     volumes: tuple[PartVolume, ...]
     warnings: tuple[str, ...] = ()
-    """Remarks on the scan, on the way of computing, and on what speaks against the label map."""
+    """Remarks on the scan, on modes of less memory, and on what speaks against the label map."""
     predicted_dice: tuple[PredictedDice, ...] = ()
     """Dice that is expected of the regions that were found; none if the model has no fit of it."""
     seconds: float
@@ -144,7 +144,7 @@ class Predictor:
     ) -> Self:
         """Wrap a network of your own whose weights are loaded.
 
-        The identity of a run of that network is `load_trained(path).identity`.
+        The identity of a run of that network is `load_trained(path).card.identity`.
 
         Args:
             network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
