@@ -215,7 +215,7 @@ def _card(
         windows=[str(default_of(network.card)) for network in networks],
         validations=[*_validations(facts)],
         is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
-        subset_scores=pool_scores(fact for item in networks for fact in item.card.subset_scores),
+        subset_scores=pool_scores(part for item in networks for part in item.card.subset_scores),
         conventions=_conventions(networks),
     )
 
@@ -226,17 +226,17 @@ def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConventi
 
 
 def _validations(
-    networks: Sequence[NetworkFacts],
+    facts: Sequence[NetworkFacts],
 ) -> Iterator[tuple[str, tuple[RegionSummary, ...]]]:
     """Yield the scores of all held-out cases together, if each was held out once, or by network."""
-    of_networks = [network.validation for network in networks]
+    of_networks = [fact.validation for fact in facts]
     together = dict(ChainMap(*of_networks))
     if all(of_networks) and len(together) == sum(map(len, of_networks)):
         yield "", _summarise(together)
         return
     for index, counts in enumerate(of_networks):
         if counts:
-            yield f"Network {index}" if len(networks) > 1 else "", _summarise(counts)
+            yield f"Network {index}" if len(facts) > 1 else "", _summarise(counts)
 
 
 def _summarise(counts: CaseCounts) -> tuple[RegionSummary, ...]:

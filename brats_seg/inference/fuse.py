@@ -69,7 +69,7 @@ def fuse_label_maps(
     """
     if method not in METHODS:
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
-    sets = [_read(paths) for paths in _label_maps_in(inputs, output)]
+    sets = [_read(paths) for paths in _find_sets(inputs, output)]
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
@@ -117,8 +117,8 @@ def _mean_probabilities(case_id: str, label_maps: Sequence[_StoredLabelMap]) -> 
     return (np.stack(sums) / len(label_maps)).astype(np.float32)
 
 
-def _label_maps_in(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
-    """Return the label maps of each input by case; every one has the same cases."""
+def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
+    """Return the label maps of each input by case; raise `UsageError` unless all have the same cases."""
     is_folder = {path.is_dir() for path in inputs}
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
     if len(inputs) < 2 or len(is_folder) > 1 or output.resolve() in folders:

@@ -1,4 +1,4 @@
-"""Predict the held-out cases of a run, for `tune`, for pages, and without some of the modalities.
+"""Predict the held-out cases of a run, for `tune` and for pages, and measure the loss without some modalities.
 
 The probabilities are kept on disk, cut to the box that holds the tumour and all voxels that could
 become one, so that every threshold can be tried on them. The files lie in the run's folder, under a
@@ -68,7 +68,7 @@ class HeldOut:
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
     """Find the held-out cases of a run among the prepared ones.
 
-    The fingerprint that training stored proves that cases, contents and split are the same.
+    `UsageError` is raised unless cases, contents and split have the fingerprint that training stored.
     """
     check_is_run(run)
     trained = weights.load_trained(run / weights.BEST_NAME)

@@ -34,7 +34,7 @@ class Scan:
     """A case prepared for a network."""
 
     case: Case
-    """The case; its remarks say too whether its voxels are larger than those in training."""
+    """The case, with a remark if its voxels are larger than those in training."""
     image: Field
     """(4, x, y, z): the crop, normalised as in training, 0 for modalities that are missing."""
     box: Box
@@ -108,7 +108,7 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     case = loaded.case
     at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
     before = grid_of(loaded.geometry)[1]
-    # smaller ones lose nothing that the scores of the network do not show
+    # smaller voxels lose what those of the training cases lack too, so that the scores show it
     if any(mm > COARSER * trained_mm for mm, trained_mm in zip(before, spacing_mm, strict=True)):
         edges, trained_edges = map(spacing_text, (before, spacing_mm))
         remark = (

@@ -31,7 +31,7 @@ from brats_seg.wings import Notes, foreign_reader
 def resolve(
     settings: PredictionSettings, fitted: weights.Decoding, default: Window
 ) -> tuple[Window, weights.Decoding]:
-    """Return the window and the decoding of a network, of what the user gave, what was fitted, and defaults.
+    """Return the window and the decoding of a network: as the user says, else as fitted, else the defaults.
 
     Args:
         settings: What the user gave.
@@ -57,12 +57,12 @@ class Member:
     window: Window
     """The window of the network, until `load_model` puts that of the settings in its place."""
     regions: tuple[int, ...]
-    """Index of the output channel of each region of `REGIONS`; of an autoencoder, of each modality; and
-    of a network of another program, of each that its method takes."""
+    """Indices of the output channels in the order in which the method takes them: that of `REGIONS`, of an
+    autoencoder that of `MODALITIES`; a method of another program has its own."""
     multiple: Triple
     """Numbers that the size of an input must be a multiple of, along each axis."""
     channels: tuple[int, ...] = tuple(range(len(MODALITIES)))
-    """Index in the image of the method of each input channel."""
+    """Index of each input channel in the image that the method makes."""
     decoding: weights.Decoding = field(default_factory=weights.Decoding)
     """Decoding that was fitted to the network, until that of the settings replaces it."""
 
@@ -105,7 +105,7 @@ class Model:
 
     def seen(self, *ids: str) -> Seen:
         """Return whether any network was trained on the patient with these ids."""
-        # the answers are in alphabetical order
+        # the alphabet orders the answers: no, unknown, yes
         return max((cases.seen(*ids) for cases in self.training_cases), default="unknown")
 
     def require(self, case_id: str, modalities: Sequence[str], file: str = "(all)") -> None:

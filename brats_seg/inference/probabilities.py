@@ -43,10 +43,10 @@ class PredictionMode:
     """Times that the axes of the window are halved."""
 
     def __str__(self) -> str:
-        part = f"1/{2**self.n_halvings} along each axis" if self.n_halvings else "full size"
+        size = f"1/{2**self.n_halvings} along each axis" if self.n_halvings else "full size"
         is_apart = self.stitch_on_host and self.device.torch_device.type != "cpu"
         their_sum = " and their sum on the host" if is_apart else ""
-        return f"windows of {part} on {self.device.torch_device}{their_sum}"
+        return f"windows of {size} on {self.device.torch_device}{their_sum}"
 
 
 class PredictionFallback(Fallback[PredictionMode]):
@@ -73,7 +73,7 @@ class PredictionFallback(Fallback[PredictionMode]):
 def apply_model(
     model: Model, given: NetworkInput, fallback: PredictionFallback, *, tta: bool = False
 ) -> Field:
-    """Return what a model says of a case (R, x, y, z): the mean over networks and mirror images.
+    """Return the output of a model for a case (R, x, y, z): the mean over networks and mirror images.
 
     Args:
         model: Networks, and the method that prepared the case.

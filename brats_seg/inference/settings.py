@@ -61,11 +61,10 @@ class PredictionSettings(config.Section):
         return self.model_dump_json(exclude={"device", "report"})
 
     def changed_text(self) -> str:
-        """Return the settings that are not the defaults, besides those of pictures, pages and names, as words."""
-        given = self.model_dump(mode="json", exclude_defaults=True)
-        # no label map depends on these
+        """Return the settings that are not the defaults as words, without those that no label map depends on."""
         about_files = {"preview", "report", "layout"}
-        changed = [f"{name}: {given[name]}" for name in given if name not in about_files]
+        given = self.model_dump(mode="json", exclude_defaults=True, exclude=about_files)
+        changed = [f"{name}: {value}" for name, value in given.items()]
         return ", ".join(changed) or "the defaults"
 
     @field_validator("window", mode="before")

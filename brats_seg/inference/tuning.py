@@ -1,4 +1,4 @@
-"""Tune the decoding on out-of-fold predictions.
+"""Tune the decoding on predictions of held-out cases.
 
 One setting is fitted after another, the inner regions first because the outer ones contain them: the
 threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
@@ -132,13 +132,13 @@ def tune_runs(
             locks.enter_context(run_locked(run))
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         _warn_of_few(sum(len(run.data.split.validation) for run in opened))
-        # those that an earlier call predicted with the same weights are read
+        # cases that an earlier call predicted with the same weights are read
         predicted = (held_out.predict_held_out(run, torch_device, track) for run in opened)
         cases = list(chain.from_iterable(predicted))
         tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
         for run_held_out in opened:
             run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
-        # with the settings that are stored now
+        # read again, because the subsets are measured with the settings that are stored now
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
         scores = list(chain.from_iterable(measured))
