@@ -19,11 +19,10 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import LONGEST_YAML, VoxelEdge, parse_yaml
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
-from brats_seg.inference.method import Field, Method, Scan
+from brats_seg.inference.method import Method
 from brats_seg.inference.model import Member
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.runtime.weights import ExportedModel, read_plain, reason_of, sha256_of
-from brats_seg.voxels.box import Box
 
 Spacing: TypeAlias = tuple[VoxelEdge, VoxelEdge, VoxelEdge]
 _LONGEST_TEXT = 1 << 24
@@ -76,11 +75,6 @@ def channels_of(channels: Mapping[int, str], path: Path) -> tuple[int, ...]:
 def hash_of_files(paths: Iterable[Path]) -> str:
     """Return a hash of the contents of files, in any order, as the fingerprint of a model."""
     return hashlib.sha256("\n".join(sorted(map(sha256_of, paths))).encode()).hexdigest()[:32]
-
-
-def make_scan(loaded: LoadedCase, image: Field, box: Box) -> Scan:
-    """Return a case prepared for a network, given its image (4, x, y, z) in a box of the scan."""
-    return Scan(case=loaded.case, image=image, box=box, geometry=loaded.geometry)
 
 
 def try_method(method: Method, n_out: int) -> None:

@@ -180,8 +180,9 @@ def read_bundle(path: Path) -> Member:
 
 def _whole_scan(loaded: LoadedCase) -> Scan:
     """Return the modalities as they are: the transforms of a bundle see the whole volumes."""
-    volumes = [volume.array.astype(np.float32) for volume in loaded.volumes]
-    return interop.make_scan(loaded, np.stack(volumes), Box.at((0, 0, 0), volumes[0].shape))
+    image = np.stack([volume.array.astype(np.float32) for volume in loaded.volumes])
+    box = Box.at((0, 0, 0), triple(image.shape[1:]))
+    return Scan(case=loaded.case, image=image, box=box, geometry=loaded.geometry)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -281,7 +281,7 @@ class _Grid:
             values = crop[inside]
             crop[inside] = (values - values.mean()) / max(values.std(), 1e-8)
             image[channel] = crop
-        return interop.make_scan(loaded, image, box)
+        return Scan(case=loaded.case, image=image, box=box, geometry=loaded.geometry)
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Return a scan on the grid of the network."""
