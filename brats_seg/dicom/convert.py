@@ -26,7 +26,6 @@ from brats_seg.dicom.modalities import OVERRIDE, missing_text, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, ScanSource
 from brats_seg.dicom.series import DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, counted, some_of
-from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
 
@@ -55,9 +54,9 @@ def convert_studies(
     is_ready: Callable[[Iterable[Path]], bool] | None = None,
     track: Track = untracked,
 ) -> tuple[Conversion, ...]:
-    """Convert the examinations below a folder whose files are ready to `scans`.
+    """Convert the examinations below a folder, if their files are ready, into the folder `scans`.
 
-    Returned are their series and cases.
+    Returns their series and cases.
 
     Raises:
         UsageError: The folder holds no DICOM images.
@@ -82,20 +81,17 @@ def convert_studies(
 def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
     """Convert an examination unless the same files have been converted already."""
     _check_usable(study, options)
-    folder = scans / study.case_id
+    folder, identifiers = scans / study.case_id, options.with_identifiers
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
     series = {item.modality: item for item in study.series if item.modality}
     slices = [series[name].files for name in MODALITIES]
-    key = preprocess.hash_of_files(chain(*slices), options.with_identifiers, slices)
-    source = preprocess.read_source(folder)
-    if source is None or source.key != key or not all(map(Path.exists, files.values())):
-        volumes = [_volume(series[name], study.case_id) for name in MODALITIES]
-        for path, volume in zip(files.values(), volumes, strict=True):
-            nifti.write_volume(path, volume.array, volume.geometry)
-        unready, identifiers = preprocess.unready_reasons(volumes), options.with_identifiers
+    key = preprocess.make_key(chain(*slices), identifiers, slices)
+    source = preprocess.read_source(folder, key, files.values())
+    if source is None:
+        volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}
+        unready = preprocess.unready_reasons([*volumes.values()])
         source = ScanSource(key=key, series=series, unready=unready, with_identifiers=identifiers)
-        # after the scans: where it is, they are there
-        write_json(folder / preprocess.SOURCE_NAME, source.model_dump(mode="json"))
+        source.store(folder, files, volumes)
     if source.unready and not options.atlas:
         problem = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"

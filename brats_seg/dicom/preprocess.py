@@ -50,7 +50,7 @@ Atlas: TypeAlias = tuple[Volume, Geometry]
 SOURCE_NAME = "source.json"
 """Name of the file that says what a case was converted from, and how it was prepared."""
 _LONGEST = 1 << 24
-"""Bytes of the longest of them: it names every DICOM file."""
+"""Bytes of the longest such file, which names every DICOM file."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
 _MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
@@ -69,8 +69,8 @@ ATLASES = {
 """Shape and affine of the grid of an atlas, and the transform from its millimetres to those of MNI's."""
 
 _TIMEOUT_S = 3600
-_REFERENCES = ("t1c", "t1n")
-"""Modalities that the others are registered to; the tumour core is outlined in t1c."""
+_FIXED = ("t1c", "t1n")
+"""Modalities that the others are registered to, the preferred one first: t1c outlines the tumour core."""
 _MOST_AROUND_BRAIN = 1.3
 """Largest foreground of a scan without skull, as a multiple of the brain that is found in it."""
 _GREEDY = "import sys, picsl_greedy; picsl_greedy.Greedy3D().execute(sys.argv[1])"
@@ -120,6 +120,12 @@ class ScanSource(Section):
     steps: str = ""
     """What was done to prepare them."""
 
+    def store(self, folder: Path, files: Mapping[str, Path], volumes: Volumes) -> None:
+        """Write the volumes of a case, and last this: where it is, they are there."""
+        for name, volume in volumes.items():
+            nifti.write_volume(files[name], volume.array, volume.geometry)
+        write_json(folder / SOURCE_NAME, self.model_dump(mode="json"))
+
     def on_native_grids(
         self, case_id: str, label_map: LabelMap, grid: Geometry
     ) -> Iterator[tuple[str, LabelMap, Geometry]]:
@@ -144,7 +150,7 @@ def prepare_cases(
     """
     check_installed("preprocess", "picsl_greedy", "deepbet")
     atlas = load_atlas(options.atlas)
-    prepare = partial(_prepared_case, folder=folder, options=options, atlas=atlas)
+    prepare = partial(_prepare_case, folder=folder, options=options, atlas=atlas)
     return make_cases(prepare, cases, "preparing scans", track)
 
 
@@ -168,23 +174,27 @@ def check_installed(extra: str, *names: str) -> None:
         raise EnvironmentalError(msg)
 
 
-def read_source(folder: Path) -> ScanSource | None:
-    """Return what the case in a folder was made from, or None if its files are the user's own."""
+def read_source(folder: Path, key: str = "", files: Iterable[Path] = ()) -> ScanSource | None:
+    """Return what the case in a folder was made from, or None if its files are the user's own.
+
+    With a key and files it is also None if the case was made by another key, or lacks one of the files.
+    """
     try:
         source = ScanSource.model_validate_json(read_bounded(folder / SOURCE_NAME, _LONGEST))
     except (OSError, ValueError):
         return None
-    is_known = set(source.natives) <= set(MODALITIES)
-    return source if is_known and set(source.series) in (set(), set(MODALITIES)) else None
+    is_same = key in {"", source.key} and all(map(Path.exists, files))
+    is_known = {*source.natives} <= {*MODALITIES} and {*source.series} in (set(), {*MODALITIES})
+    return source if is_same and is_known else None
 
 
-def hash_of_files(files: Iterable[Path], *choices: object) -> str:
-    """Return a hash of choices, and of name, size and time of files."""
+def make_key(files: Iterable[Path], *choices: object) -> str:
+    """Return the key of a case: a hash of choices, and of name, size and time of files."""
     states = [(path, file_state(path)) for path in files]
     return hashlib.sha256(repr((choices, states)).encode()).hexdigest()[:32]
 
 
-def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
+def _prepare_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) -> Case:
     """Prepare a case unless it is usable already, or the same files have been prepared already."""
     source = read_source(case.root / case.folder) or ScanSource(key="")
     if case.problems or source.natives:
@@ -193,10 +203,10 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
     absolute = [replace(scan, path=case.path_of(scan)) for scan in case.images]
     scans = dict(zip(case.modalities, absolute, strict=True))
     atlas_file = [] if options.atlas in ATLASES else [Path(options.atlas)]
-    key = hash_of_files([*(scan.path for scan in absolute), *atlas_file], options.atlas, scans)
+    key = make_key([*(scan.path for scan in absolute), *atlas_file], options.atlas, scans)
     files = {name: folder / f"{case_id}-{name}.nii.gz" for name in scans}
-    prepared = read_source(folder)
-    if prepared is None or prepared.key != key or not all(map(Path.exists, files.values())):
+    prepared = read_source(folder, key, files.values())
+    if prepared is None:
         volumes = {
             name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
             for name, scan in scans.items()
@@ -204,13 +214,10 @@ def _prepared_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas)
         if not unready_reasons([*volumes.values()]):
             return case
         images, stripped, to_native, steps = register(case_id, volumes, atlas)
-        for name, volume in stripped.items():
-            nifti.write_volume(files[name], volume.array, volume.geometry)
         _draw_steps(folder / STEPS_NAME, [volumes, images, stripped])
         natives = {name: Native(scan, to_native[name].tolist()) for name, scan in scans.items()}
         prepared = source.model_copy(update={"key": key, "natives": natives, "steps": steps})
-        # after the scans: where it is, they are there
-        write_json(folder / SOURCE_NAME, prepared.model_dump(mode="json"))
+        prepared.store(folder, files, stripped)
     picture = "/".join([*folder.parts[-3:], STEPS_NAME])
     remark = f"prepared from the files of the scanner: look at {picture} [{prepared.steps}]"
     ready = {name: ScanFile(path=path) for name, path in files.items()}
@@ -226,25 +233,25 @@ def register(
     matrices from its millimetres to those of each file, and the steps. `CaseError` is raised if a
     program fails.
     """
-    reference = next((name for name in _REFERENCES if name in volumes), "")
-    if not reference:
-        problem = f"no {' and no '.join(_REFERENCES)}"
+    fixed_name = next((name for name in _FIXED if name in volumes), "")
+    if not fixed_name:
+        problem = f"no {' and no '.join(_FIXED)}"
         raise CaseError(case_id, "(all)", problem, "a T1 image of the brain", "Add one of them.")
     image, grid = atlas
     with tempfile.TemporaryDirectory(prefix="brats-seg-") as temporary:
         folder = Path(temporary)
-        fixed = _at_one_mm(volumes[reference], case_id)
+        fixed = _at_one_mm(volumes[fixed_name], case_id)
         mask, finding = _find_brain(case_id, fixed, folder)
         brain, start = replace(fixed, array=fixed.array * mask), np.eye(4)
         start[:3, 3] = _centre_mm(brain) - _centre_mm(image)
         to_native = dict.fromkeys(volumes, _rigid(case_id, image, brain, start, folder))
         for name, volume in volumes.items():
-            if name != reference:
+            if name != fixed_name:
                 to_fixed = _rigid(case_id, fixed, volume, np.eye(4), folder)
                 to_native[name] = to_fixed @ to_native[name]
-    steps = f"registered to {reference}; {finding}; placed in {image.file}"
+    steps = f"registered to {fixed_name}; {finding}; placed in {image.file}"
     images = {name: on_grid(volume, to_native[name], grid) for name, volume in volumes.items()}
-    inside = on_grid(replace(fixed, array=1.0 * mask), to_native[reference], grid).array > 0.5
+    inside = on_grid(replace(fixed, array=1.0 * mask), to_native[fixed_name], grid).array > 0.5
     stripped = {name: replace(scan, array=scan.array * inside) for name, scan in images.items()}
     return images, stripped, to_native, steps
 
@@ -290,7 +297,7 @@ def load_atlas(name: str) -> Atlas:
         return image, image.geometry
     shape, *matrices = ATLASES[name]
     affine, to_mni = map(np.array, matrices)
-    # the template has voxels of 2 mm
+    # the template has voxels of 2 mm, and positions to the left, back and head of (0, -17, 5) in MNI
     coarse = affine @ np.diag([2.0, 2.0, 2.0, 1.0])
     voxels = np.moveaxis(np.indices([n // 2 + 1 for n in shape]), 0, -1)
     x, y, z = np.moveaxis(apply_affine(to_mni @ coarse, voxels), -1, 0)

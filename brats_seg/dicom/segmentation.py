@@ -27,7 +27,7 @@ from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
 
-REFERENCE = "t1c"
+SERIES_MODALITY = "t1c"
 """Modality whose series a segmentation belongs to."""
 _TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
@@ -90,7 +90,7 @@ def write_segmentation(
     Returns nothing, or the reason why none was written: the DICOM files are gone or damaged, or pydicom or
     highdicom is not installed. `EnvironmentalError` is raised if the file cannot be written.
     """
-    files = source.series[REFERENCE].files
+    files = source.series[SERIES_MODALITY].files
     try:
         check_installed("dicom", "pydicom", "highdicom")
         # pydicom warns with values that may identify the patient
