@@ -211,8 +211,8 @@ def _cached(bench: Bench, random: Sequence[Callable], *, labels: bool) -> Callab
 
 
 def _each(dataset: PlainDataset) -> Callable[[], object]:
-    places: Iterator[int] = cycle(range(len(dataset)))
-    return lambda: dataset[next(places)]
+    indices: Iterator[int] = cycle(range(len(dataset)))
+    return lambda: dataset[next(indices)]
 
 
 if __name__ == "__main__":

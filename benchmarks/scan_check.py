@@ -2,7 +2,8 @@
 
     python benchmarks/scan_check.py /data/one /data/other
 
-Two limits are tried on every scan: those of the package, and those of the other folder. A limit of scans is halfway between the scans as they are and a fault.
+Every scan is tried with two sets of limits: those of the package, and those of the scans of the other folder. The
+latter are halfway between these scans as they are and with a fault.
 """
 
 import argparse
@@ -38,13 +39,13 @@ def foreground_mask(images: Images) -> npt.NDArray[np.bool_]:
     return (images != 0).any(axis=0)
 
 
-def each(change: Change, places: Iterable[int] = range(4)) -> Change:
+def each(change: Change, indices: Iterable[int] = range(4)) -> Change:
     """Return a fault that changes some modalities inside the brain."""
 
     def fault(images: Images) -> Images:
         inside, changed = foreground_mask(images), images.copy()
-        for place in places:
-            changed[place] = change(images[place]) * inside
+        for index in indices:
+            changed[index] = change(images[index]) * inside
         return changed
 
     return fault

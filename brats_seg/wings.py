@@ -65,7 +65,7 @@ class Judgement:
     """What the checks of `quality` say about a scan, a label map or a prediction."""
 
     refusal: CaseError | None = None
-    """Why it cannot be used."""
+    """Error that says why it cannot be used; None if it can."""
     warnings: tuple[str, ...] = ()
     """Lines of what to look at; what was measured follows in brackets, and is folded on pages."""
     outermost: int | None = None

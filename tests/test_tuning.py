@@ -1,4 +1,4 @@
-"""Test tuning on out-of-fold predictions: choice, significance and storage with the weights."""
+"""Test tuning on predictions of held-out cases: choice, significance and storage with the weights."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Commands that train, plan, certify, tune and cross-validate."""
+"""Commands `train`, `plan`, `settings`, `certify`, `tune` and `crossval`."""
 
 from operator import attrgetter
 from pathlib import Path

@@ -1,9 +1,10 @@
 """Draw sections through a scan, and define the style of all figures.
 
 Arrays have the axes of BraTS: `X` to the patient's left, `Y` to the back, `Z` to the head. Sections
-are drawn as in ITK-SNAP and 3D Slicer, the patient's left on the right, and the face on the left of sagittal
-ones; the letters at their edges are those of the affine of the array. The colours are those of Okabe and Ito (2008), which people with any
-kind of colour vision can distinguish; those of the regions differ in brightness too.
+are drawn as in ITK-SNAP and 3D Slicer: the patient's left is on the right, and in sagittal sections the
+face is on the left. The letters at their edges are those of the affine of the array. The colours are
+those of Okabe and Ito (2008), which people with any kind of colour vision can distinguish; those of the
+regions differ in brightness too.
 """
 
 import warnings
@@ -198,7 +199,7 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
     """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
     for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
         draw_outline(axes, take_section(region, axis, index), colour, width, style)
-    # it is seen also where it fills the core
+    # the fill shows where enhancing tumour is all of the core, and both have one outline
     enhancing, fill = take_section(regions[-1], axis, index), REGION_COLOURS[-1]
     _draw_contour(axes.contourf, enhancing, [0.5, 1.5], colors=[fill], alpha=_FILL)
 

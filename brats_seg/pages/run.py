@@ -17,7 +17,7 @@ from brats_seg.errors import some_of
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
-from brats_seg.figures.sections import Grid, centre_of
+from brats_seg.figures.sections import Grid, Image, centre_of
 from brats_seg.files import read_bounded
 from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
@@ -120,10 +120,10 @@ def held_out_scores(
 
 def placed_prediction(
     held_out: HeldOut, stored: Probabilities, case_id: str
-) -> tuple[dict[str, "np.ndarray"], RegionMasks, RegionMasks, Grid] | None:
+) -> tuple[dict[str, Image], RegionMasks, RegionMasks, Grid] | None:
     """Return images, reference and prediction of a held-out case on the grid of the prepared cases.
 
-    The stored prediction is cut to a box, whose place only the reference tells: None if that is empty.
+    The stored prediction is cut to a box whose position only the reference shows: None if that is empty.
     """
     sample = whole_case(held_out.data.folder, case_id)
     reference = sample.target.numpy().astype(np.bool_)
@@ -140,7 +140,7 @@ def placed_prediction(
 
 
 def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
-    """Yield the place, the limits and the lines of each panel, which the page needs to answer the pointer."""
+    """Yield the position, the limits and the lines of each panel, which the page needs to answer the pointer."""
     for axes in figure.axes:
         entries: Iterator[tuple[Any, str]] = zip(*axes.get_legend_handles_labels(), strict=True)
         box = axes.get_position()
@@ -161,7 +161,7 @@ def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutSco
 
 
 def _pictures(
-    images: dict[str, "np.ndarray"], reference: RegionMasks, prediction: RegionMasks, grid: Grid
+    images: dict[str, Image], reference: RegionMasks, prediction: RegionMasks, grid: Grid
 ) -> tuple[str, str]:
     """Return pictures of the reference and of the prediction in the same sections."""
     # through the tumour, and not through what was predicted elsewhere

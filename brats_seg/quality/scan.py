@@ -1,4 +1,4 @@
-"""Judge a scan: is each image the modality that its name says, and does anything ruin a result.
+"""Judge a scan: is each image the modality that its name says, and is there a fault that spoils predictions.
 
 A label map in the place of a scan, and one image in two places, are refused. Everything else that is
 unusual is one line of what to look at, with the measure in brackets. The limits are fixed, whatever
@@ -70,8 +70,6 @@ LENGTH = "mean length of the brain in mm"
 PROPORTION = "length of the brain as a multiple of its height"
 END = "section at an end of the brain, as a share of the largest"
 ASYMMETRY = "asymmetry of the brain"
-_MNI152 = 4
-"""Code of NIfTI for the space of the MNI template."""
 DISPLACEMENT = "mm to where the edges fit best"
 DETAIL = "detail of 1 mm as a share of that of 2 mm"
 SKULL = (
@@ -96,6 +94,8 @@ LIMITS = (
 """Limits of a scan without skull, which none of 24 real ones exceeds. Most lie halfway between those and
 the nearest of their damaged copies (`benchmarks/scan_check.py`)."""
 
+_MNI152 = 4
+"""Code of NIfTI for the space of the MNI template."""
 MODALITY_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
 """Indices in `MODALITIES` of every pair of modalities."""
 _UPPER = tuple(np.transpose(MODALITY_PAIRS))

@@ -3,8 +3,8 @@
 Measured are size, shape and position of the regions, and statistics of the intensities, which are those of
 the input of networks, so that scanners can be compared. Ten of the statistics and the means of slabs are
 those of the Kaggle notebook, here without the air around the head.
-Networks that were not trained on the patient of a case are applied to it where there are any, and the
-table says whether they were. A run lists the cases that it was trained on in its split.
+To each case networks are applied that were not trained on its patient, if there are such; the table says
+whether they were. A run lists the cases that it was trained on in its split.
 """
 
 import logging
@@ -114,8 +114,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a separate choice
         segmentations: Runs that predict label maps where there is no reference.
         tables: Tables of ages, resections or ids, besides those below `data`.
         labels: Label convention of all cases, if detection is wrong.
-        prepared_path: Folder of prepared cases, which holds the index; `prepared_path_of` the data
-            folder by default.
+        prepared_path: Folder of prepared cases, which holds the index; by default that of the data folder.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         precision: `auto`, `fp32`, `fp16` or `bf16`.
         track: Shows progress.
