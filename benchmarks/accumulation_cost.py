@@ -1,7 +1,7 @@
 """Time the exact step, and compare it with a plain loop over micro-batches.
 
 A step is a batch of micro-batches: forward, backward, clipping, optimizer. Both run in turn in one
-process. Shown are the median CPU time over rounds, and the ratio of the loop to ours. Micro-batches
+process. It prints the median CPU time over rounds, and the ratio of the loop to ours. Micro-batches
 hold two patches, because torch computes a small single patch with kernels that are several times
 slower.
 

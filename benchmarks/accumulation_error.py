@@ -3,7 +3,7 @@
 Ten patches at an effective batch of four make batches of 4, 4 and 2. Each method gets them one
 patch at a time, in order, with plain SGD, from weights that Adam has trained for a while: at random
 weights all patches look alike, and the error is small. The radii of tumours grow fourfold, and four
-patches in ten lack enhancing tumour. Shown is ||theta - whole|| / ||whole - start||: the distance
+patches in ten lack enhancing tumour. It prints ||theta - whole|| / ||whole - start||: the distance
 of the weights from those of whole batches, as a share of the distance that these have moved.
 
 The other frameworks need an environment of their own, because they may change the version of torch:

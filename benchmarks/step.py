@@ -2,7 +2,7 @@
 
 All compute forward and backward of one patch, in turn in one process, with the same widths, heads, loss,
 threads and memory allocator. nnU-Net's network (`dynamic_network_architectures`) runs in float32, its
-default on a CPU, and in bf16 where the CPU computes it natively, as ours does there. Shown are the median
+default on a CPU, and in bf16 where the CPU computes it natively, as ours does there. It prints the median
 CPU time over rounds, the paired ratio to ours in that precision, and the floating-point operations per
 second as a share of those of a big matrix product.
 

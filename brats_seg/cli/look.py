@@ -41,7 +41,7 @@ def evaluate(
 ) -> int:
     """Score predictions as the challenges do, and write a table and a summary.
 
-    Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
+    It prints means over cases with their bootstrap intervals. A reference without a prediction gets
     the worst scores, unless --only-predicted leaves it out. Patients that the model was trained on are
     marked, and the mean without them comes first. Exit code 1: predictions are missing, or cases failed.
 

@@ -179,8 +179,8 @@ def shared(command: Callable[..., int | None], *, with_settings: bool) -> Callab
 def emit(value: object = None, **extra: object) -> None:
     """Print the result of the command, or a line of it, as JSON if `--json` is given.
 
-    Printed are the fields in `json_output.OUTPUTS`; `extra` has those that the value has not, or that
-    are printed instead of its own.
+    Its fields are those in `json_output.OUTPUTS`; `extra` has those that the value lacks, and those that
+    replace fields of the value.
     """
     context = _CONTEXT.get()
     if context.obj is not None:

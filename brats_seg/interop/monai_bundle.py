@@ -64,7 +64,7 @@ _STAGES = {"Activationsd": 0, "Invertd": 1, "AsDiscreted": 2, "Lambdad": 4}
 _STAGES |= dict.fromkeys(_CLEANING, 3)
 """Stage of each transform of a postprocessing: stages are applied in this order."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype", "nearest_interp")
-"""Arguments with an entry for each key, of which that of the image is taken."""
+"""Arguments that may have an entry for each key, of which that of the image or prediction is taken."""
 _NOT_ARGUMENTS = (
     *("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys", "device"),
     # of `Invertd`, which name other entries

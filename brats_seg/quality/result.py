@@ -70,7 +70,7 @@ COVERAGE = 0.9
 LEAST_DICE = 0.7
 """Dice from which nothing is low."""
 FEWEST_CASES = round(COVERAGE / (1 - COVERAGE))
-"""Smallest number of cases, 9, of which the largest error bounds that share of new errors."""
+"""Smallest number of cases, 9, whose largest error bounds that share of new errors."""
 _NOTE = "predicted_dice"
 """Entry of the notes of a model."""
 

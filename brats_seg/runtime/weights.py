@@ -418,7 +418,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 
 
 def build_with(make: Callable[[], nn.Module], state: Any) -> nn.Module:
-    """Build a network that a file describes, with weights of a file, of which it needs no more."""
+    """Build a network that a file describes; raise `ValueError` if it has more weights than the file."""
     weights = checked_weights(state)
     n_left = sum(value.numel() for value in weights.values())
 

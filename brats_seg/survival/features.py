@@ -1,8 +1,8 @@
 """Extract features from the cases of a folder: scans in, a row of numbers for each case out.
 
-Measured are size, shape and position of the regions, and statistics of the intensities, which are those of
-the input of networks, so that scanners can be compared. Ten of the statistics and the means of slabs are
-those of the Kaggle notebook, here without the air around the head.
+Features are size, shape and position of the regions, and statistics of the intensities, normalised as for
+networks, so that scanners can be compared. Ten of the statistics and the means of slabs are those of the
+Kaggle notebook, here without the air around the head.
 To each case networks are applied that were not trained on its patient, if there are such; the table says
 whether they were. A run lists the cases that it was trained on in its split.
 """

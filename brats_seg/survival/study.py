@@ -257,7 +257,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictions:
-    """Predictions for every case, by models of other patients: of all where there is no outcome to score."""
+    """Predictions for every case by models of the other patients; of unknown outcome, by models of all others."""
 
     days: pd.DataFrame
     """Days by `selected`, the baseline and the families."""
@@ -333,7 +333,7 @@ def _fit(
 
 
 def _held_out(study: Study, folds: Indices) -> Iterator[tuple[int, Mask]]:
-    """Yield each fold and its cases (cases,); cases in no fold are predicted by all that are in one."""
+    """Yield each fold and a mask (cases,) of its cases; fold -1 has the patients of unknown outcome."""
     for fold in sorted(set(folds.tolist())):
         n_died = study.table["patient_id"][study.outcomes["died"] & (folds != fold)].nunique()
         if n_died < FEWEST_DEATHS - 1:
