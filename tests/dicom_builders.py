@@ -50,7 +50,7 @@ def oriented_affine(axes: str, degrees: tuple[float, float, float] = (0, 0, 0)) 
         row, sign = directions[letter]
         affine[row, column] = sign
     for axis, angle in enumerate(np.radians(degrees)):
-        one, other = [place for place in range(3) if place != axis]
+        one, other = [index for index in range(3) if index != axis]
         turn = np.eye(3)
         turn[one, one] = turn[other, other] = np.cos(angle)
         turn[one, other], turn[other, one] = -np.sin(angle), np.sin(angle)
@@ -74,9 +74,9 @@ def write_series(
     along, down = (to_dicom[:, axis] / np.linalg.norm(to_dicom[:, axis]) for axis in (0, 1))
     edges = np.linalg.norm(affine[:3, :3], axis=0)
     paths = []
-    for place in range(array.shape[2]):
-        image = _image(np.ascontiguousarray(array[:, :, place].T), study, number, place)
-        position = TO_DICOM @ (affine @ np.array([0, 0, place, 1]))[:3]
+    for index in range(array.shape[2]):
+        image = _image(np.ascontiguousarray(array[:, :, index].T), study, number, index)
+        position = TO_DICOM @ (affine @ np.array([0, 0, index, 1]))[:3]
         image.ImagePositionPatient = [f"{value:.9g}" for value in position]
         image.ImageOrientationPatient = [f"{value:.9g}" for value in (*along, *down)]
         image.PixelSpacing = [float(edges[1]), float(edges[0])]
@@ -84,7 +84,7 @@ def write_series(
         for name, value in {**PATIENT, **header}.items():
             setattr(image, name, value)
         # names that do not tell the order of the slices
-        path = folder / f"IM{(place * 7) % 101:04d}_{study}_{number}_{place}"
+        path = folder / f"IM{(index * 7) % 101:04d}_{study}_{number}_{index}"
         image.save_as(path, enforce_file_format=True)
         paths.append(path)
     return paths
@@ -117,7 +117,7 @@ def write_enhanced(
     to_dicom = TO_DICOM @ affine[:3, :3]
     edges = np.linalg.norm(affine[:3, :3], axis=0)
     order = np.random.default_rng(0).permutation(array.shape[2])
-    image.PixelData = np.stack([array[:, :, place].T for place in order]).astype("<i2").tobytes()
+    image.PixelData = np.stack([array[:, :, index].T for index in order]).astype("<i2").tobytes()
     image.NumberOfFrames = len(order)
     image.ImageType = ["ORIGINAL", "PRIMARY", "M", "NONE"]
     echo, times, modifier, measures, plane = (Dataset() for _ in range(5))
@@ -135,7 +135,7 @@ def write_enhanced(
     shared.MRModifierSequence, shared.PixelMeasuresSequence = [modifier], [measures]
     shared.PlaneOrientationSequence = [plane]
     image.SharedFunctionalGroupsSequence = [shared]
-    image.PerFrameFunctionalGroupsSequence = [_frame(affine, int(place)) for place in order]
+    image.PerFrameFunctionalGroupsSequence = [_frame(affine, int(index)) for index in order]
     if header.pop("ContrastBolusAgent", ""):
         image.ContrastBolusAgentSequence = [Dataset()]
     for name, value in {**PATIENT, **header}.items():
@@ -145,28 +145,28 @@ def write_enhanced(
     return path
 
 
-def _frame(affine: Affine, place: int) -> Dataset:
+def _frame(affine: Affine, index: int) -> Dataset:
     position, content, frame = Dataset(), Dataset(), Dataset()
-    world = TO_DICOM @ (affine @ np.array([0, 0, place, 1]))[:3]
+    world = TO_DICOM @ (affine @ np.array([0, 0, index, 1]))[:3]
     position.ImagePositionPatient = [f"{value:.9g}" for value in world]
-    content.StackID, content.InStackPositionNumber = "1", place + 1
-    content.DimensionIndexValues = [1, place + 1]
+    content.StackID, content.InStackPositionNumber = "1", index + 1
+    content.DimensionIndexValues = [1, index + 1]
     frame.PlanePositionSequence, frame.FrameContentSequence = [position], [content]
     return frame
 
 
-def _image(pixels: npt.NDArray[Any], study: str, number: int, place: int) -> Dataset:
+def _image(pixels: npt.NDArray[Any], study: str, number: int, index: int) -> Dataset:
     image = Dataset()
     image.file_meta = FileMetaDataset()
     image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     image.file_meta.MediaStorageSOPClassUID = image.SOPClassUID = MRImageStorage
-    uid = generate_uid(entropy_srcs=[study, str(number), str(place)])
+    uid = generate_uid(entropy_srcs=[study, str(number), str(index)])
     image.file_meta.MediaStorageSOPInstanceUID = image.SOPInstanceUID = uid
     image.StudyInstanceUID = generate_uid(entropy_srcs=[study])
     image.SeriesInstanceUID = generate_uid(entropy_srcs=[study, str(number)])
     image.FrameOfReferenceUID = generate_uid(entropy_srcs=[study, "frame"])
     image.Modality, image.Manufacturer = "MR", "MADE UP"
-    image.SeriesNumber, image.InstanceNumber = number, place + 1
+    image.SeriesNumber, image.InstanceNumber = number, index + 1
     image.StudyDate, image.StudyTime, image.AcquisitionTime = "20200101", "101010", "101010"
     image.StudyID, image.AccessionNumber, image.PatientSex = "S1", "ACC123", "O"
     image.ReferringPhysicianName = "HOUSE^GREGORY"

@@ -98,13 +98,13 @@ def _case(path: Path) -> Case:
     """Return a case whose modalities differ in the last byte of their voxels."""
     files = {}
     content = path.read_bytes()
-    for place, modality in enumerate(MODALITIES):
+    for index, modality in enumerate(MODALITIES):
         name = f"{modality}-{path.name}"
         changed = bytearray(content)
         if path.suffix == ".nii" and content:
-            changed[-1 - place] ^= 3
+            changed[-1 - index] ^= 3
         path.with_name(name).write_bytes(changed)
-        volume = place if path.suffix == ".gz" else None
+        volume = index if path.suffix == ".gz" else None
         files[modality] = ScanFile(path=Path(name), volume=volume)
     return make_case(root=path.parent, files=files, release="unknown")
 
@@ -141,16 +141,16 @@ def _header_of(content: bytearray) -> nib.Nifti1Header:
 def _change_field(content: bytearray, rng: np.random.Generator) -> None:
     header = _header_of(content)
     field = header.structarr[FIELDS[rng.integers(len(FIELDS))]]
-    place = rng.integers(field.size) if rng.random() < 0.8 else slice(None)
+    index = rng.integers(field.size) if rng.random() < 0.8 else slice(None)
     with np.errstate(all="ignore"):
         flat = field.reshape(-1)
         if field.dtype.kind == "f":
-            flat[place] = rng.choice([*SPECIAL, *rng.normal(0, 3, 3)])
+            flat[index] = rng.choice([*SPECIAL, *rng.normal(0, 3, 3)])
         else:
             limits = np.iinfo(field.dtype)
             values = (0, 1, 2, 3, 5, 7, 9, 77, limits.max, limits.min, int(rng.integers(-9, 300)))
             value = values[rng.integers(len(values))]
-            flat[place] = min(max(value, limits.min), limits.max)
+            flat[index] = min(max(value, limits.min), limits.max)
     content[: header.sizeof_hdr] = header.binaryblock
 
 
