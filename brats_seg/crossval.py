@@ -46,7 +46,7 @@ DEFAULT_CONFIG = Config()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class OutOfFoldResults:
+class HeldOutResults:
     """Predictions and scores of cases, each by the run that it was held out of."""
 
     tuning: Tuning
@@ -70,7 +70,7 @@ class CrossValidation:
     """Folder of the run of each fold."""
     trainings: tuple[Outcome, ...]
     """Result of the training of each fold; the last one may have been stopped."""
-    results: OutOfFoldResults | None
+    results: HeldOutResults | None
     """None if training was stopped; the same call continues it."""
 
     @property
@@ -145,14 +145,14 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, prepared.index)
         batch.check_apart(list(chain(*cases.values())), predictions)
-        outcomes = out_of_fold_outcomes(cases, settings, predictions)
+        outcomes = held_out_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))
         predicted = batch.finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
         pairing = reference_pairs(chain(*cases.values()), predictions.path)
         evaluation = score_predictions(pairing, protocol, output, track=track)
         scores = CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries)
         exported = export_model(paths, output / "model", replace=True, scores=scores)
-    results = OutOfFoldResults(
+    results = HeldOutResults(
         tuning=tuning, batch=predicted, evaluation=evaluation, fingerprint=exported.fingerprint
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
@@ -165,7 +165,7 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> dict[Path, 
     return {part.run: [by_id[name] for name in part.data.split.validation] for part in held_out}
 
 
-def out_of_fold_outcomes(
+def held_out_outcomes(
     cases: Mapping[Path, Sequence[Case]], settings: PredictionSettings, output: OutputFolder
 ) -> Generator[batch.CaseOutcome]:
     """Predict the held-out cases of one run after another.

@@ -37,7 +37,7 @@ def cases(held_out: list[HeldOut], tiny_scans: Path) -> HeldOutCases:
 def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
-        outcomes = crossval.out_of_fold_outcomes(cases, SETTINGS, output)
+        outcomes = crossval.held_out_outcomes(cases, SETTINGS, output)
         return finish_batch(outcomes, output, len(CASES))
 
 

@@ -139,7 +139,7 @@ def test_the_remarks_describe_the_data():
     for remark in (
         "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
         'pip install "brats_seg[survival]"',
-        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were trained",
+        "NOT HELD OUT: the latent vector of 2 of 4 cases is of networks that were trained",
         "the latent vector of 1 of 4 cases is of networks without a record",
         "the label map of 1 of 4 cases is of networks that were trained",
     ):

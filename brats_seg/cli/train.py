@@ -13,7 +13,7 @@ from brats_seg.progress import tracked
 from brats_seg.wings import judges
 
 if TYPE_CHECKING:
-    from brats_seg.crossval import OutOfFoldResults
+    from brats_seg.crossval import HeldOutResults
     from brats_seg.inference.tuning import Tuning
 
 
@@ -268,7 +268,7 @@ def _print_tuning(tuning: "Tuning") -> None:
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
 
 
-def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:
+def _print_results(results: "HeldOutResults", n_networks: int, output: Path) -> None:
     _print_tuning(results.tuning)
     batch = results.batch
     n_failed = len(batch.failures)

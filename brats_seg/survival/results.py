@@ -321,4 +321,4 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
             'concordance index. Add them with `pip install "brats_seg[survival]"`.'
         )
     for remark in seen_remarks(study.table):
-        yield f"NOT OUT-OF-FOLD: {remark}"
+        yield f"NOT HELD OUT: {remark}"
