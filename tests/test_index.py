@@ -333,7 +333,7 @@ FULL = builders.make_case(
     age_years=61.123287671232876,
     tumour_ml=0.1 + 0.2,
     near_copies=("a", "b"),
-    fingerprint="12e5",
+    fingerprint="12e5".zfill(272),
     voxel_hash="0012",
     files_key="12e5",
 )
@@ -352,7 +352,11 @@ def test_what_is_written_is_read_back_and_can_be_read_by_a_person(tmp_path: Path
 
 
 HEADER = ",".join(COLUMNS)
-BAD_ROW = ",".join("old" if name == "voxel_mm3" else "" for name in COLUMNS)
+
+
+def bad_row(bad: str) -> bytes:
+    row = ",".join("old" if name == bad else "" for name in COLUMNS)
+    return f"{HEADER}\n{row}\n".encode()
 
 
 @pytest.mark.parametrize(
@@ -362,7 +366,8 @@ BAD_ROW = ",".join("old" if name == "voxel_mm3" else "" for name in COLUMNS)
         (b"", "is not a CSV table: No columns"),
         (f"{HEADER}\na,b\n".encode(), "is not a CSV table: line 2 has fewer cells"),
         (f"{HEADER}\n{',' * len(COLUMNS)}x\n".encode(), "is not a CSV table: Length of header"),
-        (f"{HEADER}\n{BAD_ROW}\n".encode(), "voxel_mm3: expected a valid number.*'old'"),
+        (bad_row("voxel_mm3"), "voxel_mm3: expected a valid number.*'old'"),
+        (bad_row("fingerprint"), "fingerprint: String should match.*'old'"),
         (b"\xff\xfe\x00binary", "has no column case_id"),
         (None, "does not exist"),
     ],

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+from pydantic import StringConstraints
 
 from brats_seg.cases import layouts, nifti
 from brats_seg.errors import CaseError, counted, printable
@@ -73,8 +74,8 @@ class CaseFacts:
     age_years: float | None = None
     near_copies: tuple[str, ...] = ()
     """Ids of the cases of other patients whose first modality is nearly the same scan."""
-    fingerprint: str = ""
-    """Fingerprint of the first modality, which near copies of a scan share."""
+    fingerprint: Annotated[str, StringConstraints(pattern="^[0-9a-f]{272}$")] = ""
+    """Fingerprint of the first modality, 1,088 bits that near copies of a scan share."""
     voxel_hash: str = ""
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
