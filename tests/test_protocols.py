@@ -56,6 +56,8 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
         protocol_named("lesionwise2023", "MEN-RT")
     with pytest.raises(ConfigError, match="brats2025 has no task 'SSA'"):
         protocol_named("brats2025", "SSA")
+    with pytest.raises(ConfigError, match=r"legacy has no task 'met:1'; there are GLI, .*, GOAT"):
+        protocol_named("legacy", "met:1")
 
 
 MATCHED = {

@@ -108,7 +108,9 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
     tasks = {protocol.task: protocol for protocol in PROTOCOLS if protocol.name == name}
     if not tasks:
         raise ConfigError(unknown_name(f"protocol {name!r}", name, PROGRAMS))
-    protocol = tasks.get("") or tasks.get(task.upper())
+    if protocol_of_all := tasks.get(""):
+        tasks = dict.fromkeys((p.task for p in PROTOCOLS if p.task), protocol_of_all)
+    protocol = tasks.get(task.upper())
     if protocol is None:
         msg = f"protocol {name} has no task {task!r}; there are {', '.join(tasks)}"
         raise ConfigError(msg)
