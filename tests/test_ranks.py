@@ -46,6 +46,10 @@ def test_a_number_of_processes_that_torchrun_did_not_set_is_refused(monkeypatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(EnvironmentalError, match=r"RANK expected.* unset W"), joined_ranks("cpu"):
         pass
+    for name, value in (("WORLD_SIZE", "two"), ("LOCAL_RANK", "one")):
+        monkeypatch.setenv(name, value)
+        with pytest.raises(EnvironmentalError, match=r"is two: .* unset W"), joined_ranks():
+            pass
     monkeypatch.setenv("WORLD_SIZE", "")
     test_a_run_that_torchrun_did_not_start_is_alone()
 

@@ -97,24 +97,24 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
 
     Without `torchrun` there is one rank. Each takes another GPU, unless the device is the CPU.
     """
-    n_ranks = int(os.environ.get("WORLD_SIZE") or "1")
-    if n_ranks == 1:
+    n_ranks = os.environ.get("WORLD_SIZE") or "1"
+    if n_ranks == "1":
         yield Ranks()
         return
-    on_gpus = device != "cpu" and use_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     # The first step of an optimizer imports this module, which keeps a group that exists then alive
     # for ever. Its threads would still run when Python ends, and abort the process now and then.
     importlib.import_module("torch._dynamo")
-    # NCCL takes no tensors of the CPU; the first process may prepare cases for hours
-    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     try:
+        on_gpus = device != "cpu" and use_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+        # NCCL takes no tensors of the CPU; the first process may prepare cases for hours
+        backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
         distributed.init_process_group(backend, timeout=timedelta(days=1))
     except ValueError as error:  # of a variable that `torchrun` sets
         msg = f"WORLD_SIZE is {n_ranks}: {error}. Start the processes with torchrun, or unset WORLD_SIZE"
         raise EnvironmentalError(msg) from None
     log = logging.getLogger("brats_seg")
     level = log.level
-    ranks = Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)
+    ranks = Ranks(rank=distributed.get_rank(), n_ranks=int(n_ranks))
     if not ranks.is_first:
         log.setLevel(logging.ERROR)
     try:
