@@ -307,6 +307,12 @@ def test_a_worker_does_a_case_as_the_batch_and_refuses_a_changed_model(brats_roo
         batch.run_case(cases[0], job)
 
 
+def test_pages_that_cannot_be_written_are_refused_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "pages", lambda: None)
+    with pytest.raises(UsageError, match=r"need brats_seg\.pages, which is missing"):
+        batch.predict_folder([], [], tmp_path, PredictionSettings(report=True))
+
+
 def tree() -> list[psutil.Process]:
     processes = [here := psutil.Process(), *here.children(recursive=True)]
     return [one for one in processes if one.status() != psutil.STATUS_ZOMBIE]

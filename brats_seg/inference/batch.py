@@ -118,6 +118,9 @@ def predict_folder(
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     folder, done = results.OutputFolder(output), BatchOutcome()
+    if settings.report and pages() is None:
+        msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
+        raise UsageError(msg)
     batches: Iterable[Sequence[Case]]
     batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
     check_machine(output)
@@ -276,9 +279,7 @@ def write_pages(
 ) -> BatchOutcome:
     """Write the pages of the cases that have been predicted, by several processes."""
     wing, records = pages(), output.records()
-    if wing is None:
-        msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
-        raise UsageError(msg)
+    assert wing is not None
     case_ids = tuple(
         case.case_id
         for case in cases
