@@ -117,6 +117,9 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
+    if folds is not None and not folds:
+        msg = "no fold is chosen; expected at least one, or None for all"
+        raise UsageError(msg)
     training = config.training
     settings = PredictionSettings(device=training.device, precision=training.precision)
     check_replaceable(output / "model")

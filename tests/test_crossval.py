@@ -93,3 +93,8 @@ def test_a_damaged_model_is_replaced(held_out: list[HeldOut], tmp_path: Path, na
     with pytest.raises(UsageError, match="other exists and holds no exported model"):
         export_model(runs, tmp_path / "other", replace=True)
     assert (tmp_path / "other" / "mine.txt").exists()
+
+
+def test_an_empty_choice_of_folds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no fold is chosen"):
+        crossval.cross_validate(tmp_path, folds=(), output=tmp_path / "out")
