@@ -169,11 +169,16 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
     prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, prepared)
-    remedy = f"chmod u+w {shlex.quote(str(folder))}"
-    yield from _run_check("write access", _write_findings("write access", folder), remedy)
+    yield from _write_findings("write access", folder)
 
 
 def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
+    # another mode does not help where a file is in its place, or above it
+    remedy = f"chmod u+w {shlex.quote(str(folder))}" if folder.is_dir() else ""
+    yield from _run_check(check, _writable_findings(check, folder), remedy)
+
+
+def _writable_findings(check: str, folder: Path) -> Iterator[Finding]:
     from brats_seg.files import check_writable
 
     check_writable(folder)
@@ -183,6 +188,5 @@ def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
 def _run_findings(runs: Path) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
 
-    remedy = f"chmod u+w {shlex.quote(str(runs))}"
-    yield from _run_check("runs", _write_findings("runs", runs), remedy)
+    yield from _write_findings("runs", runs)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")

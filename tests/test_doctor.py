@@ -34,6 +34,12 @@ def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> No
     assert "1 with problems, such as BraTS2021_00003" in warning.found
 
 
+def test_no_mode_is_advised_where_a_file_is_in_place_of_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    problem = found(diagnose(runs=tmp_path / "file"), "runs")
+    assert (problem.status, problem.remedy) == ("problem", "")
+
+
 def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}
