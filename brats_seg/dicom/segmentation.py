@@ -272,8 +272,8 @@ def _structure_set(
     dataset.StructureSetLabel, dataset.ApprovalStatus = "brats_seg", "UNAPPROVED"
     dataset.StructureSetDate = dataset.StructureSetTime = None
     frame, references = image.FrameOfReferenceUID, [item for (item,), _ in slices]
-    series = _item(SeriesInstanceUID=image.SeriesInstanceUID, ContourImageSequence=references)
-    study = _item(RTReferencedSeriesSequence=[series])
+    source = _item(SeriesInstanceUID=image.SeriesInstanceUID, ContourImageSequence=references)
+    study = _item(RTReferencedSeriesSequence=[source])
     # a retired class, which readers expect
     study.ReferencedSOPClassUID = "1.2.840.10008.3.1.2.3.1"
     study.ReferencedSOPInstanceUID = image.StudyInstanceUID

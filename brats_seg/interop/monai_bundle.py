@@ -94,8 +94,8 @@ class _Windows(BaseModel):
         """Return the logits of a window times the weights of its voxels, and the weights."""
         from monai.data.utils import compute_importance_map as weights_of
 
-        weights = weights_of(logits.shape[2:], self.mode, self.sigma_scale, logits.device)
-        return torch.cat((logits * weights, weights.expand_as(logits[:, :1])), dim=1)
+        importance = weights_of(logits.shape[2:], self.mode, self.sigma_scale, logits.device)
+        return torch.cat((logits * importance, importance.expand_as(logits[:, :1])), dim=1)
 
 
 class _Sizes(BaseModel):
