@@ -301,8 +301,13 @@ def test_a_worker_does_a_case_as_the_batch_and_refuses_a_changed_model(brats_roo
     cases = find_inputs([brats_root])
     assert all(batch.run_case(case, job).is_new for case in cases)
     check_same_results(brats_root, job, tmp_path)
+    # a worker of a cluster does several batches
+    for is_new in (True, False):
+        outcome = batch.run_case(cases[0], job)
+        OutputFolder(job.output_path).append(outcome.record)
+        assert outcome.is_new == is_new
     write_run(job.model_paths[0], seed=5)
-    batch._work.cache_clear()
+    batch._predictor.cache_clear()
     with pytest.raises(UsageError, match="the model changed while the batch was running"):
         batch.run_case(cases[0], job)
 

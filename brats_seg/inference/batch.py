@@ -458,19 +458,20 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
 
 def run_case(case: Case, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
-    work = _work(job)
+    # a worker of a cluster outlives the batch, and a later one replaces records
+    output = results.OutputFolder(job.output_path)
+    work = CaseWork(predictor=_predictor(job), output=output, earlier=output.records())
     return _attempt(work.write, _attempt(work.predict, _attempt(work.read, case)))
 
 
 @lru_cache(maxsize=1)
-def _work(job: Job) -> CaseWork:
+def _predictor(job: Job) -> Predictor:
     with trusting(*job.trusted):
         predictor = Predictor.load(job.model_paths, job.settings)
     if predictor.model.fingerprint != job.fingerprint:
         msg = "the model changed while the batch was running. Start the same command again."
         raise UsageError(msg)
-    output = results.OutputFolder(job.output_path)
-    return CaseWork(predictor=predictor, output=output, earlier=output.records())
+    return predictor
 
 
 def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
