@@ -311,8 +311,7 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
     # what is empty has its default
     facts = _PARSER.validate_python({name: values[name] for name in _FACTS if values[name]})
     files = {kind: ScanFile.parse(row[kind]) for kind in _KINDS if row[kind]}
-    plain = {name: values[name] for name in _PLAIN}
-    return Case(**plain, root=root, files=files, facts=facts)
+    return Case(**{name: values[name] for name in _PLAIN}, root=root, files=files, facts=facts)
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:

@@ -110,11 +110,10 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
         raise ConfigError(unknown_name(f"protocol {name!r}", name, PROGRAMS))
     if protocol_of_all := tasks.get(""):
         tasks = dict.fromkeys((p.task for p in PROTOCOLS if p.task), protocol_of_all)
-    protocol = tasks.get(task.upper())
-    if protocol is None:
+    if task.upper() not in tasks:
         msg = f"protocol {name} has no task {task!r}; there are {', '.join(tasks)}"
         raise ConfigError(msg)
-    return protocol
+    return tasks[task.upper()]
 
 
 def _tissue(name: str) -> str:

@@ -1,6 +1,6 @@
 """Describe how a network is applied to a scan: what goes in, in which windows, and the way back.
 
-A scan `(X, Y, Z)` is turned to the axes of BraTS, resampled if its voxels do not have the size of
+A scan `(X, Y, Z)` is reoriented to the axes of BraTS, resampled if its voxels do not have the size of
 those in training, and cut to the brain crop `(x, y, z)`. A model of another program brings a method
 of its own; everything else is that of every prediction.
 """
@@ -38,7 +38,7 @@ class Scan:
     image: Field
     """(4, x, y, z): the crop, normalised as in training, 0 for modalities that are missing."""
     box: Box
-    """Position of the crop in the turned and resampled scan."""
+    """Position of the crop in the reoriented and resampled scan."""
     geometry: Geometry
     """Grid of the files."""
     resampling: Resampling | None = None
@@ -56,7 +56,7 @@ class Scan:
 
     @property
     def scan_box(self) -> Box:
-        """Position of `on_scan_spacing` in the turned scan."""
+        """Position of `on_scan_spacing` in the reoriented scan."""
         return self.box if self.resampling is None else self.resampling.box_before(self.box)
 
     def on_scan_spacing(self, field: Field) -> Field:

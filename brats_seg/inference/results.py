@@ -177,8 +177,7 @@ class OutputFolder:
 
     def records(self) -> dict[str, Record]:
         """Return the record of each case that was predicted last time."""
-        entries = self.entries().items()
-        return {case_id: entry for case_id, entry in entries if isinstance(entry, Record)}
+        return {name: entry for name, entry in self.entries().items() if isinstance(entry, Record)}
 
     def is_finished(self, record: Record, key: str) -> bool:
         """Return whether a record has the same scans, model and settings, and its files are there."""
@@ -235,8 +234,7 @@ class OutputFolder:
                     new_file.write_text(text)
 
     def _tidy_up(self) -> None:
-        below = filter(Path.is_dir, self.path.iterdir())
-        for folder in (self.path, *below, *self.path.glob("sub-*/**/anat")):
+        for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
             remove_leftovers(folder)
 
     def _mark(self, folder: Path) -> None:
