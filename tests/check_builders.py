@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from brats_seg import labels
 from brats_seg.cases import phantom as phantoms
-from brats_seg.cases.anatomy import Grid, make_brain, random_positions
+from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
@@ -33,7 +33,7 @@ def phantom(
     The tumour, of 80 ml in the left hemisphere, is necrosis in a ring of ET in oedema. Brains and
     scans differ by the seed.
     """
-    rng, grid = np.random.default_rng([7, seed]), Grid.around_brain(shape)
+    rng, grid = np.random.default_rng([7, seed]), Voxels.around_brain(shape)
     brain = make_brain(rng, grid, random_positions(rng, grid))
     offset = grid.positions() - np.reshape([34, -5, 15], (3, 1, 1, 1))
     distance = np.linalg.norm(offset, axis=0)
@@ -51,7 +51,7 @@ def write_clear_phantoms(
 ) -> Path:
     for number in range(n_cases):
         images, label_map = phantom(number, shape)
-        spacing_mm = Grid.around_brain(shape).spacing_mm
+        spacing_mm = Voxels.around_brain(shape).spacing_mm
         affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
         write_arrays(root / f"BraTS2021_{number:05d}", (*images, label_map), affine)
     return root

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Grid, make_brain, random_positions
+from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Voxels, make_brain, random_positions
 from brats_seg.cases.clinical import read_clinical_files
 from brats_seg.cases.phantom import (
     Phantom,
@@ -23,7 +23,7 @@ from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 SHAPE = (32, 38, 31)
 """Voxels of 5 mm."""
 SEEDS = range(8)
-GRID = Grid.around_brain((48, 57, 47))
+GRID = Voxels.around_brain((48, 57, 47))
 T1N, T1C, T2W, T2F = range(len(MODALITIES))
 
 
@@ -84,7 +84,7 @@ def test_files_have_names_geometry_and_types_of_brats_2021(root):
 
 @pytest.mark.parametrize("shape", [SHAPE, (240, 240, 155), (40, 44, 36)])
 def test_voxels_are_as_large_as_a_brain_needs(shape):
-    spacing_mm = Grid.around_brain(shape).spacing_mm
+    spacing_mm = Voxels.around_brain(shape).spacing_mm
     spare_mm = np.multiply(shape, spacing_mm) - EXTENT_MM
     assert spare_mm.min() == pytest.approx(0, abs=1e-3)
     assert 1 <= spacing_mm < 5.1

@@ -27,8 +27,8 @@ _DEEP_MM = 22
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """Voxels of a phantom, cubes in a box around the centre of the brain."""
+class Voxels:
+    """The voxels of a phantom: cubes in a box around the centre of the brain."""
 
     shape: Triple
     spacing_mm: float
@@ -97,7 +97,7 @@ def template_at(positions: Field) -> Field:
     )
 
 
-def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
+def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     # the brains of BraTS are pitched against the template
     angles = rng.uniform((0.03, -0.08, -0.08), (0.23, 0.08, 0.08))
@@ -110,7 +110,7 @@ def random_positions(rng: np.random.Generator, grid: Grid) -> Field:
     return positions
 
 
-def make_brain(rng: np.random.Generator, grid: Grid, positions: Field) -> Anatomy:
+def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anatomy:
     """Return the brain whose voxels stand at these positions in the template, of any age."""
     grey, white, depth, ventricle = template_at(positions)
     depth += rng.uniform(0, 1.2) * grid.noise(rng, 14)

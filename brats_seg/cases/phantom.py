@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import Anatomy, Grid, make_brain, random_positions, sigmoid
+from brats_seg.cases.anatomy import Anatomy, Voxels, make_brain, random_positions, sigmoid
 from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.cases.tumour import Glioma, displacement, make_tumour, place_foci
@@ -79,7 +79,7 @@ def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: in
     with_et = number % 4 != 3
     rng = np.random.default_rng([seed, number])
     phantom = make_phantom(rng, shape, with_et=with_et, variety=variety)
-    spacing_mm = Grid.around_brain(shape).spacing_mm
+    spacing_mm = Voxels.around_brain(shape).spacing_mm
     affine = np.diag([-spacing_mm, -spacing_mm, spacing_mm, 1])
     affine[1, 3] = spacing_mm * (shape[1] - 1)
     geometry = Geometry.at(affine, shape, qform_code=1)
@@ -111,7 +111,7 @@ def make_phantom(
     rng: np.random.Generator, shape: Triple = _SHAPE, *, with_et: bool, variety: float = _VARIETY
 ) -> Phantom:
     """Return one case, to rounding a pure function of the generator, whose tumour enhances or not."""
-    grid = Grid.around_brain(shape)
+    grid = Voxels.around_brain(shape)
     positions = random_positions(rng, grid)
     foci = place_foci(rng, grid, positions)
     brain = make_brain(rng, grid, positions + displacement(rng, grid, foci))
@@ -151,11 +151,11 @@ def _draw_signals(rng: np.random.Generator, variety: float) -> Field:
 
 
 def _make_images(
-    rng: np.random.Generator, grid: Grid, brain: Anatomy, tumour: Glioma, variety: float
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, tumour: Glioma, variety: float
 ) -> npt.NDArray[np.int16]:
     """Return images (4, X, Y, Z) of the brain, each with its own slices, bias and noise."""
     signals = _draw_signals(rng, variety)
-    uptake = _healthy_uptake(rng, grid, brain, variety)
+    uptake = _normal_uptake(rng, grid, brain, variety)
     lesions, rim = _white_matter_lesions(rng, grid, brain), _surface_artefact(rng, grid, brain)
     parts = _parts(rng, tumour)
     noises = np.stack([grid.noise(rng, knots_mm) for knots_mm in (5, 11, 40, 6)])
@@ -234,7 +234,7 @@ def _parts(rng: np.random.Generator, tumour: Glioma) -> Field:
     return np.stack([(shares[0] * tumour.oedema).clip(0, 1), *shares[1:]])
 
 
-def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Anatomy, variety: float) -> Field:
+def _normal_uptake(rng: np.random.Generator, grid: Voxels, brain: Anatomy, variety: float) -> Field:
     """Return what contrast agent adds outside tumours: vessels, falx and sinuses, dura, choroid plexus."""
     u, depth, (fluid, _, _) = _uniform(rng, variety), brain.depth_mm, brain.tissue
     below = depth.clip(min=0)
@@ -252,7 +252,7 @@ def _healthy_uptake(rng: np.random.Generator, grid: Grid, brain: Anatomy, variet
     return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
 
 
-def _white_matter_lesions(rng: np.random.Generator, grid: Grid, brain: Anatomy) -> Field:
+def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:
     """Return shares of bright caps around the ventricles and of spots in white matter."""
     u, beyond = rng.uniform, brain.ventricle_mm
     caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 6)) * (beyond > 0)
@@ -264,7 +264,7 @@ def _white_matter_lesions(rng: np.random.Generator, grid: Grid, brain: Anatomy) 
     return lesions.clip(0, 1)
 
 
-def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Anatomy) -> Field:
+def _surface_artefact(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:
     """Return what FLAIR adds to cortex near the surface."""
     u, below = rng.uniform, brain.depth_mm.clip(min=0)
     rim = np.exp(-below / u(0.8, 2.5)) * sigmoid(2 * grid.noise(rng, 25) + u(-2, 2))
@@ -274,7 +274,7 @@ def _surface_artefact(rng: np.random.Generator, grid: Grid, brain: Anatomy) -> F
     return rim * (in_grey * grey + anywhere)
 
 
-def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Anatomy, variety: float) -> Field:
+def _uneven_gain(rng: np.random.Generator, grid: Voxels, brain: Anatomy, variety: float) -> Field:
     """Return the logarithm of the gain of coils: smooth, often more near the surface, other at the skull base."""
     gain = rng.uniform(0, 0.16) * grid.noise(rng, 80) + rng.uniform(0, 0.03) * grid.noise(rng, 30)
     if rng.random() < 0.4 * variety:
@@ -285,7 +285,7 @@ def _uneven_gain(rng: np.random.Generator, grid: Grid, brain: Anatomy, variety: 
 
 
 def _simulate_scanner(
-    rng: np.random.Generator, grid: Grid, image: Field, variety: float, *, is_thick: bool
+    rng: np.random.Generator, grid: Voxels, image: Field, variety: float, *, is_thick: bool
 ) -> Field:
     """Return the image as a scanner shows it: blur, thick slices, movement, a missing slab, noise."""
     if rng.random() < 0.6 * variety:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import Anatomy, Grid, template_at
+from brats_seg.cases.anatomy import Anatomy, Voxels, template_at
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask
 from brats_seg.voxels.grids import Field
@@ -51,7 +51,7 @@ class Glioma:
     family: Family
 
 
-def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[Focus]:
+def place_foci(rng: np.random.Generator, grid: Voxels, positions: Field) -> list[Focus]:
     """Choose centres and sizes of the foci of one tumour, of 1 to 130 ml and smaller satellites."""
     coarse = positions[:, ::2, ::2, ::2]
     grey, white, depth, ventricle = template_at(coarse)
@@ -74,7 +74,7 @@ def place_foci(rng: np.random.Generator, grid: Grid, positions: Field) -> list[F
     return foci
 
 
-def displacement(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Field:
+def displacement(rng: np.random.Generator, grid: Voxels, foci: list[Focus]) -> Field:
     """Return by how many millimetres (3, X, Y, Z) each voxel shows tissue that the foci pushed outwards."""
     shift = np.zeros((3, *grid.shape), dtype=np.float32)
     for focus in foci:
@@ -88,7 +88,7 @@ def displacement(rng: np.random.Generator, grid: Grid, foci: list[Focus]) -> Fie
 
 def make_tumour(
     rng: np.random.Generator,
-    grid: Grid,
+    grid: Voxels,
     brain: Anatomy,
     foci: list[Focus],
     *,
@@ -130,14 +130,14 @@ def make_tumour(
     return Glioma(regions=regions, oedema=strength.astype(np.float32), cavity=cavity, family=family)
 
 
-def _resect(rng: np.random.Generator, grid: Grid, core: Mask, radius: Field) -> tuple[Mask, Mask]:
+def _resect(rng: np.random.Generator, grid: Voxels, core: Mask, radius: Field) -> tuple[Mask, Mask]:
     """Return what an operation leaves of a core, at its border, and the cavity inside."""
     cavity = core & (radius + 0.15 * grid.noise(rng, 12) < rng.uniform(0.5, 0.95))
     left = core & ~cavity & (grid.noise(rng, 14) > rng.uniform(-1.5, 1))
     return (left, cavity) if left.any() else (core, np.zeros_like(core))
 
 
-def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
+def _lobes(rng: np.random.Generator, grid: Voxels, focus: Focus) -> Field:
     """Return the distance from the centre as a share of the radius, for one to three ellipsoids."""
     n_lobes = 1 if rng.random() < 0.5 or focus.radius_mm < 7 else int(rng.integers(2, 4))
     fields = []
@@ -152,7 +152,7 @@ def _lobes(rng: np.random.Generator, grid: Grid, focus: Focus) -> Field:
     return np.minimum.reduce(fields)
 
 
-def _enhancing(rng: np.random.Generator, grid: Grid, family: Family, depth_mm: Field) -> Mask:
+def _enhancing(rng: np.random.Generator, grid: Voxels, family: Family, depth_mm: Field) -> Mask:
     """Return where a core of the family enhances, by the depth below its border."""
     coarse, fine = grid.noise(rng, rng.uniform(8, 14)), grid.noise(rng, 6)
     if family == "ring":
@@ -179,7 +179,7 @@ def _reach_mm(rng: np.random.Generator, family: Family) -> float:
 
 
 def _arrival_mm(
-    rng: np.random.Generator, grid: Grid, brain: Anatomy, core: Mask, reach_mm: float
+    rng: np.random.Generator, grid: Voxels, brain: Anatomy, core: Mask, reach_mm: float
 ) -> Field:
     """Return the way from the core to each voxel, in millimetres of pure white matter; found at half resolution."""
     half = (slice(None, None, 2),) * 3
@@ -198,7 +198,7 @@ def _arrival_mm(
     return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
 
 
-def _offsets_from(position: npt.NDArray[np.floating], grid: Grid) -> Field:
+def _offsets_from(position: npt.NDArray[np.floating], grid: Voxels) -> Field:
     return grid.positions() - position.astype(np.float32)[:, None, None, None]
 
 
