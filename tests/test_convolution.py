@@ -1,5 +1,7 @@
 """The convolution of one small image on a CPU, and the memory format of features."""
 
+import os
+import sys
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -17,6 +19,7 @@ from brats_seg.models.convolution import (
     is_slow,
     use_slabs,
 )
+from tests.builders import ROOT, start
 
 Case = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
@@ -59,12 +62,18 @@ def kernels(
     return {event.key for event in measured.key_averages()}
 
 
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("case", CASES + FAST + POINTS)
-def test_slabs_and_products_equal_torch(
-    case: Case, layout: torch.memory_format, dtype: torch.dtype
+def test_slabs_products_and_gradients_equal_torch(
+    case: Case,
+    layout: torch.memory_format,
+    dtype: torch.dtype,
+    capability: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     image, weight, bias = tensors(case, dtype)
     laid = image.contiguous(memory_format=layout)
     expected = functional.conv3d(laid, weight, bias, case[2], case[3])
@@ -78,6 +87,42 @@ def test_slabs_and_products_equal_torch(
             assert torch.equal(ours, theirs)
         error = (ours - theirs).double().norm() / theirs.double().norm()
         assert error < 1e-5
+
+
+@pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() != "AVX2", reason="the kernels of another CPU"
+)
+def test_no_gradient_of_weights_copies_neighbourhoods_on_avx2() -> None:
+    """Beside the convolution of torch, which does: a torch that needs no zeros is noticed here."""
+    program = (
+        "import sys, torch; from brats_seg.models.convolution import convolve;"
+        "image, weight = torch.ones(1, 8, 60, 60, 60), torch.ones(8, 8, 3, 3, 3, requires_grad=True);"
+        "image = image.contiguous(memory_format=torch.channels_last_3d);"
+        "function = {'ours': convolve, 'torch': torch.nn.functional.conv3d}[sys.argv[1]];"
+        "function(image, weight, None, (1, 1, 1), (1, 1, 1)).sum().backward()"
+    )
+    chosen = {}
+    for name in ("ours", "torch"):
+        environment = os.environ | {"ONEDNN_VERBOSE": "1"}
+        done = start([sys.executable, "-c", program, name], ROOT, environment)
+        assert done.returncode == 0, done.stderr
+        lines = [line.split(",") for line in done.stdout.splitlines() if "backward_weights" in line]
+        chosen[name] = [line[6] for line in lines]
+    assert chosen == {"ours": ["jit:avx2"], "torch": ["x64:gemm:jit"]}
+
+
+def test_an_image_without_a_gradient_is_convolved_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first layer has it, and in evaluation, where torch convolves by itself."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    image, weight, bias = tensors(FAST[0])
+    output = convolve(image.detach(), weight, bias)
+    assert type(output.grad_fn).__name__ == "_ConvolveBackward"
+    expected = torch.autograd.grad(functional.conv3d(image, weight, bias, padding=1).sum(), weight)
+    assert torch.allclose(torch.autograd.grad(output.sum(), weight)[0], expected[0], atol=1e-3)
+    with torch.no_grad():
+        assert torch.equal(
+            convolve(image, weight, bias), functional.conv3d(image, weight, bias, padding=1)
+        )
 
 
 def test_the_limit_is_where_torch_changes_its_kernel() -> None:

@@ -127,15 +127,15 @@ _NAMES = (
 STEP_LIMITS = {
     name: {key: limit for key, limit in zip(_NAMES, limits, strict=True) if limit}
     for name, limits in {
-        "fp32": (1479, 45, 45, 0, 42, 20.7),
+        "fp32": (1482, 45, 45, 0, 42, 20.9),
         "bf16": (1370, 45, 45, 135, 45, 6.5),
-        "fp32, batch Dice": (1720, 75, 45, 7, 50, 25.3),
+        "fp32, batch Dice": (1720, 75, 45, 7, 50, 25.5),
         "bf16, batch Dice": (1590, 75, 45, 172, 50, 7.6),
     }.items()
 }
 """Of 15 convolutions, 3 patches; batch Dice computes two of the three forward passes twice. In float32,
 images are copied into slabs for a kernel that takes a tenth of the time, and whose own buffers of 27
-times the image are not counted here."""
+times the image are not counted here; with AVX2 alone, zeros are added to some for their gradients."""
 
 
 @pytest.mark.parametrize("name", STEP_LIMITS)
