@@ -100,9 +100,8 @@ class RunFolder:
         with ExitStack() as locks:
             error = self._lock(locks, fresh=fresh) if ranks.is_first else None
             # every rank raises it: the others would wait for the first one
-            for raised in ranks.gather(error):
-                if raised is not None:
-                    raise raised
+            for raised in filter(None, ranks.gather(error)):
+                raise raised
             self._begin(state)
             yield
 
@@ -207,7 +206,13 @@ def read_source(path: Path) -> weights.TrainedModel:
     if rest:
         msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
         raise UsageError(msg)
-    _check_identity(trained.card.identity, path)
+    identity = trained.card.identity
+    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
+    for name in ("modalities", "regions", "normalisation"):
+        value, known = getattr(identity, name), getattr(expected, name)
+        if value != known:
+            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
+            raise UsageError(msg)
     return trained
 
 
@@ -216,7 +221,7 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
     if config.path in {None, SHIPPED_START}:
         return
     path = Path(config.path)
-    if run_path.resolve() in (path.resolve(), *path.resolve().parents):
+    if path.resolve().is_relative_to(run_path.resolve()):
         advice = "give another --run, or resume it without --start-from"
         msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
         raise UsageError(msg)
@@ -276,11 +281,11 @@ def match_weights(
     for layer, names in _by_layer(state).items():
         fitting = {name: by_name[_unwrap(name)] for name in names if _unwrap(name) in by_name}
         shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
-        differing = next((pair for pair in shapes if pair[0] != pair[1]), None)
+        differing = [pair for pair in shapes if pair[0] != pair[1]]
         if len(fitting) < len(names):
             unfit.append(f"{layer} (not among them)")
-        elif differing is not None:
-            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing)))
+        elif differing:
+            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing[0])))
         else:
             loaded |= fitting
     return loaded, unfit
@@ -297,15 +302,6 @@ def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
     return layers
-
-
-def _check_identity(identity: weights.ModelIdentity, path: Path) -> None:
-    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for name in ("modalities", "regions", "normalisation"):
-        value, known = getattr(identity, name), getattr(expected, name)
-        if value != known:
-            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
-            raise UsageError(msg)
 
 
 def _log_differences(
