@@ -73,8 +73,8 @@ class Carried(NamedTuple):
     """The output that the tensors belong to, see `interface.structure_of`."""
     target: Tensor = torch.empty(0)
 
-    def as_leaves(self) -> "Carried":
-        """Return leaves of a new graph with the same values."""
+    def as_inputs(self) -> "Carried":
+        """Return the same values as leaves of a new graph, that of the loss of the batch."""
         tensors = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.tensors)
         return self._replace(tensors=tensors)
 
@@ -82,6 +82,17 @@ class Carried(NamedTuple):
         """Return the values on a device, without a graph."""
         tensors = tuple(tensor.detach().to(device) for tensor in self.tensors)
         return self._replace(tensors=tensors, target=self.target.to(device))
+
+
+class FirstPass(NamedTuple):
+    """The first forward pass of a micro-batch, and what its second one needs."""
+
+    micro_batch: MicroBatch
+    before: PassState
+    """The random state that the pass began with."""
+    carried: Carried
+    inputs: Carried
+    """What was carried, as leaves that the loss of the batch is computed from."""
 
 
 class Leaves:
@@ -118,21 +129,21 @@ class Leaves:
             if tensor.grad is not None:
                 tensor.grad /= n_patches
 
-    def check(self, loss: Tensor, *rest: Tensor, inputs: Sequence[Tensor] = ()) -> None:
-        """Check, the first time, that all leaves that a loss depends on are parameters or inputs.
+    def check(self, loss: Tensor, passes: Sequence[FirstPass] = ()) -> None:
+        """Check, the first time, that all leaves that a loss depends on are parameters.
 
         Args:
             loss: The loss, or losses of patches.
-            rest: Other tensors that it is computed from, with graphs of their own.
-            inputs: Leaves that replace those tensors in the graph of the loss.
+            passes: Passes whose inputs it is computed from; their graphs are a part of its graph.
         """
         if not loss.requires_grad:
             msg = "the loss depends neither on the output of the network nor on any other parameter"
             raise ConfigError(msg)
         if self.is_checked:
             return
-        held = {*self.all, *inputs}
-        unknown = [leaf for leaf in _find_leaves(loss, *rest) if leaf not in held]
+        held = {*self.all, *(tensor for first in passes for tensor in first.inputs.tensors)}
+        carried = (tensor for first in passes for tensor in first.carried.tensors)
+        unknown = [leaf for leaf in _find_leaves(loss, *carried) if leaf not in held]
         if unknown:
             problem = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
             msg = f"the loss depends on {problem}, and nothing holds it: make it a parameter, or detach it"
@@ -184,16 +195,11 @@ class BatchGradient:
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
     def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
-        def work() -> tuple[float, int]:
-            total, n_patches = torch.zeros((), device=self.device.torch_device), 0
-            for loss, n_more in self._differentiate(micro_batches, note, scale):
-                total, n_patches = total + loss, n_patches + n_more
-            return float(total), n_patches
-
-        total, n_patches = self._together(work)
-        n_patches = self._sum_patches(n_patches)
+        rows = self._together(lambda: [*self._differentiate(micro_batches, note, scale)])
+        n_patches = self._sum_patches(sum(n for _, n in rows))
         self.leaves.divide_gradients(n_patches)
-        return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
+        total = sum((loss for loss, _ in rows), torch.zeros((), device=self.device.torch_device))
+        return float(self.ranks.sum(torch.tensor(float(total), dtype=torch.float64))) / n_patches
 
     def _differentiate(
         self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale
@@ -246,49 +252,51 @@ class BatchGradient:
         return by_patch
 
     def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
-        held, device = tuple(micro_batches), self.device.torch_device
-        states: list[PassState] = []
-
-        def first_pass() -> list[Carried]:
-            carried = []
-            for index, micro_batch in enumerate(held):
-                batch = self._on_device(index, micro_batch)
-                states.append(PassState.capture(device))
-                with torch.set_grad_enabled(index == len(held) - 1):
-                    carried.append(self._forward(batch, self._carry, note))
-            return carried
-
-        carried = self._together(first_pass)
-        after = PassState.capture(device, *self.leaves.modules)
-        n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
-        leaves = [item.as_leaves() for item in carried]
-        everyone = self._gather(leaves)
-
-        def differentiate() -> float:
-            loss = self._batch_loss(everyone, n_patches)
-            inputs = [t for item in leaves for t in item.tensors if t.requires_grad]
-            if held or (self.ranks.is_first and loss.requires_grad):
-                last = carried[-1].tensors if held else ()
-                self.leaves.check(loss, *last, inputs=inputs)
-                # the first rank alone adds to the gradients of parameters that the loss depends on
-                scale(loss).backward(inputs=None if self.ranks.is_first else inputs)
-            return float(loss.detach())
-
-        def second_pass() -> None:
-            if held:
-                # the graph of the last micro-batch is still there
-                _backward(carried.pop(), leaves[-1])
-            for index, first in enumerate(carried):
-                states[index].restore()
-                batch = held[index].to(device)
-                second = self._forward(batch, self._carry, losses.measure_nothing)
-                check_replay(first.tensors, second.tensors)
-                _backward(second, leaves[index])
-
-        loss = self._together(differentiate)
-        self._together(second_pass)
+        passes = self._together(lambda: self._first_passes([*micro_batches], note))
+        after = PassState.capture(self.device.torch_device, *self.leaves.modules)
+        n_patches = self._sum_patches(sum(len(first.micro_batch.image) for first in passes))
+        everyone = self._gather([first.inputs for first in passes])
+        loss = self._together(lambda: self._differentiate_loss(everyone, n_patches, passes, scale))
+        self._together(lambda: self._second_passes(passes))
         after.restore()
         return loss
+
+    def _first_passes(self, micro_batches: Sequence[MicroBatch], note: Note) -> list[FirstPass]:
+        """Return what each micro-batch carries; the graph of the last one is kept."""
+        passes = []
+        for index, micro_batch in enumerate(micro_batches):
+            batch = self._on_device(index, micro_batch)
+            before = PassState.capture(self.device.torch_device)
+            with torch.set_grad_enabled(index == len(micro_batches) - 1):
+                carried = self._forward(batch, self._carry, note)
+            passes.append(FirstPass(micro_batch, before, carried, carried.as_inputs()))
+        return passes
+
+    def _differentiate_loss(
+        self, everyone: list[Carried], n_patches: int, passes: list[FirstPass], scale: Scale
+    ) -> float:
+        """Return the loss of the batch; add its derivatives to the inputs of this rank."""
+        loss = self._batch_loss(everyone, n_patches)
+        inputs = [t for first in passes for t in first.inputs.tensors if t.requires_grad]
+        # a rank without patches has no inputs
+        if passes or (self.ranks.is_first and loss.requires_grad):
+            self.leaves.check(loss, passes)
+            # the first rank alone adds to the gradients of parameters that the loss depends on
+            scale(loss).backward(inputs=None if self.ranks.is_first else inputs)
+        return float(loss.detach())
+
+    def _second_passes(self, passes: list[FirstPass]) -> None:
+        """Propagate the derivatives with respect to the inputs to the leaves, in another pass of each."""
+        if passes:
+            # the graph of the last micro-batch is still there
+            *_, carried, inputs = passes.pop()
+            _backward(carried, inputs)
+        for micro_batch, before, carried, inputs in passes:
+            before.restore()
+            batch = micro_batch.to(self.device.torch_device)
+            again = self._forward(batch, self._carry, losses.measure_nothing)
+            check_replay(carried.tensors, again.tensors)
+            _backward(again, inputs)
 
     def _carry(self, output: losses.Output, target: Tensor) -> Carried:
         """Return what the loss of the batch is computed from: sums, or outputs and targets."""
@@ -326,13 +334,13 @@ class BatchGradient:
             note(output, batch.target)
         return result
 
-    def _gather(self, leaves: list[Carried]) -> list[Carried]:
-        """Return what all ranks have carried; gradients reach that of this rank."""
+    def _gather(self, inputs: list[Carried]) -> list[Carried]:
+        """Return the inputs of all ranks; gradients reach those of this rank."""
         if self.ranks.n_ranks == 1:
-            return leaves
-        shares = self.ranks.gather([item.to(torch.device("cpu")) for item in leaves])
+            return inputs
+        shares = self.ranks.gather([item.to(torch.device("cpu")) for item in inputs])
         shares = [[item.to(self.device.torch_device) for item in share] for share in shares]
-        shares[self.ranks.rank] = leaves
+        shares[self.ranks.rank] = inputs
         return [item for share in shares for item in share]
 
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
@@ -391,11 +399,11 @@ def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
         raise ConfigError(msg)
 
 
-def _backward(carried: Carried, leaves: Carried) -> None:
+def _backward(carried: Carried, inputs: Carried) -> None:
     """Propagate the derivatives with respect to the carried tensors that have one."""
     pairs = [
         (tensor, leaf.grad)
-        for tensor, leaf in zip(carried.tensors, leaves.tensors, strict=True)
+        for tensor, leaf in zip(carried.tensors, inputs.tensors, strict=True)
         if leaf.grad is not None and tensor.requires_grad
     ]
     if pairs:
