@@ -345,17 +345,16 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     counts = replace(counts, true_negative=counts.true_negative + n_outside)
     table = scores.scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
     if protocol.matching is not None:
-        matched = match_lesions(reference, prediction, protocol.matching, scale)
-        table["dice"] = matched.pop("dice")
-        hd95 = matched.pop("hd95")
-        table = table.join(matched)
+        # its Dice of whole regions is NaN where both sides are empty
+        measured = match_lesions(reference, prediction, protocol.matching, scale)
     else:
         sides = zip(reference, prediction, strict=True)
-        hd95 = pd.Series([metrics.hausdorff95(*side, spacing_mm) for side in sides])
-    table.insert(4, "hd95", hd95.replace(np.inf, scale.penalty_mm))
+        measured = pd.DataFrame({"hd95": [metrics.hausdorff95(*s, spacing_mm) for s in sides]})
     if protocol.lesions is not None:
         references = group_lesions(reference, protocol)
-        table = table.join(score_lesions(references, prediction, protocol, scale))
+        measured = measured.join(score_lesions(references, prediction, protocol, scale))
+    table = table.assign(**measured)
+    table.insert(4, "hd95", table.pop("hd95").replace(np.inf, scale.penalty_mm))
     return table if pair.predicted_file else scores.with_worst_scores(table, scale.penalty_mm)
 
 

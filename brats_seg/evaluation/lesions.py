@@ -4,7 +4,7 @@ In 2023 and 2024 each lesion of the reference is compared with the union of all 
 touch its dilation, and missed and false positive lesions get the worst score (`score_lesions`). From 2025
 on lesions are matched one to one (`match_lesions`). Both are written from descriptions of the programs of
 the challenges and checked against their output. `list_lesions` is for a person who reads the list; its
-lesions are not merged by dilation.
+lesions are not merged by dilation. The helpers of each of the three follow it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +34,9 @@ _TOUCHING = (
     ("snfh", ("et", "rc", "netc")),
 )
 """Tissues in the order in which their lesions are joined, with the tissues that join them."""
+_BEST = (1.0, 0.0, *(1.0 for _ in protocols.NSD_TOLERANCES_MM))
 _LEAST_OVERLAP = 1e-6
 """Dice from which two lesions can be matched."""
-_BEST = (1.0, 0.0, *(1.0 for _ in protocols.NSD_TOLERANCES_MM))
 
 MOST_LISTED = 10
 """Lesions of a region that are measured at most, the largest first."""
@@ -64,39 +64,6 @@ class Scale:
         return float(np.prod(self.spacing_mm))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lesion:
-    """One connected component of a region."""
-
-    ml: float
-    centre_mm: tuple[float, float, float]
-    """Centre of mass in the coordinates of the file (NIfTI: to the right, to the front, up)."""
-    longest_mm: float
-    """Longest diameter in space."""
-    axial: shapes.SectionDiameters
-    """Perpendicular diameters in the axial section where their product is largest."""
-
-    @property
-    def is_measurable(self) -> bool:
-        """Whether both axial diameters have the 10 mm that RANO asks for."""
-        # as it is shown: 9.98 mm is no other measurement than 10.0
-        return round(self.axial.perpendicular_mm, 1) >= LEAST_MM
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LesionList:
-    """The lesions of a region."""
-
-    region: str
-    """One of `REGIONS`."""
-    lesions: tuple[Lesion, ...]
-    """The largest, and others from `LEAST_LISTED_ML`; at most `MOST_LISTED`."""
-    n_others: int
-    """Lesions that are not listed."""
-    others_ml: float
-    """Their volume."""
-
-
 def score_lesions(
     references: list[Lesions], prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
 ) -> pd.DataFrame:
@@ -115,19 +82,6 @@ def score_lesions(
     sides = zip(references, predictions, regions, strict=True)
     rows = [_score_region(*side, rules, scale) for side in sides]
     return pd.DataFrame(rows, columns=list(LESION_COLUMNS))
-
-
-def match_lesions(
-    reference: RegionMasks, prediction: RegionMasks, rules: MatchingRules, scale: Scale
-) -> pd.DataFrame:
-    """Score the region masks `(R, X, Y, Z)` of a protocol by matched lesions: a row for each region.
-
-    Where the program of the challenges differs from its description, this follows the program: the
-    whole region is measured in voxels, and the spacing of X is taken for Z and that of Z for X.
-    """
-    sides = (np.ascontiguousarray(masks.swapaxes(1, 3)) for masks in (reference, prediction))
-    rows = [_match_region(true, found, rules, scale) for true, found in zip(*sides, strict=True)]
-    return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
 
 
 def group_lesions(masks: RegionMasks, protocol: ScoringProtocol) -> list[Lesions]:
@@ -180,22 +134,13 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     return {**lesions, **{name: numbers[lesions[name]] for name, numbers in part_of.items()}}
 
 
-def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]:
-    """List the lesions of each region of a label map, the largest first.
-
-    Args:
-        regions: Region masks (3, X, Y, Z), in the axes of BraTS: Z is across axial sections.
-        affine: (4, 4), from the voxels of the masks to millimetres.
-
-    Example:
-        >>> regions = np.zeros((3, 8, 8, 8), bool)
-        >>> regions[0, 2:5, 3, 3] = True
-        >>> (wt, tc, et) = list_lesions(regions, np.eye(4))
-        >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
-        (0.003, (3.0, 3.0, 3.0), 3.0, ())
-    """
-    pairs = zip(REGIONS, regions, strict=True)
-    return tuple(_list_region(region, mask, affine) for region, mask in pairs)
+def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
+    voxels = np.argwhere(grown & (lesions > 0))
+    offsets = np.argwhere(_DILATION)
+    around = np.pad(neighbours, 1)[tuple((voxels[:, None] + offsets).transpose(2, 0, 1))]
+    labels = np.broadcast_to(lesions[tuple(voxels.T)][:, None], around.shape)
+    return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
 
 
 def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
@@ -211,7 +156,7 @@ def _score_region(
     scale: Scale,
 ) -> tuple[float, ...]:
     """Return the scores of a region, in the order of `LESION_COLUMNS`."""
-    scores, n_untouched = _score_overlapping(lesions, predicted, region, scale)
+    scores, n_untouched = _score_each_lesion(lesions, predicted, region, scale)
     n_false_positive = n_untouched if rules.counts_false_positives else 0
     worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
     rows = [*(found or worst for found in scores), *[worst] * n_false_positive]
@@ -219,7 +164,7 @@ def _score_region(
     return (*means, len(scores), n_false_positive, scores.count(None))
 
 
-def _score_overlapping(
+def _score_each_lesion(
     lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
 ) -> tuple[list[tuple[float, ...] | None], int]:
     """Return the scores of each lesion, None if it is missed, and how many predicted ones touch none."""
@@ -239,11 +184,11 @@ def _score_overlapping(
             continue
         around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
         pair = lesions[around] == number, np.isin(predicted[around], numbers)
-        scores.append(_score_overlap(*pair, scale) if numbers else None)
+        scores.append(_score_lesion(*pair, scale) if numbers else None)
     return scores, len(untouched)
 
 
-def _score_overlap(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
+def _score_lesion(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
     """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that touch it."""
     counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
     dice = float(metrics.dice_of_counts(*counts))
@@ -255,6 +200,19 @@ def _score_overlap(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, 
         metrics.hausdorff95(lesion, predicted, scale.spacing_mm),
         *(metrics.surface_dice(sides, tolerance) for tolerance in protocols.NSD_TOLERANCES_MM),
     )
+
+
+def match_lesions(
+    reference: RegionMasks, prediction: RegionMasks, rules: MatchingRules, scale: Scale
+) -> pd.DataFrame:
+    """Score the region masks `(R, X, Y, Z)` of a protocol by matched lesions: a row for each region.
+
+    Where the program of the challenges differs from its description, this follows the program: the
+    whole region is measured in voxels, and the spacing of X is taken for Z and that of Z for X.
+    """
+    sides = (np.ascontiguousarray(masks.swapaxes(1, 3)) for masks in (reference, prediction))
+    rows = [_match_region(true, found, rules, scale) for true, found in zip(*sides, strict=True)]
+    return pd.DataFrame(rows, columns=list(MATCHED_COLUMNS[: len(rows[0])]))
 
 
 def _match_region(
@@ -269,13 +227,13 @@ def _match_region(
     n_false = n_predicted - n_matched
     is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
     is_found = scores[:, 0] >= rules.found_dice
-    counts = [*_detection(is_found[is_large], n_false), *_detection(is_found[~is_large], n_false)]
+    by_size = [is_large, ~is_large] if rules.large_mm3 else []
     return (
         *_score_whole(reference, prediction, scale.penalty_mm),
         *_mean_scores(scores, is_large, n_false, rules, scale.penalty_mm),
         *(n_lesions, n_false, n_lesions - n_matched),
         2 * n_matched / (n_lesions + n_predicted) if n_lesions or n_predicted else np.nan,
-        *(counts if rules.large_mm3 else ()),
+        *(count for chosen in by_size for count in _count_found(is_found[chosen], n_false)),
     )
 
 
@@ -331,20 +289,18 @@ def _mean_scores(
     scores: Values, is_large: Mask, n_false: int, rules: MatchingRules, penalty_mm: float
 ) -> list[float]:
     """Return the means over the matched lesions, or over the large ones and all false positives."""
-    rows = scores[~np.isnan(scores[:, 0])]
-    if not (is_large.any() if rules.large_mm3 else len(scores) or n_false):
-        rows = np.full((1, 3), np.nan)
-    elif rules.large_mm3:
-        worst = np.array([(0.0, penalty_mm, 0.0)])
-        all_large = np.where(np.isnan(scores), worst, scores)[is_large]
-        rows = np.concatenate([all_large, worst.repeat(n_false, axis=0)])
-    elif not len(rows):
-        # the table of the program has no penalty here
-        rows = np.array([(0.0, np.inf, 0.0)])
-    return rows.mean(axis=0).tolist()
+    if rules.large_mm3:
+        worst = (0.0, penalty_mm, 0.0)
+        large = [*np.where(np.isnan(scores), worst, scores)[is_large]]
+        rows = [*large, *[worst] * n_false] if large else []
+    else:
+        # without a match, the table of the program has no penalty
+        unmatched = [(0.0, np.inf, 0.0)] if len(scores) or n_false else []
+        rows = [*scores[~np.isnan(scores[:, 0])]] or unmatched
+    return np.mean(rows or [(np.nan,) * 3], axis=0).tolist()
 
 
-def _detection(is_found: Mask, n_false: int) -> tuple[float, ...]:
+def _count_found(is_found: Mask, n_false: int) -> tuple[float, ...]:
     """Return how many lesions are found and missed, and F1; NaN without lesions."""
     if not is_found.size:
         return (np.nan,) * 3
@@ -352,13 +308,55 @@ def _detection(is_found: Mask, n_false: int) -> tuple[float, ...]:
     return n_found, is_found.size - n_found, 2 * n_found / (is_found.size + n_found + n_false)
 
 
-def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
-    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
-    voxels = np.argwhere(grown & (lesions > 0))
-    offsets = np.argwhere(_DILATION)
-    around = np.pad(neighbours, 1)[tuple((voxels[:, None] + offsets).transpose(2, 0, 1))]
-    labels = np.broadcast_to(lesions[tuple(voxels.T)][:, None], around.shape)
-    return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesion:
+    """One connected component of a region."""
+
+    ml: float
+    centre_mm: tuple[float, float, float]
+    """Centre of mass in the coordinates of the file (NIfTI: to the right, to the front, up)."""
+    longest_mm: float
+    """Longest diameter in space."""
+    axial: shapes.SectionDiameters
+    """Perpendicular diameters in the axial section where their product is largest."""
+
+    @property
+    def is_measurable(self) -> bool:
+        """Whether both axial diameters have the 10 mm that RANO asks for."""
+        # as it is shown: 9.98 mm is no other measurement than 10.0
+        return round(self.axial.perpendicular_mm, 1) >= LEAST_MM
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LesionList:
+    """The lesions of a region."""
+
+    region: str
+    """One of `REGIONS`."""
+    lesions: tuple[Lesion, ...]
+    """The largest, and others from `LEAST_LISTED_ML`; at most `MOST_LISTED`."""
+    n_others: int
+    """Lesions that are not listed."""
+    others_ml: float
+    """Their volume."""
+
+
+def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]:
+    """List the lesions of each region of a label map, the largest first.
+
+    Args:
+        regions: Region masks (3, X, Y, Z), in the axes of BraTS: Z is across axial sections.
+        affine: (4, 4), from the voxels of the masks to millimetres.
+
+    Example:
+        >>> regions = np.zeros((3, 8, 8, 8), bool)
+        >>> regions[0, 2:5, 3, 3] = True
+        >>> (wt, tc, et) = list_lesions(regions, np.eye(4))
+        >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
+        (0.003, (3.0, 3.0, 3.0), 3.0, ())
+    """
+    pairs = zip(REGIONS, regions, strict=True)
+    return tuple(_list_region(region, mask, affine) for region, mask in pairs)
 
 
 def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
