@@ -7,8 +7,9 @@ the challenges and checked against their output. `list_lesions` is for a person 
 lesions are not merged by dilation. The helpers of each of the three follow it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from brats_seg.evaluation.protocols import LesionRules, MatchingRules, ScoringPr
 from brats_seg.evaluation.scores import LESION_COLUMNS, MATCHED_COLUMNS
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels import shapes
-from brats_seg.voxels.box import Mask, bounding_box, triple
+from brats_seg.voxels.box import Box, Mask, bounding_box, triple
 from brats_seg.voxels.grids import MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import Lesions, number_components
 
@@ -44,8 +45,6 @@ LEAST_LISTED_ML = 0.1
 """Volume from which a lesion is measured, if it is not the largest: the others are small islands."""
 LEAST_MM = 10.0
 """Diameter from which a lesion is measurable by RANO, if both diameters have it."""
-
-Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,13 +167,11 @@ def _score_each_lesion(
     lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
 ) -> tuple[list[tuple[float, ...] | None], int]:
     """Return the scores of each lesion, None if it is missed, and how many predicted ones touch none."""
-    predicted_boxes = sp.ndimage.find_objects(predicted)
-    untouched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
+    predicted_boxes = _boxes(predicted)
+    untouched = {*predicted_boxes}
     scores: list[tuple[float, ...] | None] = []
-    for number, box in enumerate(sp.ndimage.find_objects(lesions), 1):
-        if box is None:
-            continue
-        neighbourhood = _grow_box(box, region.dilation)
+    for number, box in _boxes(lesions).items():
+        neighbourhood = box.grown(region.dilation).within(triple(lesions.shape)).slices
         lesion = lesions[neighbourhood] == number
         touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
         numbers = touched[touched > 0].tolist()
@@ -182,7 +179,7 @@ def _score_each_lesion(
         untouched -= set(numbers)
         if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
             continue
-        around = _union([box, *(predicted_boxes[i - 1] for i in numbers)])
+        around = reduce(Box.joined, [predicted_boxes[touching] for touching in numbers], box).slices
         pair = lesions[around] == number, np.isin(predicted[around], numbers)
         scores.append(_score_lesion(*pair, scale) if numbers else None)
     return scores, len(untouched)
@@ -223,7 +220,8 @@ def _match_region(
     lesions, predicted = number_components(reference), number_components(prediction)
     sizes, dices = _dice_of_pairs(lesions, predicted)
     scores = _score_matches(lesions, predicted, dices, scale.spacing_mm)
-    n_matched, (n_lesions, n_predicted) = np.count_nonzero(scores[:, 0] > 0), dices.shape
+    n_lesions, n_predicted = dices.shape
+    n_matched = np.count_nonzero(scores[:, 0] > 0)
     n_false = n_predicted - n_matched
     is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
     is_found = scores[:, 0] >= rules.found_dice
@@ -255,11 +253,11 @@ def _score_matches(
     """
     scores = np.full((len(dices), 3), np.nan)
     overlap = dices >= _LEAST_OVERLAP
-    boxes, predicted_boxes = sp.ndimage.find_objects(lesions), sp.ndimage.find_objects(predicted)
+    boxes, predicted_boxes = _boxes(lesions), _boxes(predicted)
     pairs = sp.optimize.linear_sum_assignment(np.where(overlap, 1 - dices, 1 + _LEAST_OVERLAP))
     for lesion, match in zip(*pairs, strict=True):
         if overlap[lesion, match]:
-            box = _union((boxes[lesion], predicted_boxes[match]))
+            box = boxes[lesion + 1].joined(predicted_boxes[match + 1]).slices
             masks = lesions[box] == lesion + 1, predicted[box] == match + 1
             distances = _hd95_and_nsd(*masks, spacing_mm, min(spacing_mm))
             scores[lesion] = dices[lesion, match], *distances
@@ -365,11 +363,11 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
     ml = np.bincount(components.ravel())[1:] * (x_mm * y_mm * z_mm / MM3_PER_ML)
     order = np.argsort(-ml, kind="stable").tolist()
     n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
-    boxes, lesions = sp.ndimage.find_objects(components), []
+    boxes, lesions = _boxes(components), []
     for index in order[:n_listed]:
-        box = boxes[index]
-        lesion = components[box] == index + 1
-        centre = np.argwhere(lesion).mean(axis=0) + [side.start for side in box]
+        box = boxes[index + 1]
+        lesion = components[box.slices] == index + 1
+        centre = np.argwhere(lesion).mean(axis=0) + box.start
         measured = Lesion(
             ml=float(ml[index]),
             centre_mm=triple(apply_affine(affine, centre).tolist()),
@@ -386,12 +384,11 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
     )
 
 
-def _grow_box(box: Slices, margin: int) -> Slices:
-    return tuple(slice(max(side.start - margin, 0), side.stop + margin) for side in box)
-
-
-def _union(boxes: Sequence[Slices]) -> Slices:
-    return tuple(
-        slice(min(side.start for side in sides), max(side.stop for side in sides))
-        for sides in zip(*boxes, strict=True)
-    )
+def _boxes(lesions: Lesions) -> dict[int, Box]:
+    """Return the box around each lesion, by its number."""
+    boxes = {}
+    for number, slices in enumerate(sp.ndimage.find_objects(lesions), 1):
+        if slices is not None:
+            start, stop = zip(*((side.start, side.stop) for side in slices), strict=True)
+            boxes[number] = Box(start=triple(start), stop=triple(stop))
+    return boxes
