@@ -102,7 +102,11 @@ class RunFolder:
             # every rank raises it: the others would wait for the first one
             for raised in filter(None, ranks.gather(error)):
                 raise raised
-            self._begin(state)
+            if self.is_begun:
+                self._resume(state)
+            if ranks.is_first:
+                self._write_facts(plan)
+            ranks.broadcast(*state.accumulator.leaves.modules)
             yield
 
     def save(self, state: RunState) -> None:
@@ -146,31 +150,18 @@ class RunFolder:
             raise writing_error(error, new_path) from error
         return new_path
 
-    def _begin(self, state: RunState) -> None:
-        """Write what the run is made of, and resume it if it was begun."""
-        plan, ranks = state.plan, state.accumulator.ranks
-        if self.is_begun:
-            # onto the host: Adam reads its number of steps, of every parameter, in every step
-            entries = weights.read_checkpoint(self.last_path)
-            self._check_unchanged(entries["card"], plan)
-            state.load_state_dict(entries)
-            training, progress = plan.config.training, state.progress
-            state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
-            if progress.is_finished and not self.best_path.exists():
-                msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: give it more --epochs, or use --fresh"
-                raise ResumeError(msg)
-            log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
-        if ranks.is_first:
-            self._write_facts(plan)
-        ranks.broadcast(*state.accumulator.leaves.modules)
-
-    def _write_facts(self, plan: RunPlan) -> None:
-        """Write the settings, the cases and the environment."""
-        with whole_file(self.path / CONFIG_NAME) as temporary:
-            temporary.write_text(plan.config.to_yaml())
-        write_split(plan.data.split, self.path / SPLIT_NAME)
-        write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
-        remove_leftovers(self.path)
+    def _resume(self, state: RunState) -> None:
+        """Set a state to the latest one of the run, if it is one of the same settings and cases."""
+        # onto the host: Adam reads its number of steps, of every parameter, in every step
+        entries = weights.read_checkpoint(self.last_path)
+        self._check_unchanged(entries["card"], state.plan)
+        state.load_state_dict(entries)
+        training, progress = state.plan.config.training, state.progress
+        state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
+        if progress.is_finished and not self.best_path.exists():
+            msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: give it more --epochs, or use --fresh"
+            raise ResumeError(msg)
+        log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
 
     def _check_unchanged(self, begun: weights.ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
@@ -198,6 +189,14 @@ class RunFolder:
         if begun.identity.fingerprint != plan.data.fingerprint:
             msg = f"{self.path} was trained on other cases. {_NEXT_STEPS}"
             raise ResumeError(msg)
+
+    def _write_facts(self, plan: RunPlan) -> None:
+        """Write the settings, the cases and the environment."""
+        with whole_file(self.path / CONFIG_NAME) as temporary:
+            temporary.write_text(plan.config.to_yaml())
+        write_split(plan.data.split, self.path / SPLIT_NAME)
+        write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
+        remove_leftovers(self.path)
 
 
 def read_source(path: Path) -> weights.TrainedModel:
