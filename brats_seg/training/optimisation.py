@@ -32,19 +32,6 @@ from brats_seg.training.run_plan import Batch
 
 log = logging.getLogger(__name__)
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic polynomial that brings singular values close to one (Jordan 2024)."""
-N_ITERATIONS = 5
-MOMENTUM = 0.95
-"""Share of the last momentum that is kept (Jordan 2024)."""
-MATCHED_RMS = 0.2
-"""Root mean square of the update of a matrix, in learning rates: about that of AdamW (Liu 2025, arXiv
-2502.16982)."""
-FEWEST_ROWS = 8
-"""Rows and columns below which a parameter is updated by AdamW: three orthogonal rows mean little."""
-BETAS = (0.9, 0.999)
-EPSILON = 1e-8
-
 
 class HalfUpdatedError(EnvironmentalError):
     """The optimizer failed during its step, so some weights may be updated and others not."""
@@ -250,6 +237,20 @@ def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> N
     """Go on in the mode of those entries, or in the first if this machine does not have it."""
     known = [mode_entries(mode) for mode in fallback.modes]
     fallback.index = known.index(dict(entries)) if entries in known else 0
+
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic polynomial that brings singular values close to one (Jordan 2024)."""
+N_ITERATIONS = 5
+MOMENTUM = 0.95
+"""Share of the last momentum that is kept (Jordan 2024)."""
+MATCHED_RMS = 0.2
+"""Root mean square of the update of a matrix, in learning rates: about that of AdamW (Liu 2025, arXiv
+2502.16982)."""
+FEWEST_ROWS = 8
+"""Rows and columns below which a parameter is updated by AdamW: three orthogonal rows mean little."""
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
 
 
 class Muon(Optimizer):
