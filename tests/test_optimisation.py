@@ -5,7 +5,7 @@ random weights every patch looks alike and ordinary accumulation would pass too.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from functools import cache
 from threading import Barrier, get_ident
@@ -573,6 +573,19 @@ def test_an_error_in_a_thread_leaves_everything_as_it_was(checkpointing: bool) -
     assert (get_ident() in calls) == checkpointing
     assert all(torch.equal(network.state_dict()[name], before[name]) for name in before)
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_memory_that_runs_out_between_micro_batches_is_told_to_all_ranks(name, monkeypatch):
+    def micro_batches() -> Iterator[MicroBatch]:
+        yield none_of(1)
+        raise torch.OutOfMemoryError("no memory")
+
+    told: list[bool] = []
+    monkeypatch.setattr(Ranks, "any", lambda self, flag: told.append(flag) or flag)
+    with pytest.raises(torch.OutOfMemoryError):
+        accumulator_of(small_network(), CRITERIA[name]).step(micro_batches())
+    assert told == [True]
 
 
 def unet_for_threads() -> nn.Module:
