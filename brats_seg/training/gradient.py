@@ -78,10 +78,10 @@ class Carried(NamedTuple):
         tensors = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.tensors)
         return self._replace(tensors=tensors)
 
-    def to(self, device: torch.device) -> "Carried":
-        """Return the values on a device, without a graph."""
-        tensors = tuple(tensor.detach().to(device) for tensor in self.tensors)
-        return self._replace(tensors=tensors, target=self.target.to(device))
+    def on_host(self) -> "Carried":
+        """Return the values on the host, without a graph."""
+        tensors = tuple(tensor.detach().cpu() for tensor in self.tensors)
+        return self._replace(tensors=tensors, target=self.target.cpu())
 
 
 class FirstPass(NamedTuple):
@@ -311,12 +311,13 @@ class BatchGradient:
 
     def _batch_loss(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         """Return the loss of the batch, from what all its micro-batches have carried."""
+        device = self.device.torch_device
         if (by_sums := losses.as_sums_loss(self.criterion)) is not None:
-            widest = widest_dtype(self.device.torch_device)
             # the sums of many patches are added in float64 where there is one: the loss is a ratio of them
-            sums = torch.stack([item.tensors[0].to(widest) for item in carried]).sum(0)
+            parts = [item.tensors[0].to(device, widest_dtype(device)) for item in carried]
+            sums = torch.stack(parts).sum(0)
             return losses.check_scalar(by_sums.of_sums(sums, n_patches), self.criterion)
-        rows = [(*item.tensors, item.target) for item in carried]
+        rows = [[tensor.to(device) for tensor in (*item.tensors, item.target)] for item in carried]
         _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
         *outputs, target = map(torch.cat, zip(*rows, strict=True))
         output = interface.output_from(carried[0].structure, outputs)
@@ -335,11 +336,10 @@ class BatchGradient:
         return result
 
     def _gather(self, inputs: list[Carried]) -> list[Carried]:
-        """Return the inputs of all ranks; gradients reach those of this rank."""
+        """Return the inputs of all ranks, on the host but for those of this one, which gradients reach."""
         if self.ranks.n_ranks == 1:
             return inputs
-        shares = self.ranks.gather([item.to(torch.device("cpu")) for item in inputs])
-        shares = [[item.to(self.device.torch_device) for item in share] for share in shares]
+        shares = self.ranks.gather([item.on_host() for item in inputs])
         shares[self.ranks.rank] = inputs
         return [item for share in shares for item in share]
 
