@@ -61,13 +61,8 @@ _TITLES = (
 )
 """Parts of the names of columns, and how they are written for people."""
 
-PerRegion: TypeAlias = tuple[float, float, float]
-_SMALLEST_CHANGE = 0.005
-"""Change of Dice that is shown as 0.00."""
 LARGE_DISTANCE = 1e100
 """Number in the place of an infinite distance, between which numpy can interpolate."""
-_SUMS = ("n_cases", "dice_sum", "loss_sum", "squared_loss_sum")
-
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
 
@@ -241,6 +236,12 @@ def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> Re
         n_both_empty=int((no_reference & no_prediction).sum()),
         spreads=tuple(Spread(column, *row) for column, row in pairs),
     )
+
+
+PerRegion: TypeAlias = tuple[float, float, float]
+_SUMS = ("n_cases", "dice_sum", "loss_sum", "squared_loss_sum")
+_SMALLEST_CHANGE = 0.005
+"""Change of Dice that is shown as 0.00."""
 
 
 class SubsetScores(Section):
