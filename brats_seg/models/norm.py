@@ -15,6 +15,7 @@ Features are `(N, C, X, Y, Z)`. `by_output`, `by_weight` and so on are derivativ
 
 import logging
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, TypeAlias
 
 import torch
@@ -118,6 +119,12 @@ def _agrees_with_stock(device: torch.device) -> bool:
 
 
 class _InPlace(torch.autograd.Function):
+    """The layer as one function of autograd.
+
+    A single patch of moderate size is computed at once. Otherwise patches are computed one by one, their
+    channels in groups, or their rows in parts if a voxel holds its channels side by side.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float
@@ -143,20 +150,24 @@ class _InPlace(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         output, weight, bias, inverse_deviation = ctx.saved_tensors
-        groups = _groups_of_channels(output)
-        if len(output) == len(groups) == 1 and not _is_split(output):
+        groups, is_split = _groups_of_channels(output), _is_split(output[:1])
+        if len(output) == len(groups) == 1 and not is_split:
             affine = weight, bias, inverse_deviation[0]
             return *_backward(by_output, output, affine, ctx.slope), None, None
         by_features = torch.empty_like(output)
         by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
-        patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
-        for index, tensors in enumerate(patches):
-            affine = weight, bias, inverse_deviation[index]
-            by_weight[index], by_bias[index] = (
-                _backward_by_rows(*tensors, affine, ctx.slope)
-                if _is_split(tensors[1])
-                else _backward_by_channels(*tensors, affine, ctx.slope, groups)
-            )
+        for index, channels in product(range(len(output)), groups):
+            part, entries = (slice(index, index + 1), channels), (index, channels)
+            affine = weight[channels], bias[channels], inverse_deviation[entries]
+            tensors = by_output[part], output[part]
+            if is_split:
+                by_weight[entries], by_bias[entries] = _backward_by_rows(
+                    *tensors, by_features[part], affine, ctx.slope
+                )
+            else:
+                by_features[part], by_weight[entries], by_bias[entries] = _backward(
+                    *tensors, affine, ctx.slope
+                )
         return by_features, by_weight.sum(0), by_bias.sum(0), None, None
 
 
@@ -218,31 +229,10 @@ def _normalise(
     )
 
 
-def _backward_by_channels(
-    by_output: Tensor,
-    output: Tensor,
-    by_features: Tensor,
-    affine: Affine,
-    slope: float,
-    groups: list[slice],
-) -> tuple[Tensor, Tensor]:
-    """Write the derivative of a patch by its features; return those by weight and bias."""
-    by_weight, by_bias = torch.empty_like(affine[0]), torch.empty_like(affine[1])
-    for channels in groups:
-        weight, bias, inverse_deviation = affine
-        by_features[:, channels], by_weight[channels], by_bias[channels] = _backward(
-            by_output[:, channels],
-            output[:, channels],
-            (weight[channels], bias[channels], inverse_deviation[channels]),
-            slope,
-        )
-    return by_weight, by_bias
-
-
 def _backward_by_rows(
     by_output: Tensor, output: Tensor, by_features: Tensor, affine: Affine, slope: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same as `_backward_by_channels`, for channels-last features.
+    """Write the derivative of a patch by its features, channels last; return those by weight and bias.
 
     The derivative by the features needs sums over all voxels, so that there are two passes: the first
     leaves the derivative by the scaled features in `by_features`, and the second replaces it by
