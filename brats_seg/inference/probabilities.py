@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations, product, starmap
-from operator import iadd
+from operator import add, iadd
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from scipy.special import entr
 from torch import Tensor
 
 from brats_seg.errors import CaseError, counted
-from brats_seg.inference.method import Field, Method, NetworkInput
+from brats_seg.inference.method import Field, NetworkInput
 from brats_seg.inference.model import Member, Model
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
@@ -82,8 +82,10 @@ def apply_model(
         tta: Whether all mirror images of each window are averaged.
     """
     image, method = torch.from_numpy(given.image), model.method
-    axes = method.mirror_axes if tta else ()
+    # counted from the last axis, which is the same for images and windows
+    axes = [axis - 3 for axis in method.mirror_axes] if tta else []
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
+    # probabilities are averaged over passes, each with its own windows, and logits inside a window
     passes, inside = (mirrors, [()]) if method.mean_of == "probabilities" else ([()], mirrors)
     n_all = len(passes) * sum(
         n_windows(image.shape[1:], _window(member, image), member.window.overlap, method.rule)
@@ -92,9 +94,8 @@ def apply_model(
     with part(f"{fallback.case_id}, windows", n_all) as after_window:
 
         def output_of(member: Member, mirror: tuple[int, ...]) -> Field:
-            dims = [1 + axis for axis in mirror]
-            applied = partial(_logits, _flip(image, dims), member, method, inside, after_window)
-            logits = _flip(fallback.run(applied), dims)
+            applied = partial(_logits, _flip(image, mirror), member, inside, after_window)
+            logits = _flip(fallback.run(applied), mirror)
             is_ordered = list(member.regions) == list(range(len(logits)))
             # a copy only where the network returns another order
             return given.to_volume(logits if is_ordered else logits[list(member.regions)])
@@ -127,33 +128,27 @@ def _check_numbers(case_id: str, outputs: Field) -> None:
 def _logits(
     image: Tensor,
     member: Member,
-    method: Method,
     mirrors: Sequence[tuple[int, ...]],
     after_window: Callable[[], None],
     mode: PredictionMode,
 ) -> Tensor:
     """Return the logits (R, ...) of an image (4, ...): in each window, the mean over mirror images."""
-    window, device = _window(member, image), mode.device
-    for _ in range(mode.n_halvings):
-        window = _halve(window, member.multiple)
 
     def mean_logits(voxels: Tensor) -> Tensor:
-        logits: Tensor = member.network(voxels)
-        for axes in mirrors[1:]:
-            dims = [2 + axis for axis in axes]
-            logits = logits + member.network(voxels.flip(dims)).flip(dims)
-        return logits / len(mirrors) if len(mirrors) > 1 else logits
+        logits = (_flip(member.network(_flip(voxels, mirror)), mirror) for mirror in mirrors)
+        total = reduce(add, logits)
+        return total / len(mirrors) if len(mirrors) > 1 else total
 
-    channels = image[list(member.channels)]
+    channels, device = image[list(member.channels)], mode.device
     home = next(member.network.parameters()).device
     member.network.to(device.torch_device)
     try:
         return predict_logits(
             mean_logits,
             channels if mode.stitch_on_host else channels.to(device.torch_device),
-            window=window,
+            window=_window(member, image, mode.n_halvings),
             overlap=member.window.overlap,
-            rule=method.rule,
+            rule=member.method.rule,
             device=device,
             after_window=after_window,
         )
@@ -161,17 +156,17 @@ def _logits(
         member.network.to(home)
 
 
-def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
+def _flip(tensor: Tensor, mirror: tuple[int, ...]) -> Tensor:
     # torch copies even where nothing is flipped
-    return tensor.flip(dims) if dims else tensor
+    return tensor.flip(mirror) if mirror else tensor
 
 
-def _window(member: Member, image: Tensor) -> Triple:
-    return member.window.fit(triple(image.shape[1:]), member.identity.patch, member.multiple)
-
-
-def _halve(window: Triple, multiple: Triple) -> Triple:
-    return rounded_up(triple(min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window), multiple)
+def _window(member: Member, image: Tensor, n_halvings: int = 0) -> Triple:
+    window = member.window.fit(triple(image.shape[1:]), member.identity.patch, member.multiple)
+    for _ in range(n_halvings):
+        halves = (min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window)
+        window = rounded_up(triple(halves), member.multiple)
+    return window
 
 
 def _modes(device: Device) -> Sequence[PredictionMode]:
