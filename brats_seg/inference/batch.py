@@ -398,13 +398,8 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
             work.output.append(outcome.record)
         return outcome
 
-    with ExitStack() as opened:
-        reader, writer = futures.ThreadPoolExecutor(1), futures.ThreadPoolExecutor(1)
-        for pool in (reader, writer):
-            # finishes its task at the end, and drops the waiting ones
-            opened.callback(pool.shutdown, cancel_futures=True)
-        read = _map_ahead(reader, partial(_attempt, work.read), cases)
-        yield from _map_ahead(writer, write, map(partial(_attempt, work.predict), read))
+    with closing(_map_ahead(partial(_attempt, work.read), cases)) as read:
+        yield from _map_ahead(write, map(partial(_attempt, work.predict), read))
 
 
 def _attempt(
@@ -417,13 +412,16 @@ def _attempt(
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
 
 
-def _map_ahead(
-    pool: futures.ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
-) -> Iterator[Result]:
-    """Yield the results of a function, each after the next item has been handed to the pool."""
-    started = (pool.submit(function, item) for item in items)
-    for future, _next in pairwise(chain(started, [futures.Future[Result]()])):
-        yield future.result()
+def _map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
+    """Yield the results of a function in another thread, each after it has been handed the next item."""
+    thread = futures.ThreadPoolExecutor(1)
+    try:
+        started = (thread.submit(function, item) for item in items)
+        for future, _next in pairwise(chain(started, [futures.Future[Result]()])):
+            yield future.result()
+    finally:
+        # finishes its task at the end, and drops the waiting ones
+        thread.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
