@@ -62,7 +62,7 @@ def predict(folder: Path, model: Model) -> tuple[Scan, Prediction]:
 
 def written(folder: Path, output: Path, settings: PredictionSettings) -> nib.Nifti1Image:
     scan, result = predict(folder, make_model(settings=settings))
-    names = OutputFolder(output).write_case(scan, result, settings)
+    names, _ = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])
 
 

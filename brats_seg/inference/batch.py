@@ -30,7 +30,6 @@ from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
-from brats_seg.cases.nifti import write_volume
 from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.files import file_state
@@ -301,8 +300,10 @@ class ReadCase:
     """A case that has been read, and its prediction as soon as there is one."""
 
     scan: Scan
-    provenance: Mapping[str, Any]
-    """Entries of the record that are known before the prediction."""
+    key: str
+    """Hash of scans, model and settings."""
+    hashes: tuple[str, ...]
+    """Hashes of the files, as in `CaseFiles`."""
     seconds: float
     """Time of reading."""
     source: Any
@@ -341,50 +342,32 @@ class CaseWork:
             return CaseOutcome(record=earlier, is_new=False)
         loaded = load_case(case, with_label=False, files=files, modalities=case.modalities)
         scan = self.predictor.prepare(loaded)
-        provenance = {
-            "key": key,
-            "inputs": files.hashes,
-            # with the index in a 4-D file
-            "files": {name: f"{case.root / str(case.files[name])}" for name in case.modalities},
-            "model": model.fingerprint,
-            "settings": model.settings,
-            "version": version("brats_seg"),
-        }
         seconds = time.monotonic() - started_s
-        return ReadCase(scan=scan, provenance=provenance, seconds=seconds, source=source)
+        return ReadCase(scan=scan, key=key, hashes=files.hashes, seconds=seconds, source=source)
 
     def predict(self, read: ReadCase) -> ReadCase:
         """Segment a case."""
         return replace(read, prediction=self.predictor.predict_scan(read.scan))
 
     def write(self, read: ReadCase) -> CaseOutcome:
-        """Write the files of a case, the label map last."""
-        prediction, model = read.prediction, self.predictor.model
+        """Write the files of a case, the label map last, and make its record."""
+        scan, prediction, model = read.scan, read.prediction, self.predictor.model
         assert prediction is not None
-        summary, remark = prediction.summary, ""
-        written: tuple[str, ...] = ()
-        if read.source is not None and (wing := dicom()) is not None:
-            label_map, grid = prediction.label_map, read.scan.geometry
-            names = results.result_files(model.settings.layout, read.case_id, summary.convention)
-            for name, *native in read.source.on_native_grids(read.case_id, label_map, grid):
-                written += (f"{results.NATIVE_NAME}/{read.case_id}_{name}.nii.gz",)
-                write_volume(self.output.path / written[-1], *native)
-                if name == "t1c":
-                    label_map, grid = native
-            if read.source.series:
-                paths = [self.output.path / name for name in names.dicom]
-                remark = wing.write_segmentation(
-                    paths, label_map, grid, prediction.convention, read.source, summary.remark
-                )
-                written += () if remark else names.dicom
-        written += self.output.write_case(read.scan, prediction, model.settings)
+        written, remark = self.output.write_case(scan, prediction, model.settings, read.source)
+        case, summary = scan.case, prediction.summary
         entries = {
             **dict(summary),
-            **read.provenance,
-            "outputs": written,
             "warnings": summary.warnings + (remark,) * bool(remark),
             "seconds": round(read.seconds + summary.seconds, 3),
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
+            "key": read.key,
+            "inputs": read.hashes,
+            # with the index in a 4-D file
+            "files": {name: f"{case.root / str(case.files[name])}" for name in case.modalities},
+            "model": model.fingerprint,
+            "settings": model.settings,
+            "outputs": written,
+            "version": version("brats_seg"),
         }
         return CaseOutcome(record=results.Record.model_validate(entries))
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -34,7 +34,7 @@ from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
-from brats_seg.wings import PredictedDice
+from brats_seg.wings import PredictedDice, dicom
 
 MANIFEST_NAME = "manifest.jsonl"
 SCANS_NAME = "scans"
@@ -184,25 +184,53 @@ class OutputFolder:
         return record.key == key and all((self.path / name).exists() for name in record.outputs)
 
     def write_case(
-        self, scan: Scan, prediction: Prediction, settings: PredictionSettings
-    ) -> tuple[str, ...]:
-        """Write the files of a case, the label map last, and return their names."""
-        files = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
+        self, scan: Scan, prediction: Prediction, settings: PredictionSettings, source: Any = None
+    ) -> tuple[tuple[str, ...], str]:
+        """Write the files of a case, the label map last.
+
+        Returns the names of the files, and the reason if those in DICOM could not be written. `source` is
+        what the scan was made from, see `dicom.preprocess.ScanSource`.
+        """
+        names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
+        written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
-            fields.update(zip(files.probabilities, prediction.probabilities, strict=True))
+            fields.update(zip(names.probabilities, prediction.probabilities, strict=True))
         if prediction.uncertainty is not None:
-            fields[files.uncertainty] = prediction.uncertainty
+            fields[names.uncertainty] = prediction.uncertainty
         for name, values in fields.items():
             if settings.layout == "plain":
                 self._mark((self.path / name).parent)
             # NIfTI has no half precision, but values of that precision compress as well
             rounded = values.astype(np.float16).astype(np.float32)
             write_volume(self.path / name, rounded, scan.geometry)
+        written += fields
         if settings.preview:
-            write_preview(scan, prediction, self.path / files.preview)
-        write_volume(self.path / files.label_map, prediction.label_map, scan.geometry)
-        return (*fields, *([files.preview] if settings.preview else []), files.label_map)
+            write_preview(scan, prediction, self.path / names.preview)
+            written.append(names.preview)
+        write_volume(self.path / names.label_map, prediction.label_map, scan.geometry)
+        return (*written, names.label_map), remark
+
+    def _write_for_scanner(
+        self, scan: Scan, prediction: Prediction, names: ResultFiles, source: Any
+    ) -> tuple[list[str], str]:
+        """Write the label map on the grids of the files that a scan was made from, and in DICOM."""
+        written, remark, wing = list[str](), "", dicom()
+        if wing is None or source is None:
+            return written, remark
+        case_id, label_map, grid = scan.case.case_id, prediction.label_map, scan.geometry
+        for modality, *native in source.on_native_grids(case_id, label_map, grid):
+            written.append(f"{NATIVE_NAME}/{case_id}_{modality}.nii.gz")
+            write_volume(self.path / written[-1], *native)
+            if modality == "t1c":
+                label_map, grid = native
+        if source.series:
+            paths, about = [self.path / name for name in names.dicom], prediction.summary.remark
+            remark = wing.write_segmentation(
+                paths, label_map, grid, prediction.convention, source, about
+            )
+            written += () if remark else names.dicom
+        return written, remark
 
     def append(self, entry: Record | Failure) -> None:
         """Append a line to the manifest, and sync it to the disk."""
