@@ -24,7 +24,7 @@ import pytest
 
 from brats_seg import PredictionSettings, Predictor, export_model, load_model
 from brats_seg.cases.case import Case
-from brats_seg.cases.find import find_inputs
+from brats_seg.cases.find import find_cases, find_inputs
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
@@ -154,6 +154,14 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])
     assert (n_predicted(), n_predicted()) == (1, 0)
+
+
+def test_no_result_depends_on_a_label_map(brats_root: Path, tmp_path: Path) -> None:
+    cases, run = find_cases(brats_root).cases[:1], write_run(tmp_path / "run")
+    for n_predicted in (1, 0):
+        done = batch.predict_folder(cases, [run], tmp_path / "out", PLAIN_SETTINGS)
+        assert (len(done.predicted), done.failures) == (n_predicted, ())
+        cases[0].path_of(cases[0].label).unlink(missing_ok=True)
 
 
 def test_a_finished_case_is_found_again_below_a_folder_of_any_name(tmp_path: Path) -> None:

@@ -329,6 +329,8 @@ class CaseWork:
         """Read, check and prepare a case, unless it is finished."""
         started_s = time.monotonic()
         self.predictor.check(case)
+        # no result depends on a label map
+        case = replace(case, files={name: case.files[name] for name in case.modalities})
         files = read_case_files(case)
         wing = dicom()
         source = None if wing is None else wing.read_source(case.root / case.folder)
@@ -340,8 +342,7 @@ class CaseWork:
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        loaded = load_case(case, with_label=False, files=files, modalities=case.modalities)
-        scan = self.predictor.prepare(loaded)
+        scan = self.predictor.prepare(load_case(case, files=files, modalities=case.modalities))
         seconds = time.monotonic() - started_s
         return ReadCase(scan=scan, key=key, hashes=files.hashes, seconds=seconds, source=source)
 
