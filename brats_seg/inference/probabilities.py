@@ -162,6 +162,7 @@ def _flip(tensor: Tensor, mirror: tuple[int, ...]) -> Tensor:
 
 
 def _window(member: Member, image: Tensor, n_halvings: int = 0) -> Triple:
+    """Return the size of the windows of an image, halved as often as the mode of the fallback says."""
     window = member.window.fit(triple(image.shape[1:]), member.identity.patch, member.multiple)
     for _ in range(n_halvings):
         halves = (min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window)

@@ -180,6 +180,7 @@ def _away_from_zero(weight: Tensor) -> Tensor:
 
 
 def _groups_of_channels(output: Tensor) -> list[slice]:
+    """Return the channels that the backward pass computes together."""
     n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
     if not output.is_contiguous():  # with channels last, splitting them would copy
         return [slice(None)]
@@ -255,6 +256,7 @@ def _backward_by_rows(
     zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
     for _, part, by_scaled in _iterate_rows(*rows):
         scaled = functional.leaky_relu(part, 1 / slope)
+        # with mean 0 and variance 1, which leaves a product and a sum in place
         _normalise(scaled, scaled_factor, shift, zeros, ones, 0.0)
         _normalise(by_scaled, factor, zeros, zeros, ones, 0.0)
         by_scaled += scaled
