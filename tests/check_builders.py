@@ -8,11 +8,10 @@ import numpy.typing as npt
 
 from brats_seg import labels
 from brats_seg.cases import phantom as phantoms
-from brats_seg.cases.anatomy import Voxels, make_brain, random_positions
+from brats_seg.cases.anatomy import Glioma, Voxels, make_brain, random_positions
 from brats_seg.cases.case import LoadedCase, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.cases.tumour import Glioma
 from brats_seg.labels import BRATS2017, LabelConvention, LabelMap
 from brats_seg.quality.scan import BrainSample, sample_brain
 from tests.builders import write_arrays

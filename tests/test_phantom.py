@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Voxels, make_brain, random_positions
+from brats_seg.cases import anatomy
+from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Focus, Glioma, Voxels
 from brats_seg.cases.clinical import read_clinical_files
 from brats_seg.cases.phantom import (
     Phantom,
@@ -16,7 +17,6 @@ from brats_seg.cases.phantom import (
     write_phantom_cases,
     write_phantom_survival,
 )
-from brats_seg.cases.tumour import Focus, Glioma, displacement, make_tumour, place_foci
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 
@@ -38,10 +38,10 @@ def brain_and_tumour(
     seed: int, *, with_et: bool = True, variety: float = 1
 ) -> tuple[Anatomy, Glioma]:
     rng = np.random.default_rng([3, seed])
-    positions = random_positions(rng, GRID)
-    foci = place_foci(rng, GRID, positions)
-    brain = make_brain(rng, GRID, positions + displacement(rng, GRID, foci))
-    return brain, make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=variety)
+    positions = anatomy.random_positions(rng, GRID)
+    foci = anatomy.place_foci(rng, GRID, positions)
+    brain = anatomy.make_brain(rng, GRID, positions + anatomy.displacement(rng, GRID, foci))
+    return brain, anatomy.make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=variety)
 
 
 def contrast(modality: int, label: int) -> float:
@@ -156,7 +156,7 @@ def test_a_tumour_that_enhances_is_of_one_of_three_families_and_a_ring_is_outerm
 
 def test_an_operation_leaves_fluid_that_is_of_no_region(monkeypatch):
     """Negative control: the demo's tumours, of less variety, are never resected."""
-    monkeypatch.setattr("brats_seg.cases.tumour._RESECTED_SHARE", 1)
+    monkeypatch.setattr("brats_seg.cases.anatomy._RESECTED_SHARE", 1)
     grow, signals = brain_and_tumour.__wrapped__, []
     for seed in range(5):
         brain, tumour = grow(seed)
@@ -190,13 +190,13 @@ def test_a_tumour_pushes_its_surroundings_outwards_and_leaves_what_is_far():
     focus = Focus(position=np.array([30, 0, 10], np.float32), radius_mm=20)
     offset = GRID.positions() - np.reshape(focus.position, (3, 1, 1, 1))
     distance = np.linalg.norm(offset, axis=0)
-    shifts = [displacement(np.random.default_rng(seed), GRID, [focus]) for seed in SEEDS]
+    shifts = [anatomy.displacement(np.random.default_rng(seed), GRID, [focus]) for seed in SEEDS]
     assert np.mean([np.linalg.norm(shift, axis=0)[distance < 25].max() for shift in shifts]) > 2
     for shift in shifts:
         # each voxel shows what was nearer to the centre
         assert ((shift * offset).sum(axis=0) <= 0).all()
         assert np.abs(shift[:, distance > 90]).max() < 0.05
-    assert not displacement(np.random.default_rng(0), GRID, []).any()
+    assert not anatomy.displacement(np.random.default_rng(0), GRID, []).any()
 
 
 def test_more_variety_makes_scans_differ_more():

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.cases.anatomy import Anatomy, Voxels, make_brain, random_positions, sigmoid
+from brats_seg.cases import anatomy
+from brats_seg.cases.anatomy import Anatomy, Glioma, Voxels, sigmoid
 from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
-from brats_seg.cases.tumour import Glioma, displacement, make_tumour, place_foci
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, label_map_of
 from brats_seg.tables import write_table
@@ -112,10 +112,10 @@ def make_phantom(
 ) -> Phantom:
     """Return one case, to rounding a pure function of the generator, whose tumour enhances or not."""
     grid = Voxels.around_brain(shape)
-    positions = random_positions(rng, grid)
-    foci = place_foci(rng, grid, positions)
-    brain = make_brain(rng, grid, positions + displacement(rng, grid, foci))
-    tumour = make_tumour(rng, grid, brain, foci, with_et=with_et, variety=variety)
+    positions = anatomy.random_positions(rng, grid)
+    foci = anatomy.place_foci(rng, grid, positions)
+    brain = anatomy.make_brain(rng, grid, positions + anatomy.displacement(rng, grid, foci))
+    tumour = anatomy.make_tumour(rng, grid, brain, foci, with_et=with_et, variety=variety)
     images = _make_images(rng, grid, brain, tumour, variety)
     return Phantom(images=images, label_map=label_map_of(tumour.regions, BRATS2017))
 
