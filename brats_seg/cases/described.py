@@ -19,7 +19,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from brats_seg.cases import layouts
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.layouts import LABEL, NamedFile
+from brats_seg.cases.layouts import LABEL, Folder, NamedFile
 from brats_seg.config import validation_problems
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.files import check_regular
@@ -49,13 +49,12 @@ class _Description(BaseModel):
         return {index: modality for index, modality in named.items() if modality}
 
 
-def cases_of_dataset(
-    root: Path, path: Path, files: Mapping[str, Sequence[NamedFile]]
-) -> Iterator[Case]:
+def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> Iterator[Case]:
     """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS."""
-    description = _read_description(root / path / DESCRIPTION)
-    for images, labels in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
-        yield from _make_cases(description, files[images], files[labels])
+    description, missing = _read_description(root / path / DESCRIPTION), Folder(path=path)
+    for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
+        images, labels = (folders.get(path / name, missing).scans for name in names)
+        yield from _make_cases(description, images, labels)
 
 
 def is_path_table(data: Path) -> bool:

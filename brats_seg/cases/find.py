@@ -322,11 +322,9 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
     cases: list[Case] = []
     groups: list[_Group] = []
     for path, folder in folders.items():
-        parts = {name: folders.get(path / name) for name in described.DATASET_FOLDERS}
-        if described.DESCRIPTION in folder.other_names and parts["imagesTr"]:
-            in_datasets |= {path / name for name in parts}
-            scans = {name: part.scans if part else () for name, part in parts.items()}
-            cases += described.cases_of_dataset(root, path, scans)
+        if described.DESCRIPTION in folder.other_names and path / "imagesTr" in folders:
+            in_datasets |= {path / name for name in described.DATASET_FOLDERS}
+            cases += described.cases_of_dataset(root, path, folders)
         elif path not in in_datasets:
             groups += _groups_in(folder, (root.resolve() / path).name)
     return cases, groups
