@@ -26,8 +26,9 @@ from brats_seg.cases.index import (
     without_duplicates,
     write_index,
 )
-from brats_seg.cases.layouts import LABEL, parse_case_id
+from brats_seg.cases.layouts import LABEL
 from brats_seg.cases.nifti import read_label_map
+from brats_seg.cases.releases import parse_case_id
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import BRATS2024_PED, MODALITIES, MSD, LabelConvention
 from tests import builders

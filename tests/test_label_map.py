@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg import labels as conventions
-from brats_seg.cases.layouts import resolve_convention
+from brats_seg.cases.releases import resolve_convention
 from brats_seg.errors import LabelError
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.quality import label_map as quality

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from brats_seg import labels
-from brats_seg.cases.layouts import check_values
+from brats_seg.cases.releases import check_values
 from brats_seg.errors import ConfigError, LabelError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases import layouts
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.find import find_cases
 from brats_seg.errors import ConfigError, LayoutError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
@@ -110,7 +110,7 @@ def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
     for marked in case_ids.split():
         case_id, _, patient_id = marked.partition("=")
         patient_id = patient_id or re.sub(".*<|>.*", "", marked)
-        assert layouts.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
+        assert releases.parse_case_id(re.sub("[<>]", "", case_id)) == (release, patient_id)
 
 
 SHAPE_2024 = (182, 218, 182)
@@ -142,20 +142,20 @@ ALL_OF_2024 = [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()]
 )
 def test_release_shape_and_values_tell_the_convention(release, shape, values, expected):
     """A question mark: neither name nor values decide."""
-    convention, is_ambiguous = layouts.resolve_convention(release, values, shape=shape)
-    assert (layouts.release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
+    convention, is_ambiguous = releases.resolve_convention(release, values, shape=shape)
+    assert (releases.release_at(release, shape), convention.name + "?" * is_ambiguous) == expected
 
 
 def test_a_declared_convention_is_taken_as_it_is() -> None:
-    named = layouts.resolve_convention("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd")
+    named = releases.resolve_convention("brats2023-gli", {1}, shape=SHAPE_2024, declared="msd")
     assert named == (MSD, False)
     with pytest.raises(ConfigError, match="'brats1999' is unknown"):
-        layouts.resolve_convention("unknown", (), declared="brats1999")
+        releases.resolve_convention("unknown", (), declared="brats1999")
 
 
 def conventions(values: dict[str, set[int]], shape: Triple = SHAPE) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
-    return list(layouts.resolve_conventions(maps).values())
+    return list(releases.resolve_conventions(maps).values())
 
 
 PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
@@ -258,6 +258,6 @@ def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
     columns = [f"BraTS_{year}_subject_ID" for year in (2017, 2018, 2019)]
     with (real_data / "tables" / "name_mapping.csv").open() as stream:
         rows = [[row[n] for n in columns if row[n] != "NA"] for row in csv.DictReader(stream)]
-    patients = [{layouts.parse_case_id(case_id)[1] for case_id in row} for row in rows]
+    patients = [{releases.parse_case_id(case_id)[1] for case_id in row} for row in rows]
     assert all(len(patient) == 1 for patient in patients)
     assert len(set.union(*patients)) == len(rows) == 335

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import StringConstraints
 
-from brats_seg.cases import layouts, nifti
+from brats_seg.cases import layouts, nifti, releases
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -106,7 +106,7 @@ class Case:
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
         """Return a case whose release and patient are parsed from its id."""
         case_id = printable(case_id)
-        release, patient_id = layouts.parse_case_id(case_id)
+        release, patient_id = releases.parse_case_id(case_id)
         return cls(case_id=case_id, patient_id=patient_id, release=release, files=files)
 
     def with_problem(self, found: str, expected: str, next_step: str, file: str = "") -> Self:
@@ -406,8 +406,8 @@ def _check_loaded(
     images, label = [volumes[name] for name in case.modalities], volumes.get(layouts.LABEL)
     geometry = images[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
-    release, declared = layouts.release_at(case.release, geometry.shape), labels or case.convention
-    convention, _ = layouts.resolve_convention(release, values, declared=declared)
+    release, declared = releases.release_at(case.release, geometry.shape), labels or case.convention
+    convention, _ = releases.resolve_convention(release, values, declared=declared)
     remarks = [*case.remarks, *judgement.warnings]
     if label:
         shown = ShownLabels(
@@ -419,7 +419,7 @@ def _check_loaded(
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((refusals, warnings),) = layouts.judge_labels([shown], convention, is_named=is_named)
+        ((refusals, warnings),) = releases.judge_labels([shown], convention, is_named=is_named)
         for refusal in refusals:
             raise refusal
         remarks += warnings

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
-from brats_seg.cases import layouts
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.layouts import LABEL, Folder, NamedFile
 from brats_seg.config import validation_problems
@@ -117,7 +117,7 @@ def _make_cases(
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),
-            release=layouts.DECATHLON if is_msd else layouts.NNUNET,
+            release=releases.DECATHLON if is_msd else releases.NNUNET,
             convention=convention if LABEL in files else "",
         )
 

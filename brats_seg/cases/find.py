@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from brats_seg.cases import described, layouts
+from brats_seg.cases import described, layouts, releases
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.layouts import LABEL, UNKNOWN, Folder, NamedFile, parse_case_id
+from brats_seg.cases.layouts import LABEL, Folder, NamedFile
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.files import file_state
 from brats_seg.labels import MODALITIES
@@ -154,7 +154,7 @@ def _sort_cases(cases: Iterable[Case]) -> tuple[Case, ...]:
 def with_id_checked(case: Case, *, is_file_name: bool) -> Case:
     """Return a case with what is wrong with its id; files may be called after it."""
     name, n_bytes = case.case_id, len(case.case_id.encode())
-    if case.release == layouts.MEN_RT:
+    if case.release == releases.MEN_RT:
         problem = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
         case = case.with_problem(problem, ", ".join(MODALITIES), next_step)
@@ -291,7 +291,9 @@ def _find_below(
 
 def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
-    of_bids = [group for group in groups if parse_case_id(group.case_id)[0] == layouts.BIDS]
+    of_bids = [
+        group for group in groups if releases.parse_case_id(group.case_id)[0] == releases.BIDS
+    ]
     best = {group.case_id: group.rank for group in sorted(of_bids, key=lambda group: group.rank)}
     return [group for group in of_bids if group.rank < best[group.case_id]]
 
@@ -338,14 +340,18 @@ def _groups_in(folder: Folder, name: str) -> list[_Group]:
             by_id[scan.case or name].append(scan)
     scans = [scan for group in by_id.values() for scan in group]
     is_one = len(by_id) == 1 or 0 < len({scan.kind for scan in scans}) == len(scans)
-    if name in by_id and parse_case_id(name)[0] != UNKNOWN:
+    if name in by_id and releases.parse_case_id(name)[0] != releases.UNKNOWN:
         # the folder of one case: files with other names are derived from it
         return [_Group(case_id=name, folder=folder.path, scans=by_id[name])]
     # in the data folder itself the only case is called as it would be among others
     is_flat = (
         folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
     )
-    if is_one and not is_flat and all(parse_case_id(key)[0] == UNKNOWN for key in by_id):
+    if (
+        is_one
+        and not is_flat
+        and all(releases.parse_case_id(key)[0] == releases.UNKNOWN for key in by_id)
+    ):
         return [_Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)]
     return [_Group(case_id=key, folder=folder.path, scans=group) for key, group in by_id.items()]
 
@@ -383,7 +389,7 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
             group = replace(
                 group,
                 case_id=name if is_alone else f"{name}_{group.case_id}",
-                patient_id=parse_case_id(patient or name)[1] if is_of_one else "",
+                patient_id=releases.parse_case_id(patient or name)[1] if is_of_one else "",
             )
         renamed.append(group)
     return renamed
@@ -453,7 +459,7 @@ def _assemble(group: _Group, candidates: Sequence[_Candidate]) -> Case:
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
         # folders of a release have files that are named after something else
-        if is_apart or scan.case in ("", *group.names) or case.release == UNKNOWN:
+        if is_apart or scan.case in ("", *group.names) or case.release == releases.UNKNOWN:
             ranked[_label_rank(scan, is_apart=is_apart)].append(scan)
     if ranked:
         next_step = "Remove or rename the others, or name the right ones with --label-files."

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases import layouts
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
@@ -100,7 +100,7 @@ def inspect_case(case: Case) -> Case:
     )
     return replace(
         case,
-        release=layouts.release_at(case.release, first.geometry.shape if first else None),
+        release=releases.release_at(case.release, first.geometry.shape if first else None),
         problems=(*case.problems, *map(str, problems)),
         facts=facts,
     )
@@ -218,7 +218,7 @@ def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
 
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
-    if case.release not in {layouts.UNKNOWN, layouts.NNUNET}:
+    if case.release not in {releases.UNKNOWN, releases.NNUNET}:
         return case.release, ""
     above = case.folder.parent
     # the cases of a data set are in one folder, or its patients are
@@ -231,7 +231,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     values = sorted({value for case in labelled for value in case.label_values})
     given = labels or next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
-    convention, is_ambiguous = layouts.resolve_convention(group[0].release, values, declared=given)
+    convention, is_ambiguous = releases.resolve_convention(group[0].release, values, declared=given)
     guess = (
         f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
         "names do not confirm it: if that is wrong, name the convention with --convention"
@@ -239,7 +239,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    judgements = layouts.judge_labels(map(_to_shown, labelled), convention, is_named=bool(labels))
+    judgements = releases.judge_labels(map(_to_shown, labelled), convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:

@@ -1,37 +1,18 @@
-"""Parse names of files and folders: modality, release, patient, grade; infer label conventions.
+"""Tell what a file is by its name, and list the files below a folder.
 
-There are two tables: the words of the modalities, and the releases with their ids and conventions. The
-names give the release, and the release gives the convention. The label values confirm it, because some
-copies of a release have been converted to the convention of another. Everything that reads label maps
-uses these rules.
+A name shows the modality, or that the file is a label map, and the id of its case: `CASE_t1ce.nii.gz`. One
+table has the words of each modality, in the spellings of all releases. The names of BIDS have more parts.
 """
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from brats_seg import labels
-from brats_seg.errors import CaseError, LabelError
 from brats_seg.files import check_regular
-from brats_seg.labels import MODALITIES, LabelConvention, convention_named
-from brats_seg.voxels.box import Triple
-from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
+from brats_seg.labels import MODALITIES
 
-UNKNOWN = "unknown"
-"""Release of a case whose id matches no pattern."""
-MEN_RT = "brats2024-men-rt"
-"""Release of the radiotherapy task, with one modality and another target than all others."""
-GLI_2023 = "brats2023-gli"
-GLI_2024 = "brats2024-gli"
-DECATHLON = "msd"
-"""Release of the brain tumour task of the Medical Segmentation Decathlon."""
-NNUNET = "nnunet"
-"""Release of a raw data folder of nnU-Net."""
-BIDS = "bids"
-"""Release of cases whose files are called as in BIDS (`sub-01_ses-02_T1w`), of any origin."""
 DERIVATIVES = "derivatives"
 """Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
@@ -103,49 +84,6 @@ _AFTER_CONTRAST = re.compile(
     re.IGNORECASE,
 )
 
-# conventions of label maps with neither 3 nor 4, with 3 alone, with 4 alone, and with both
-_EARLY = (labels.BRATS2017, labels.BRATS2023, labels.BRATS2017, labels.BRATS2017)
-_LATE = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2023)
-_CHILDREN = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024_PED, labels.BRATS2024_PED)
-_METASTASES = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024, labels.BRATS2024)
-_ANY = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2024)
-
-# pattern of the case ids, release, conventions; the first pattern that matches gives the release
-_RELEASES = tuple(
-    (re.compile(pattern, re.IGNORECASE), release, conventions)
-    for pattern, release, conventions in (
-        (r"brats17_(?P<patient>\w+)_\d+", "brats2017", _EARLY),
-        (r"brats18_(?P<patient>\w+)_\d+", "brats2018", _EARLY),
-        (r"brats19_(?P<patient>\w+)_\d+", "brats2019", _EARLY),
-        (r"(?P<patient>brats20_(training|validation|testing)_\d{3})", "brats2020", _EARLY),
-        (r"(?P<patient>brats2021_\d{5})", "brats2021", _EARLY),
-        (r"(?P<patient>brats-men-rt-\d{4})-\d", MEN_RT, _ANY),
-        # 4 is the resection cavity, which also occurs in cases without enhancing tumour
-        (r"(?P<patient>brats-gli-\d{5})-[1-9]\d\d", GLI_2024, (labels.BRATS2024,) * 4),
-        (r"(?P<patient>brats-gli-\d{5})(-\d{3})?", GLI_2023, _LATE),
-        # these tasks have kept their names since 2023: the name does not give the year
-        (r"(?P<patient>brats-men-\d{5})(-\d{3})?", "brats-men", _LATE),
-        (r"(?P<patient>brats-met-\d{5})(-\d{3})?", "brats-met", _METASTASES),
-        (r"(?P<patient>brats-ped-\d{5})(-\d{3})?", "brats-ped", _CHILDREN),
-        (r"(?P<patient>brats-ssa-\d{5})(-\d{3})?", "brats-ssa", _LATE),
-        (r"(?P<patient>brats-goat-\d{5})(-\d{3})?", "brats-goat", _LATE),
-        # 11 is the scan before the first operation, 21 one at recurrence
-        (r"(?P<patient>upenn-gbm-\d{5})_\d\d", "upenn-gbm", _EARLY),
-        (r"(?P<patient>ucsf-pdgm-\d{4})(_fu\d{3}d)?", "ucsf-pdgm", _EARLY),
-        (r"(?P<patient>sub-[a-z0-9]+)(_ses-[a-z0-9]+)?", BIDS, _ANY),
-    )
-)
-# the three tissues of the decathlon have another order, which the values do not show
-_CONVENTIONS_OF = {release: of_release for _, release, of_release in _RELEASES} | {
-    DECATHLON: (labels.MSD,) * 4
-}
-_RESOLVED_TOGETHER = frozenset({"brats-ped", "brats-met"})
-"""Releases whose convention depends on whether 4 occurs in any of their cases."""
-_GLI_2024_SHAPE = (182, 218, 182)
-"""Voxels of the GLI cases of 2024, and of no other GLI release."""
-_DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
-_TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedFile:
@@ -196,27 +134,6 @@ def kind_named(word: str) -> str:
 def is_label_folder(name: str) -> bool:
     """Return whether a folder is for label maps by its name, such as `labels` or `images_segm`."""
     return _LABEL_FOLDER.fullmatch(name) is not None
-
-
-def parse_case_id(case_id: str) -> tuple[str, str]:
-    """Return release and patient of a case id; one that matches no pattern is a patient itself.
-
-    The ids of 2017 to 2019 differ in the year and in a number of the institution, which are omitted
-    from the patient id: `Brats17_TCIA_201_1` and `Brats18_TCIA01_201_1` are one patient.
-
-    Example:
-        >>> parse_case_id("BraTS-GLI-00005-100")
-        ('brats2024-gli', 'BraTS-GLI-00005')
-    """
-    for pattern, release, _ in _RELEASES:
-        if match := pattern.fullmatch(case_id):
-            return release, _TCIA_NUMBER.sub(r"\1", match["patient"])
-    return UNKNOWN, case_id
-
-
-def release_of(case_id: str) -> str:
-    """Return the release that a case id belongs to, or `UNKNOWN`."""
-    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -284,71 +201,6 @@ def has_dicom(root: Path, folder: Folder) -> bool:
         return False
 
 
-def resolve_convention(
-    release: str, values: Collection[int], *, shape: Triple | None = None, declared: str = ""
-) -> tuple[LabelConvention, bool]:
-    """Return the label convention of a case, and whether another one could have the same values.
-
-    An unexpected value in one case does not change the convention of the others; `check_values`
-    reports values that the convention does not contain.
-
-    Example:
-        >>> convention, is_ambiguous = resolve_convention("brats2023-gli", {0, 4}, shape=(182, 218, 182))
-        >>> convention.name, is_ambiguous
-        ('brats2024', False)
-    """
-    if declared:
-        return convention_named(declared), False
-    release = release_at(release, shape)
-    is_of_any_origin = release in {UNKNOWN, NNUNET, BIDS}
-    is_ambiguous = is_of_any_origin or (release.endswith("-ped") and 4 not in values)
-    return _CONVENTIONS_OF.get(release, _ANY)[(3 in values) + 2 * (4 in values)], is_ambiguous
-
-
-def release_at(release: str, shape: Triple | None) -> str:
-    """Return the release of a case by its name, corrected by the shape of its volumes."""
-    return GLI_2024 if release == GLI_2023 and shape == _GLI_2024_SHAPE else release
-
-
-def resolve_conventions(
-    label_maps: Mapping[str, tuple[Triple, frozenset[int]]],
-) -> dict[str, LabelConvention]:
-    """Return the label convention of every label map of a folder, given shape and values by case id.
-
-    Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
-    label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
-    distinguishes four tissues, unless more label maps hold 4 without 3 than hold 3; all other label maps
-    of the folder are then resolved together as well. Otherwise each is resolved alone, so that a folder in
-    which one case has 3 for enhancing tumour and another has 4 is read correctly.
-    """
-    of_release: defaultdict[str, set[int]] = defaultdict(set)
-    for case_id, (_, values) in label_maps.items():
-        of_release[release_of(case_id)] |= values
-    all_values = [values for _, values in label_maps.values()]
-    n_with_3 = sum(3 in values for values in all_values)
-    n_with_4_alone = sum(4 in values and 3 not in values for values in all_values)
-    has_four_tissues = n_with_3 >= n_with_4_alone and any({3, 4} <= v for v in all_values)
-    of_folder = set[int]().union(*of_release.values())
-    conventions = {}
-    for case_id, (shape, values) in label_maps.items():
-        release = release_of(case_id)
-        shared: Collection[int] = of_folder if has_four_tissues else values
-        if release in _RESOLVED_TOGETHER:
-            shared = of_release[release]
-        conventions[case_id], _ = resolve_convention(release, shared, shape=shape)
-    return conventions
-
-
-def check_values(
-    values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
-) -> None:
-    """Raise `LabelError` if a case has a value that its convention does not contain."""
-    if unknown := sorted(set(values) - convention.values):
-        expected = f"those of the convention {convention.name}, {sorted(convention.values)}"
-        next_step = "Correct the label map, or name another --convention where that is an option."
-        raise LabelError(case_id, file, f"label values {unknown}", expected, next_step)
-
-
 def bids_name(case_id: str) -> str:
     """Return the name of a case in BIDS: its id, if that is one, or else its letters and digits.
 
@@ -362,26 +214,6 @@ def bids_name(case_id: str) -> str:
 def bids_letters(text: str) -> str:
     """Return the letters and digits of a text, which alone may be in a label of BIDS."""
     return re.sub("[^A-Za-z0-9]", "", text)
-
-
-def judge_labels(
-    shown: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool, advice: str = ""
-) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
-    """Yield for each label map of a group what is wrong with it in a convention, and warnings.
-
-    `advice` is the next step where the voxels show another numbering, instead of `--convention`.
-    """
-    group, judge = list(shown), judges("label_map")
-    judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
-    if judge is not None:
-        judgements = judge.judge_group(group, convention, is_named=is_named, next_step=advice)
-    for labelled, judgement in zip(group, judgements, strict=True):
-        problems = [judgement.refusal] if judgement.refusal else []
-        try:
-            check_values(labelled.values, convention, labelled.case_id, labelled.file)
-        except CaseError as error:
-            problems.insert(0, error)
-        yield problems, judgement.warnings
 
 
 def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:

@@ -20,7 +20,7 @@ from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import FoldTable, Split
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
-from brats_seg.cases.layouts import parse_case_id
+from brats_seg.cases.releases import parse_case_id
 from brats_seg.config import Config, Section
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM, spacing_text

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 import pandas as pd
 
-from brats_seg.cases import layouts
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
@@ -365,7 +365,7 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
         raise pair.refusal
     if not pair.predicted_file:
         return
-    layouts.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
+    releases.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
     shared = metrics.shared_voxels(label_maps[0], label_maps[1], (256, 256))
     if better := better_numbering(shared, reference, prediction):
         found = f"labels that agree with the reference far better numbered as {better}"
@@ -482,7 +482,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
     known = protocol.labels
     # only 0 for a missing prediction, which changes no convention
     references, predictions = (
-        dict.fromkeys(sides, known) if known else layouts.resolve_conventions(sides)
+        dict.fromkeys(sides, known) if known else releases.resolve_conventions(sides)
         for sides in (
             {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
             {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
@@ -493,7 +493,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
         group = [pair for pair in pairs if references[pair.case_id] == convention]
         # an outline without scans does not suffice; it counts if most references agree
         shown = (pair.reference for pair in group)
-        judgements = layouts.judge_labels(shown, convention, is_named=False, advice=advice)
+        judgements = releases.judge_labels(shown, convention, is_named=False, advice=advice)
         for pair, (problems, _) in zip(group, judgements, strict=True):
             conventions = convention, predictions[pair.case_id]
             yield replace(pair, conventions=conventions, refusal=next(iter(problems), None))

@@ -17,9 +17,10 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
+from brats_seg.cases import releases
 from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.layouts import check_values, modality_named, resolve_convention
+from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
@@ -422,8 +423,8 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     label = read_label_map(paths[view.case_id], case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
     values, shape = label_values_of(label.array), label.geometry.shape
-    convention, _ = resolve_convention(view.release, values, shape=shape, declared=labels)
-    check_values(values, convention, view.case_id, label.file)
+    convention, _ = releases.resolve_convention(view.release, values, shape=shape, declared=labels)
+    releases.check_values(values, convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long
     label_map = np.ascontiguousarray(oriented(label).array)
     return Labelled(label_map=label_map, convention=convention)

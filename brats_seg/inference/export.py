@@ -22,7 +22,7 @@ from pydantic import Field
 from safetensors.torch import save
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
-from brats_seg.cases.layouts import UNKNOWN, release_of
+from brats_seg.cases.releases import UNKNOWN, release_of
 from brats_seg.config import Section
 from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, printable

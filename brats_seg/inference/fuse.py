@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import check_one_grid, label_values_of
-from brats_seg.cases.layouts import OUTPUT_MARKER, resolve_conventions
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
 from brats_seg.evaluation.evaluate import case_of, label_maps_in
@@ -86,7 +86,7 @@ def fuse_label_maps(
         written.append(output / f"{case_id}.nii.gz")
         first = label_maps[0]
         write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
-    write_json(output / OUTPUT_MARKER, {"holds": "predictions"})
+    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 
 
@@ -141,7 +141,7 @@ def _read(paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
         packed, geometry = zlib.compress(volume.array.tobytes(), level=1), volume.geometry
         read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
         shown[case_id] = geometry.shape, label_values_of(volume.array)
-    conventions = resolve_conventions(shown)
+    conventions = releases.resolve_conventions(shown)
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
             values, file = f"label values {unknown}", str(paths[case_id])

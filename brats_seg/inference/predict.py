@@ -16,9 +16,9 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg import labels
+from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case, missing_problem
 from brats_seg.cases.find import single_input
-from brats_seg.cases.layouts import MEN_RT, NNUNET, UNKNOWN, modality_named, resolve_convention
 from brats_seg.config import Section
 from brats_seg.data.fold import Seen
 from brats_seg.errors import CaseError
@@ -171,7 +171,7 @@ class Predictor:
         Raises:
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
         """
-        named = {modality_named(word) or word: path for word, path in files.items()}
+        named = {layouts.modality_named(word) or word: path for word, path in files.items()}
         return self.predict_scan(self.prepare(self.read(single_input(case_id, named))))
 
     def predict_arrays(
@@ -211,7 +211,7 @@ class Predictor:
         if case.problems:
             raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
         # a task of one modality, whose target is not ours
-        if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
+        if case.release == releases.MEN_RT and (refusal := missing_problem(case)) is not None:
             raise refusal
         self.model.require(case.case_id, case.modalities, case.location)
 
@@ -322,12 +322,12 @@ def convention_to_write(
             is written, if they had only one.
         trained_on: Names of the conventions of the training cases.
     """
-    of_release, is_ambiguous = resolve_convention(release, ())
+    of_release, is_ambiguous = releases.resolve_convention(release, ())
     if not is_ambiguous:
         if asked_for in {None, of_release.name}:
             return of_release, ""
         known = f"the release of the scans has {of_release.name}"
-    elif release in {UNKNOWN, NNUNET}:
+    elif release in {releases.UNKNOWN, releases.NNUNET}:
         known = "the names of the scans show no release"
     else:
         known = f"the release {release} exists in several conventions"
