@@ -66,7 +66,7 @@ class Judgement:
 
     refusal: CaseError | None = None
     """Error that says why it cannot be used; None if it can."""
-    warnings: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     """Lines of what to look at; what was measured follows in brackets, and is folded on pages."""
     outermost: int | None = None
     enhancing: int | None = None

@@ -32,8 +32,8 @@ def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
 def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_path: Path) -> None:
     alone = replace(view, prediction=None, reference=None, uncertainty=None)
     case.write_case_page(alone, tmp_path / "a.html")
-    flags = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
-    case.write_case_page(alone, tmp_path / "b.html", flags=flags)
+    warnings = ("look at <t2f> [mm: 8; usual at most 3]", "no [file] here")
+    case.write_case_page(alone, tmp_path / "b.html", warnings=warnings)
     page, flagged = ((tmp_path / name).read_text() for name in ("a.html", "b.html"))
     assert "No warning was raised" in page
     assert "Volume (ml)" not in re.sub("<script.*", "", page, flags=re.DOTALL)

@@ -79,7 +79,7 @@ def test_another_numbering_is_read_right_or_refused(numbering: LabelConvention) 
 def test_phantoms_are_no_false_alarm(seed: int) -> None:
     images, truth = phantom(seed, with_et=seed != 6)
     judgement = placed(images, truth)
-    assert (judgement.refusal, judgement.warnings) == (None, ())
+    assert (judgement.refusal, judgement.remarks) == (None, ())
     assert quality.judge_group([shown_by(images, truth)], BRATS2017) == (NO_JUDGEMENT,)
 
 
@@ -94,7 +94,7 @@ def test_the_numbering_that_fits_is_named() -> None:
     assert "msd fits. Name the right one, such as --convention" in str(judgement.refusal)
     assert str(advised.refusal).endswith("Renumber it.")
     assert named.refusal is None
-    assert named.warnings[0].endswith("oedema is 2; msd fits")
+    assert named.remarks[0].endswith("oedema is 2; msd fits")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_a_convention_explains_is_no_contradiction(labels, convention, othe
     """Others may explain it as well; several label maps of one origin are judged together."""
     (judgement,) = quality.judge_group([labels], convention)
     warning = f"numbering is {convention.name} or {others}: "
-    assert [warning in text for text in judgement.warnings] == [True] * bool(others)
+    assert [warning in text for text in judgement.remarks] == [True] * bool(others)
     assert judgement.refusal is None
     assert quality.judge_group([labels], convention, is_named=True) == (NO_JUDGEMENT,)
     assert quality.judge_group([labels, labels], convention) == (NO_JUDGEMENT, NO_JUDGEMENT)

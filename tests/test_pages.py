@@ -88,7 +88,7 @@ def files(
 ) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: folder / f"{name}.html" for name in PAGES}
-    write_case_page(view, paths["case"], flags=("odd",), facts=(Fact("Model", "0123abc"),))
+    write_case_page(view, paths["case"], warnings=("odd",), facts=(Fact("Model", "0123abc"),))
     results = write_results(folder / "results")
     write_cohort_page(results, paths["cohort"], PageOptions(scores=results / "scores.csv"))
     write_run_page(tiny_run, paths["run"], PageOptions(prepared=tiny_prepared, device="cpu"))
@@ -140,7 +140,7 @@ def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, 
     path = tmp_path / "a.html"
     if name == "case":
         hostile = replace(view, case_id=HOSTILE)
-        write_case_page(hostile, path, flags=(HOSTILE,), facts=(Fact(HOSTILE, HOSTILE),))
+        write_case_page(hostile, path, warnings=(HOSTILE,), facts=(Fact(HOSTILE, HOSTILE),))
     elif name == "cohort":
         write_cohort_page(write_results(tmp_path / "results", name=HOSTILE), path)
     else:

@@ -408,7 +408,7 @@ def _check_loaded(
     values = label_values_of(label.array) if label else frozenset[int]()
     release, declared = releases.release_at(case.release, geometry.shape), labels or case.convention
     convention, _ = releases.resolve_convention(release, values, declared=declared)
-    remarks = [*case.remarks, *judgement.warnings]
+    remarks = [*case.remarks, *judgement.remarks]
     if label:
         shown = ShownLabels(
             case_id=case.case_id,
@@ -419,10 +419,10 @@ def _check_loaded(
         )
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
-        ((refusals, warnings),) = releases.judge_labels([shown], convention, is_named=is_named)
+        ((refusals, on_label),) = releases.judge_labels([shown], convention, is_named=is_named)
         for refusal in refusals:
             raise refusal
-        remarks += warnings
+        remarks += on_label
     return LoadedCase(
         # an index has noted some of the remarks already
         case=replace(case, release=release, remarks=tuple(dict.fromkeys(remarks))),

@@ -94,7 +94,7 @@ def inspect_case(case: Case) -> Case:
         voxel_mm3=float(abs(np.linalg.det(label.geometry.affine[:3, :3]))) if label else 0.0,
         outermost_label=judgement.outermost,
         enhancing_label=judgement.enhancing,
-        scan_remarks=judgement.warnings,
+        scan_remarks=judgement.remarks,
         fingerprint=judge.fingerprint_of(first) if judge and first and not problems else "",
         voxel_hash=_hash(first.array) if first else "",
     )
@@ -245,7 +245,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
         if not case.label_values:
             yield replace(case, convention="", remarks=tuple(remarks))
             continue
-        problems, warnings = next(judgements)
+        problems, on_label = next(judgements)
         if are_masks:
             problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
@@ -259,7 +259,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             convention=convention.name,
             facts=replace(case.facts, tumour_ml=n_voxels * case.facts.voxel_mm3 / MM3_PER_ML),
             problems=(*case.problems, *map(str, problems)),
-            remarks=(*remarks, *(warnings or guesses), *empty),
+            remarks=(*remarks, *(on_label or guesses), *empty),
         )
 
 

@@ -164,7 +164,7 @@ def check_values(
 def judge_labels(
     shown: Iterable[ShownLabels], convention: LabelConvention, *, is_named: bool, advice: str = ""
 ) -> Iterator[tuple[list[CaseError], tuple[str, ...]]]:
-    """Yield for each label map of a group what is wrong with it in a convention, and warnings.
+    """Yield for each label map of a group what is wrong with it in a convention, and remarks.
 
     `advice` is the next step where the voxels show another numbering, instead of `--convention`.
     """
@@ -178,4 +178,4 @@ def judge_labels(
             check_values(labelled.values, convention, labelled.case_id, labelled.file)
         except CaseError as error:
             problems.insert(0, error)
-        yield problems, judgement.warnings
+        yield problems, judgement.remarks

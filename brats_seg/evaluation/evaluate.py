@@ -450,7 +450,7 @@ def _judge_reference(
         enhancing=judgement.enhancing,
         is_on_scan=is_on_scan,
     )
-    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.warnings)
+    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.remarks)
 
 
 def _readable_scans(case: Case | None) -> tuple[Volume, ...]:

@@ -269,7 +269,7 @@ class Predictor:
                     *_subset_warnings(case.modalities, expected_loss),
                     *case.remarks,
                     *fallback.warnings,
-                    *judgement.warnings,
+                    *judgement.remarks,
                 ),
                 predicted_dice=judgement.predicted_dice,
                 seconds=time.monotonic() - started_s,

@@ -1,4 +1,4 @@
-"""Write the page of a case: viewer, volumes, lesions, flags, and where everything came from.
+"""Write the page of a case: viewer, volumes, lesions, warnings, and where everything came from.
 
 Whole numbers are embedded as they are; other numbers are rounded to 65,536 steps, and to fewer where
 the volumes would take more than `MOST_BYTES`. Without a script or WebGL the tables and pictures remain.
@@ -56,7 +56,7 @@ def write_case_page(
     view: cases.CaseView,
     path: Path,
     *,
-    flags: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     facts: Sequence[Fact] = (),
     steps: Path | None = None,
 ) -> None:
@@ -65,7 +65,7 @@ def write_case_page(
     Args:
         view: Scans of the case, with the label maps and the uncertainty that it has.
         path: The page.
-        flags: Sentences on what speaks against the scans or the prediction.
+        warnings: Sentences on what speaks against the scans or the prediction.
         facts: Origin of the scans and of the prediction.
         steps: Picture of how the scans were prepared, if there is one.
     """
@@ -77,7 +77,7 @@ def write_case_page(
         path,
         "case.html",
         title=view.case_id,
-        flags=flags,
+        warnings=warnings,
         facts=(*facts, *_facts_of_grid(view, volumes)),
         parts=part_rows(view),
         lesions=lesions,

@@ -118,9 +118,9 @@ def write_page_of(files: PageFiles) -> Path:
         view = with_reference(view, files.reference)
     if files.uncertainty is not None:
         view = with_uncertainty(view, files.uncertainty)
-    flags, facts = tuple(_flags(loaded, record)), tuple(_facts(files, loaded))
+    warnings, facts = tuple(_warnings(loaded, record)), tuple(_facts(files, loaded))
     steps = case.path_of(case.images[0]).with_name(STEPS_NAME)
-    write_case_page(view, files.page, flags=flags, facts=facts, steps=steps)
+    write_case_page(view, files.page, warnings=warnings, facts=facts, steps=steps)
     return files.page
 
 
@@ -221,7 +221,7 @@ def _check_files(files: PageFiles) -> None:
         raise CaseError(files.case_id, ", ".join(missing), "no such file", expected, advice)
 
 
-def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
+def _warnings(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
     if record and record.in_training == "yes":
         yield "the model was trained on this patient: expect worse results of new ones"

@@ -95,9 +95,9 @@ def judge_scan(
     remarks = tuple(scan.scan_remarks(images, sample, modalities))
     # a tumour does not look like itself in other modalities than their names say
     if oriented_label is None or any(remark.startswith(scan.MIXED_UP) for remark in remarks):
-        return Judgement(warnings=remarks)
+        return Judgement(remarks=remarks)
     judgement = judge_sample(case_id, images, oriented_label, sample)
-    return replace(judgement, warnings=(*remarks, *judgement.warnings))
+    return replace(judgement, remarks=(*remarks, *judgement.remarks))
 
 
 def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judgement:
@@ -120,7 +120,7 @@ def judge_sample(
     if not sample.is_brain or len(volumes) < len(MODALITIES):
         return NO_JUDGEMENT
     problem = advice = ""
-    warnings: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     labelled_ml = sample.n_inside * sample.voxel_ml
     if not _is_inside(sample):
         problem = f"{1 - sample.n_inside / sample.n_labelled:.0%} of the labelled voxels outside the brain"
@@ -132,7 +132,7 @@ def judge_sample(
         if advice or contrast < LEAST_CONTRAST:
             problem = f"labels whose edge is no edge in t2f, t2w or t1c ({evidence})"
         else:
-            warnings = (
+            remarks = (
                 "the label map may be of another scan: view both, its edge is hardly an edge in t2f, "
                 f"t2w or t1c [{evidence}]",
             )
@@ -141,7 +141,7 @@ def judge_sample(
         expected = "labels on the tumour of this scan"
         return Judgement(refusal=LabelError(case_id, label.file, problem, expected, next_step))
     outermost, enhancing = find_tissues(sample)
-    return Judgement(warnings=warnings, outermost=outermost, enhancing=enhancing)
+    return Judgement(remarks=remarks, outermost=outermost, enhancing=enhancing)
 
 
 def judge_group(
@@ -154,7 +154,7 @@ def judge_group(
     """Return for each label map of one release whether the convention explains its tissues.
 
     A label map that shows nothing clear itself is refused where most others show another numbering
-    in which its values have other regions. It has a warning if it is alone, and may be a copy in one.
+    in which its values have other regions. It has a remark if it is alone, and may be a copy in one.
 
     Args:
         group: Label maps that are read in one convention; one alone is judged by itself.
@@ -171,8 +171,8 @@ def judge_group(
         True
     """
     rival = "" if is_named else _rival(group, convention)
-    if len(group) == 1 and not is_named and (warning := _ambiguity_warning(group[0], convention)):
-        return (Judgement(warnings=(warning,)),)
+    if len(group) == 1 and not is_named and (remark := _ambiguity_remark(group[0], convention)):
+        return (Judgement(remarks=(remark,)),)
     return tuple(_judge(labels, convention, rival, is_named, next_step) for labels in group)
 
 
@@ -236,7 +236,7 @@ def _judge(
     fits = f"; {' or '.join(fitting)} fits" if fitting else ""
     if is_named or not fitting:
         message = f"the labels do not look like {convention.name}: {contradiction}{fits}"
-        return Judgement(warnings=(message,))
+        return Judgement(remarks=(message,))
     problem = f"labels that {convention.name} does not explain ({contradiction})"
     expected = f"the numbering of that convention{fits}"
     next_step = next_step or f"Name the right one, such as --convention {fitting[0]}."
@@ -259,8 +259,8 @@ def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
     return rival if n_against > n_for else ""
 
 
-def _ambiguity_warning(labels: ShownLabels, convention: LabelConvention) -> str:
-    """Return a warning if the tissues allow the convention, and others in which it may be a copy."""
+def _ambiguity_remark(labels: ShownLabels, convention: LabelConvention) -> str:
+    """Return a remark if the tissues allow the convention, and others in which it may be a copy."""
     fitting = _matches(labels)
     rivals = [name for name in _COPIED if name in fitting]
     rivals = [name for name in rivals if _has_other_regions(name, convention, labels.values)]

@@ -1,8 +1,8 @@
 """Judge whether a predicted label map can be a tumour, and say what speaks against it.
 
-The sentences are warnings for the person who reviews the result. Their limits are about twice the
+The sentences are remarks for the person who reviews the result. Their limits are about twice the
 extremes of the reference label maps of 22 patients of BraTS 2018 and 2021 and of the predictions of a
-good network for 8 of them (Dice of the whole tumour 0.89 to 0.98). One patient has a warning in both,
+good network for 8 of them (Dice of the whole tumour 0.89 to 0.98). One patient has a remark in both,
 whose contrast agent is weak.
 
 The Dice of a region rises with the mean probability of its voxels, by a line that was fitted on held-out
@@ -144,7 +144,7 @@ def judge_result(
         uptake=uptake,
         is_unusual=bool(scan.case.remarks),
     )
-    return Judgement(warnings=tuple(implausibilities(prediction)), predicted_dice=expected)
+    return Judgement(remarks=tuple(implausibilities(prediction)), predicted_dice=expected)
 
 
 def implausibilities(prediction: JudgedPrediction) -> Iterator[str]:
