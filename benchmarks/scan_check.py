@@ -152,8 +152,11 @@ def read_images(root: Path) -> Iterator[Images]:
 def measured(images: Images) -> tuple[dict[str, dict[str, float]], bool]:
     """Return what the checks measure in a scan, and whether they report something else."""
     grid = Geometry.at(AFFINE, images.shape[1:])
-    volumes = [Volume(array=image, geometry=grid, file="") for image in images]
-    sample = checks.sample_brain(volumes)
+    volumes = {
+        modality: Volume(array=image, geometry=grid, file="")
+        for modality, image in zip(MODALITIES, images, strict=True)
+    }
+    sample = checks.sample_brain([*volumes.values()])
     assert sample is not None
     reported = [*checks.skull_remarks(sample), *checks.order_remarks(sample)]
     return checks.measures_of(volumes, sample), bool(reported)

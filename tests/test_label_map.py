@@ -180,8 +180,8 @@ def test_a_label_map_that_is_not_on_the_tumour_is_refused(fault: str) -> None:
 def test_a_label_map_beside_fewer_than_four_modalities_is_not_judged(kept: int) -> None:
     images, truth = phantom(0)
     label = builders.label_volume(truth[::-1])
-    volumes = builders.volumes_of(images[:kept])
-    judgement = quality.judge_scan("a", volumes, label, MODALITIES[:kept])
+    volumes = dict(zip(MODALITIES, builders.volumes_of(images[:kept]), strict=False))
+    judgement = quality.judge_scan("a", volumes, label)
     assert (judgement.refusal, judgement.outermost) == (None, None)
 
 

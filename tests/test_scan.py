@@ -13,7 +13,7 @@ import pytest
 from scipy.ndimage import binary_dilation, gaussian_filter, zoom
 
 from brats_seg import find_cases, load_case
-from brats_seg.cases.nifti import oriented
+from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.quality import scan
@@ -31,12 +31,15 @@ def remarks_on(images: Images, spacing_mm: float = 0, angle: float = 0) -> list[
     affine = affine if spacing_mm else affine_of(images).copy()
     turn = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
     affine[:2, :2] = turn @ affine[:2, :2]
-    volumes, sample = volumes_of(images, affine), sample_of(images, affine=affine)
-    return list(scan.scan_remarks(volumes, sample, MODALITIES[: len(images)]))
+    return list(scan.scan_remarks(named(images, affine), sample_of(images, affine=affine)))
+
+
+def named(images: Images, affine: npt.NDArray[np.float64] | None = None) -> dict[str, Volume]:
+    return dict(zip(MODALITIES, volumes_of(images, affine), strict=False))
 
 
 def check(images: Images) -> None:
-    scan.check_modalities("a", volumes_of(images), sample_of(images))
+    scan.check_modalities("a", named(images), sample_of(images))
 
 
 def in_brain(change: Change, *places: int) -> Change:
@@ -129,11 +132,11 @@ def test_brains_in_the_space_of_mni_are_pitched_and_not_upside_down() -> None:
     images, affine = egg()[..., ::-1], np.diag([-3.0, -3.0, 3.0, 1.0])
     sample = sample_of(images, affine=affine)
     for field, code, n_said in (("qform", 1, 1), ("qform", 4, 0), ("sform", 4, 0)):
-        volumes = [
-            oriented(replace(one, geometry=replace(one.geometry, **{f"{field}_code": code})))
-            for one in volumes_of(images, affine)
-        ]
-        said = scan.scan_remarks(volumes, sample, MODALITIES[:1])
+        volumes = {
+            name: oriented(replace(one, geometry=replace(one.geometry, **{f"{field}_code": code})))
+            for name, one in named(images, affine).items()
+        }
+        said = scan.scan_remarks(volumes, sample)
         assert sum("upside down" in one for one in said) == n_said
 
 

@@ -348,12 +348,12 @@ def _judge(
     case: Case, volumes: Mapping[str, nifti.Volume], problems: Sequence[CaseError] = ()
 ) -> tuple[list[CaseError], Judgement]:
     """Add the problems of the voxels, and the judgement of a case without problems."""
-    images = tuple(volume for kind, volume in volumes.items() if kind != layouts.LABEL)
+    images = {kind: volume for kind, volume in volumes.items() if kind != layouts.LABEL}
     label = volumes.get(layouts.LABEL)
-    problems = [*problems, *_find_problems(case.case_id, images, label)]
+    problems = [*problems, *_find_problems(case.case_id, [*images.values()], label)]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
-        judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
+        judgement = judge.judge_scan(case.case_id, images, label)
         problems += [judgement.refusal] if judgement.refusal else []
     return problems, judgement
 

@@ -8,7 +8,7 @@ and 2021.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from math import prod
 
@@ -69,30 +69,24 @@ _COPIED = ("msd", "brats2024-ped")
 _MIRRORED = ("left to right", "front to back", "upside down")
 
 
-def judge_scan(
-    case_id: str,
-    volumes: Sequence[Volume],
-    label: Volume | None,
-    modalities: Sequence[str] = MODALITIES,
-) -> Judgement:
+def judge_scan(case_id: str, volumes: Mapping[str, Volume], label: Volume | None) -> Judgement:
     """Return whether the modalities are what they are called, and the label map is of the scan.
 
     Args:
         case_id: Id of the case.
-        volumes: Volumes on one grid, finite and not constant, as stored.
+        volumes: Volume of each modality, on one grid, finite and not constant, as stored.
         label: The label map, as stored; None without one.
-        modalities: Modality of each volume.
     """
-    images = [oriented(volume) for volume in volumes]
-    oriented_label = label and oriented(label)
+    oriented_volumes = {modality: oriented(volume) for modality, volume in volumes.items()}
+    images, oriented_label = [*oriented_volumes.values()], label and oriented(label)
     sample = scan.sample_brain(images, oriented_label)
     if sample is None:
         return NO_JUDGEMENT
     try:
-        scan.check_modalities(case_id, images, sample, modalities)
+        scan.check_modalities(case_id, oriented_volumes, sample)
     except CaseError as error:
         return Judgement(refusal=error)
-    remarks = tuple(scan.scan_remarks(images, sample, modalities))
+    remarks = tuple(scan.scan_remarks(oriented_volumes, sample))
     # a tumour does not look like itself in other modalities than their names say
     if oriented_label is None or any(remark.startswith(scan.MIXED_UP) for remark in remarks):
         return Judgement(remarks=remarks)

@@ -62,6 +62,7 @@ order of real brains was better than all others by 8 or more."""
 SAME_TISSUE = 0.65
 """Correlation of the local contrast of two modalities from which they may be the same modality. Pairs
 that are not t1n and t1c reached 0.63."""
+# the measures that have limits
 FOREGROUND_ML = "ml of foreground"
 SURFACE = "brightness of the surface in t1n, t1c and t2f"
 TURN = "degrees between the grid and the axes of the body"
@@ -181,14 +182,9 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None = None) -> Brai
     )
 
 
-def check_modalities(
-    case_id: str,
-    volumes: Sequence[Volume],
-    sample: BrainSample,
-    modalities: Sequence[str] = MODALITIES,
-) -> None:
+def check_modalities(case_id: str, volumes: Mapping[str, Volume], sample: BrainSample) -> None:
     """Raise `CaseError` if a modality is a label map, or two are one image, scaled or rounded."""
-    for volume, values in zip(volumes, sample.values, strict=True):
+    for volume, values in zip(volumes.values(), sample.values, strict=True):
         # a few voxels show nearly always that it is a scan
         if len(np.unique(values[::7])) > MOST_LABEL_VALUES:
             continue
@@ -199,48 +195,43 @@ def check_modalities(
             next_step = "Put the image of that modality in its place."
             raise CaseError(case_id, volume.file, problem, "a scan", next_step)
     likeness = _correlations(sample.values)
-    for i, j in combinations(range(len(modalities)), 2):
-        names = f"{modalities[i]} and {modalities[j]}"
-        first, second = volumes[i], volumes[j]
+    for (i, first), (j, second) in combinations(enumerate(volumes), 2):
+        names, pair = f"{first} and {second}", (volumes[first], volumes[second])
         is_alike = abs(likeness[i, j]) > SAME_IMAGE
         problem = f"the same image for {names}, but for its brightness" if is_alike else ""
         # values that are all equal in the sample have no correlation
-        if (is_alike or likeness[i, j] == 0) and np.array_equal(first.array, second.array):
+        if (is_alike or likeness[i, j] == 0) and np.array_equal(pair[0].array, pair[1].array):
             problem = f"the same voxels for {names}"
         if problem:
             next_step = "One modality was given twice: put the right file in its place."
-            files = f"{first.file} and {second.file}"
+            files = f"{pair[0].file} and {pair[1].file}"
             raise CaseError(case_id, files, problem, "a different image for each", next_step)
 
 
-def scan_remarks(
-    volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str] = MODALITIES
-) -> Iterator[str]:
+def scan_remarks(volumes: Mapping[str, Volume], sample: BrainSample) -> Iterator[str]:
     """Yield a line for everything that is unusual about a scan.
 
     Args:
         volumes: The modalities in the axes of BraTS.
         sample: Their sample; they are compared with each other only if all four are there.
-        modalities: Modality of each volume.
     """
     skull = list(skull_remarks(sample))
     yield from skull
-    measures = {TURN: {"": _rotation_degrees(volumes[0].geometry)}}
+    geometry = next(iter(volumes.values())).geometry
+    measures = {TURN: {"": _rotation_degrees(geometry)}}
     if sample.is_brain and not skull:
-        measures |= measures_of(volumes, sample, modalities)
+        measures |= measures_of(volumes, sample)
     yield from remarks(LIMITS, measures)
     if sample.is_brain and len(volumes) == len(MODALITIES):
         yield from order_remarks(sample)
 
 
-def measures_of(
-    volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str] = MODALITIES
-) -> dict[str, dict[str, float]]:
+def measures_of(volumes: Mapping[str, Volume], sample: BrainSample) -> dict[str, dict[str, float]]:
     """Return the measures of a brain without skull, each by modality or by what its values are of."""
-    measures = {DETAIL: dict(zip(modalities, map(_detail, volumes), strict=True))}
+    measures = {DETAIL: {modality: _detail(volume) for modality, volume in volumes.items()}}
     if sample.brain_ml > SMALLEST_WHOLE_ML:
         measures |= _shape(sample)
-    geometry = volumes[0].geometry
+    geometry = next(iter(volumes.values())).geometry
     if _MNI152 in {geometry.qform_code, geometry.sform_code}:
         # there brains are pitched: 0.06 for one that is the right way up
         measures.pop(ASYMMETRY, None)
