@@ -258,11 +258,10 @@ def _find_below(
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
     superseded = _find_superseded(groups)
     groups = _separate_names([group for group in groups if group not in superseded])
-    candidates: Mapping[_Group, Sequence[_Candidate]] = {}
-    if with_labels:
-        # label maps may be in folders of scans that are superseded
-        above = {group.folder for group in superseded}
-        candidates = _label_candidates(groups, unique, above, is_given=label_files is not None)
+    of_labels = unique if with_labels else []
+    # label maps may be in folders of scans that are superseded
+    searched = {group.folder for group in superseded}
+    candidates = _label_candidates(groups, of_labels, searched, is_given=label_files is not None)
     cases += [_assemble(group, candidates.get(group, ())) for group in groups]
     used = {scan.path for case in cases for scan in case.files.values()}
     unused = [
@@ -334,26 +333,32 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
 
 def _groups_in(folder: Folder, name: str) -> list[_Group]:
     """Return the scans of a folder by case; `name` is the name of the folder."""
-    by_id: defaultdict[str, list[NamedFile]] = defaultdict(list)
+    by_id: dict[str, list[NamedFile]] = {}
     for scan in folder.scans:
         if scan.kind in MODALITIES:
-            by_id[scan.case or name].append(scan)
-    scans = [scan for group in by_id.values() for scan in group]
-    is_one = len(by_id) == 1 or 0 < len({scan.kind for scan in scans}) == len(scans)
-    if name in by_id and releases.parse_case_id(name)[0] != releases.UNKNOWN:
+            by_id.setdefault(scan.case or name, []).append(scan)
+    if name in by_id and _has_release(name):
         # the folder of one case: files with other names are derived from it
-        return [_Group(case_id=name, folder=folder.path, scans=by_id[name])]
-    # in the data folder itself the only case is called as it would be among others
-    is_flat = (
-        folder.path == Path() and len(by_id) == 1 and not _TIMEPOINT.fullmatch(next(iter(by_id)))
-    )
-    if (
-        is_one
-        and not is_flat
-        and all(releases.parse_case_id(key)[0] == releases.UNKNOWN for key in by_id)
-    ):
+        by_id = {name: by_id[name]}
+    elif _is_one_case(by_id, is_root=folder.path == Path()):
+        scans = [scan for of_id in by_id.values() for scan in of_id]
         return [_Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)]
-    return [_Group(case_id=key, folder=folder.path, scans=group) for key, group in by_id.items()]
+    return [_Group(case_id=key, folder=folder.path, scans=scans) for key, scans in by_id.items()]
+
+
+def _is_one_case(by_id: Mapping[str, Sequence[NamedFile]], *, is_root: bool) -> bool:
+    """Return whether the scans of a folder, by the ids in their names, are one case, named by the folder."""
+    if any(map(_has_release, by_id)):
+        return False
+    if len(by_id) == 1:
+        # in the data folder itself the only case is called as it would be among others
+        return not is_root or any(map(_TIMEPOINT.fullmatch, by_id))
+    kinds = [scan.kind for scans in by_id.values() for scan in scans]
+    return 0 < len({*kinds}) == len(kinds)
+
+
+def _has_release(case_id: str) -> bool:
+    return releases.parse_case_id(case_id)[0] != releases.UNKNOWN
 
 
 def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
@@ -364,35 +369,42 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
     if `B` has a `week1` too, or if they are dates and `B` has others. Folders directly below the data
     folder keep their names.
     """
-    by_folder = [group for group in groups if group.is_named_by_folder]
-    n_of_name = Counter(group.case_id for group in by_folder)
-    same = {name for name, n in n_of_name.items() if n > 1}
-    if any(map(_TIMEPOINT.fullmatch, same)):
-        same |= {name for name in n_of_name if _TIMEPOINT.fullmatch(name)}
-    above = {group.folder.parent for group in by_folder if group.case_id in same} - {Path()}
-    # dates of several patients seldom coincide
-    dated = {group.folder.parent for group in by_folder if _DATE.fullmatch(group.case_id)}
-    if len(dated - {Path()}) > 1:
-        above |= dated - {Path()}
+    above = _distinguishing_folders([group for group in groups if group.is_named_by_folder])
     n_above = Counter(folder.name for folder in above)
     n_below = Counter(group.folder.parent for group in groups)
-    renamed = []
-    for group in groups:
-        folder = group.folder.parent
-        if group.is_named_by_folder and folder in above:
-            # folders above of one name are distinguished by their whole path
-            name = folder.name if n_above[folder.name] == 1 else "_".join(folder.parts)
-            is_alone = n_below[folder] == 1
-            is_of_one = is_alone or _TIMEPOINT.fullmatch(group.case_id)
-            # `A/week1/raw` is the case `week1` of the patient `A`
-            patient = folder.parent.name if _TIMEPOINT.fullmatch(folder.name) else ""
-            group = replace(
-                group,
-                case_id=name if is_alone else f"{name}_{group.case_id}",
-                patient_id=releases.parse_case_id(patient or name)[1] if is_of_one else "",
-            )
-        renamed.append(group)
-    return renamed
+    return [
+        _named_above(group, n_above, is_alone=n_below[group.folder.parent] == 1)
+        if group.is_named_by_folder and group.folder.parent in above
+        else group
+        for group in groups
+    ]
+
+
+def _distinguishing_folders(groups: Sequence[_Group]) -> set[Path]:
+    """Return the folders above those of cases that are needed to tell the cases apart."""
+    names = Counter(group.case_id for group in groups)
+    same = {name for name, n in names.items() if n > 1}
+    timepoints = set(filter(_TIMEPOINT.fullmatch, names))
+    same |= timepoints if same & timepoints else set()
+    above = {group.folder.parent for group in groups if group.case_id in same} - {Path()}
+    # dates of several patients seldom coincide
+    dated = {group.folder.parent for group in groups if _DATE.fullmatch(group.case_id)} - {Path()}
+    return above | dated if len(dated) > 1 else above
+
+
+def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -> _Group:
+    """Return a group with the name of the folder above, before its own unless it is alone there."""
+    above = group.folder.parent
+    # folders above of one name are distinguished by their whole path
+    name = above.name if n_above[above.name] == 1 else "_".join(above.parts)
+    is_of_one_patient = is_alone or _TIMEPOINT.fullmatch(group.case_id)
+    # `A/week1/raw` is the case `week1` of the patient `A`
+    patient = above.parent.name if _TIMEPOINT.fullmatch(above.name) else ""
+    return replace(
+        group,
+        case_id=name if is_alone else f"{name}_{group.case_id}",
+        patient_id=releases.parse_case_id(patient or name)[1] if is_of_one_patient else "",
+    )
 
 
 def _prefixes(stem: str) -> Iterator[str]:
