@@ -59,16 +59,15 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     temporary = _temporary(path)
     try:
-        if path.exists() and not path.is_file():
-            # a device such as /dev/null would be replaced by a file
-            raise OSError(errno.EEXIST, "it is no regular file", str(path))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
-    except OSError as error:
-        raise writing_error(error, path) from error
+        with explained_writing(path):
+            if path.exists() and not path.is_file():
+                # a device such as /dev/null would be replaced by a file
+                raise OSError(errno.EEXIST, "it is no regular file", str(path))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
     finally:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
@@ -93,17 +92,16 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     path = path.resolve() if path.is_symlink() else path
     new, old = _temporary(path, "new-"), _temporary(path, "old-")
     try:
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(path))
-        new.mkdir(parents=True)
-        yield new
-        sync(new)
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        raise writing_error(error, path, when_full=when_full) from error
+        with explained_writing(path, when_full=when_full):
+            if path.exists() and not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(path))
+            new.mkdir(parents=True)
+            yield new
+            sync(new)
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            sync(path.parent)
     finally:
         with suppress(OSError):
             if old.exists() and not path.exists():
@@ -134,11 +132,9 @@ def locked(
     If another process holds the lock, `when_taken` is raised; None waits for that process. Processes
     that share a lock hold it at the same time.
     """
-    try:
+    with explained_writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = _acquire_lock(path, when_taken, is_shared=is_shared)
-    except OSError as error:
-        raise writing_error(error, path.parent) from error
     try:
         yield
     finally:
@@ -178,11 +174,8 @@ def reading(folder: Path) -> Iterator[None]:
 
 def check_writable(folder: Path) -> None:
     """Raise an error if a folder, or the first one above it that exists, cannot be written to."""
-    try:
-        with tempfile.TemporaryFile(dir=_existing(folder)):
-            pass
-    except OSError as error:
-        raise writing_error(error, folder) from error
+    with explained_writing(folder), tempfile.TemporaryFile(dir=_existing(folder)):
+        pass
 
 
 def free_bytes(folder: Path) -> int:
@@ -245,16 +238,19 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def writing_error(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
-    """Return the error to raise for a system error that occurred while writing `path`."""
-    if path == Path():
+@contextmanager
+def explained_writing(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[None]:
+    """Turn an error of the system while a path is written into one that says what to do about it."""
+    try:
+        yield
+    except OSError as error:
         # "." does not tell the user which folder it is
-        path = path.absolute()
-    for numbers, message in _MESSAGES:
-        if error.errno in numbers:
-            reason = error.strerror or str(error)
-            return EnvironmentalError(message.format(path=path, reason=reason, when_full=when_full))
-    return error
+        shown, reason = path if path != Path() else path.absolute(), error.strerror or str(error)
+        for numbers, message in _MESSAGES:
+            if error.errno in numbers:
+                msg = message.format(path=shown, reason=reason, when_full=when_full)
+                raise EnvironmentalError(msg) from error
+        raise
 
 
 _MESSAGES: tuple[tuple[set[int | None], str], ...] = (

@@ -74,25 +74,29 @@ def read_table(
                 index_col=False,
                 engine="python",
             )
+        problem = _wrong_columns(frame, required, short_rows=short_rows)
     except FileNotFoundError:
-        msg = f"{path} does not exist"
-        raise UsageError(msg) from None
+        problem = "does not exist"
     except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}"
-        raise UsageError(msg) from None
+        problem = f"cannot be read: {error.strerror}"
     except (pd.errors.ParserWarning, ValueError) as error:
-        msg = f"{path} is not a CSV table: {error}"
-        raise UsageError(msg) from None
-    is_short = frame.isna().any(axis=1)
-    if is_short.any() and not short_rows:
-        msg = f"{path} is not a CSV table: line {is_short.argmax() + 2} has fewer cells than the header"
-        raise UsageError(msg)
-    if missing := [column for column in required if column not in frame.columns]:
-        columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
-        msg = f"{path} has no column {', '.join(missing)}; found the columns {columns}"
+        problem = f"is not a CSV table: {error}"
+    if problem:
+        msg = f"{path} {problem}"
         raise UsageError(msg)
     cells = frame.fillna("").map(_unescape_formula)
     return cells[(cells != "").any(axis=1)].reset_index(drop=True)
+
+
+def _wrong_columns(frame: pd.DataFrame, required: Sequence[str], *, short_rows: bool) -> str:
+    """Return what is wrong with the columns of a table, or nothing."""
+    is_short = frame.isna().any(axis=1)
+    if is_short.any() and not short_rows:
+        return f"is not a CSV table: line {is_short.argmax() + 2} has fewer cells than the header"
+    if missing := [column for column in required if column not in frame.columns]:
+        columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
+        return f"has no column {', '.join(missing)}; found the columns {columns}"
+    return ""
 
 
 def _escape_formula(cell: Any) -> Any:

@@ -27,7 +27,7 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
-from brats_seg.files import locked, remove_leftovers, whole_file, write_json, writing_error
+from brats_seg.files import explained_writing, locked, remove_leftovers, whole_file, write_json
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.predict import PARTS, Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
@@ -237,17 +237,14 @@ class OutputFolder:
         path, values = self.path / MANIFEST_NAME, _LINE.dump_python(entry, mode="json")
         # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
         line = json.dumps(values).encode() + b"\n"
-        try:
-            with self._lock, path.open("a+b") as file:
-                if file.tell():
-                    # the last line may be of a process that was killed
-                    file.seek(-1, os.SEEK_END)
-                    line = line if file.read() == b"\n" else b"\n" + line
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise writing_error(error, path) from error
+        with explained_writing(path), self._lock, path.open("a+b") as file:
+            if file.tell():
+                # the last line may be of a process that was killed
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read() == b"\n" else b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""

@@ -25,7 +25,7 @@ from brats_seg.config import Config, StartConfig, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
-from brats_seg.files import remove_leftovers, whole_file, write_json, writing_error
+from brats_seg.files import explained_writing, remove_leftovers, whole_file, write_json
 from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.losses import RunningSums
@@ -144,10 +144,8 @@ class RunFolder:
             raise UsageError(msg)
         names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
         new_path = next(path for path in names if not path.exists())
-        try:
+        with explained_writing(new_path):
             self.path.rename(new_path)
-        except OSError as error:
-            raise writing_error(error, new_path) from error
         return new_path
 
     def _resume(self, state: RunState) -> None:
