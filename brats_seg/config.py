@@ -42,6 +42,7 @@ Width = Annotated[int, Field(gt=0, le=4096)]
 """Channels of a layer; the widest networks in use have 1024."""
 VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
 """Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
+VoxelSpacing = tuple[VoxelEdge, VoxelEdge, VoxelEdge]
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
@@ -143,9 +144,7 @@ class FoldConfig(ConfigSection):
 class StoreConfig(ConfigSection):
     """Settings of the prepared cases on disk."""
 
-    spacing_mm: (
-        Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_parse_list)] | None
-    ) = None
+    spacing_mm: Annotated[VoxelSpacing, BeforeValidator(_parse_list)] | None = None
     """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
     the median of the cases, which is 1 mm for BraTS."""
 

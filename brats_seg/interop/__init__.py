@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ import torch
 from brats_seg.cases.case import Case, LoadedCase
 from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.config import LONGEST_YAML, VoxelEdge, parse_yaml
+from brats_seg.config import LONGEST_YAML, parse_yaml
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Method
@@ -24,7 +24,6 @@ from brats_seg.inference.model import Member
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.runtime.weights import ExportedModel, read_plain, reason_of, sha256_of
 
-Spacing: TypeAlias = tuple[VoxelEdge, VoxelEdge, VoxelEdge]
 _LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
 _COPY_AGAIN = "Copy the folder of the model again."

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
-from brats_seg.config import Size, Threshold, VoxelEdge
+from brats_seg.config import Size, Threshold, VoxelEdge, VoxelSpacing
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import Member
@@ -101,9 +101,9 @@ class _Windows(BaseModel):
 class _Sizes(BaseModel):
     """Arguments of transforms that the size of a volume depends on."""
 
-    pixdim: interop.Spacing | VoxelEdge = 1.0
-    min_pixdim: interop.Spacing | VoxelEdge = 1.0
-    max_pixdim: interop.Spacing | VoxelEdge = 1.0
+    pixdim: VoxelSpacing | VoxelEdge = 1.0
+    min_pixdim: VoxelSpacing | VoxelEdge = 1.0
+    max_pixdim: VoxelSpacing | VoxelEdge = 1.0
     margin: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 0
     k_divisible: _Voxels | tuple[_Voxels, _Voxels, _Voxels] = 1
 

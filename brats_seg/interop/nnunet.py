@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from brats_seg import interop
 from brats_seg.cases.case import LoadedCase
-from brats_seg.config import Size
+from brats_seg.config import Size, VoxelSpacing
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
@@ -76,7 +76,7 @@ class _Configuration(BaseModel):
     """Entries of a configuration of `plans.json`, such as `3d_fullres`."""
 
     patch_size: Size
-    spacing: interop.Spacing
+    spacing: VoxelSpacing
     normalization_schemes: tuple[_Normalisation, _Normalisation, _Normalisation, _Normalisation]
     use_mask_for_norm: tuple[bool, bool, bool, bool]
     resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
