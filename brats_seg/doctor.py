@@ -149,25 +149,24 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     from brats_seg.data.store import read_manifest
     from brats_seg.runtime.machine import disk_finding
 
-    cases = find_cases(data, label_files=config.cases.label_files).cases
-    bad = [case for case in cases if not case.usable]
-    n_labelled = sum(case.label is not None for case in cases)
-    message = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
+    index = find_cases(data, label_files=config.cases.label_files)
+    bad = [case for case in index.cases if not case.usable]
+    n_labelled = sum(case.label is not None for case in index.cases)
+    message = f"{counted(len(index.cases), 'case')} in {data}, {n_labelled} with a label map"
     if not bad:
         yield Finding(check="scans", status="ok", found=message)
     else:
         problem = f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}"
         yield Finding(
             check="scans",
-            status="problem" if len(bad) == len(cases) else "warning",
+            status="problem" if len(bad) == len(index.cases) else "warning",
             found=f"{message}; {len(bad)} with problems, such as {printable(problem)}",
             remedy=f"brats-seg index {shlex.quote(str(data))}",
         )
     folder = prepared_path or prepared_path_of(data)
-    labelled = [case for case in cases if case.label is not None and case.usable]
-    n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
-    needed = required_bytes(labelled, folder, config.store.spacing_mm)
-    prepared = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
+    n_done = sum(read_manifest(folder / case.case_id) is not None for case in index.trainable)
+    needed = required_bytes(index.trainable, folder, config.store.spacing_mm)
+    prepared = f"{n_done} of {counted(len(index.trainable), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, prepared)
     yield from _write_findings("write access", folder)
 
