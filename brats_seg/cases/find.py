@@ -25,6 +25,7 @@ from brats_seg.cases.layouts import LABEL, Folder, NamedFile
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.files import file_state
 from brats_seg.labels import MODALITIES
+from brats_seg.voxels.shapes import group_by
 
 log = logging.getLogger(__name__)
 
@@ -422,20 +423,18 @@ def _label_candidates(
     They are in the folders of the scans, in folders called after label maps, in derivatives and in the folders
     to be searched in addition, or in any folder if a pattern names them.
     """
-    in_folder, of_name = (defaultdict[object, list[_Group]](list) for _ in range(2))
-    for group in groups:
-        in_folder[group.folder].append(group)
-        of_name[group.case_id].append(group)
+    in_folder = {same[0].folder: same for same in group_by(groups, lambda group: [group.folder])}
+    of_id = {same[0].case_id: same for same in group_by(groups, lambda group: [group.case_id])}
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
-        path, same_folder = folder.path, in_folder.get(folder.path, [])
+        path, beside = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
-        if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
+        if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
-                names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
-                apart = next((of_name[name] for name in names if name in of_name), [])
-                for group in _cases_of(scan, same_folder) if same_folder else apart:
-                    candidates[group].append((scan, not same_folder))
+                names = () if beside else _owner_names(scan, folder, is_given=is_given)
+                apart = next((of_id[name] for name in names if name in of_id), [])
+                for group in _cases_of(scan, beside) if beside else apart:
+                    candidates[group].append((scan, not beside))
     return candidates
 
 
