@@ -40,29 +40,25 @@ class Limit(NamedTuple):
     """One line, in which `{of}` is replaced by the source of the values, such as modalities."""
 
 
+# the sample of the brain
 STEP_MM = 2.0
 """Distance between the voxels of a sample; on coarser grids all voxels are taken."""
 SMALLEST_BRAIN_ML = 50.0
 """Foreground below which a scan is no brain, but a part of one: a newborn has 300 ml."""
 SMALLEST_WHOLE_ML = 100.0
 """Foreground from which size and shape are judged; an adult at half its size has 120 ml or more."""
+_LARGEST_Z = 15.0
+_IQR_OF_NORMAL = 1.349
+"""Interquartile range of the normal distribution of standard deviation 1."""
+
+# what is refused
 MOST_LABEL_VALUES = 5
 """Values of an image that may be a label map; a scan has hundreds."""
 SAME_IMAGE = 0.995
 """Correlation of two modalities from which they are one image, scaled or rounded. Real pairs reached
 0.79, and T1 with 5 % of noise 0.99."""
-LEAST_UPTAKE = 1.2
-"""Least enhancement of the brightest thousandth of a brain, in standard deviations. With contrast
-agent it reached 1.65 to 11; a second image without it at most 1.0."""
-MIXED_UP = "modalities may be mixed up"
-"""Beginning of the remark on the order of the modalities."""
-MIXED_UP_MARGIN = 4.0
-"""Least gain in log-likelihood for which another order of the modalities is reported. The given
-order of real brains was better than all others by 8 or more."""
-SAME_TISSUE = 0.65
-"""Correlation of the local contrast of two modalities from which they may be the same modality. Pairs
-that are not t1n and t1c reached 0.63."""
-# the measures that have limits
+
+# what is measured, and its usual ranges
 FOREGROUND_ML = "ml of foreground"
 SURFACE = "brightness of the surface in t1n, t1c and t2f"
 TURN = "degrees between the grid and the axes of the body"
@@ -94,20 +90,32 @@ LIMITS = (
 )
 """Limits of a scan without skull, which none of 24 real ones exceeds. Most lie halfway between those and
 the nearest of their damaged copies (`benchmarks/scan_check.py`)."""
-
 _MNI152 = 4
 """Code of NIfTI for the space of the MNI template."""
-MODALITY_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
-"""Indices in `MODALITIES` of every pair of modalities."""
-_UPPER = tuple(np.transpose(MODALITY_PAIRS))
-_LOCAL_MM = 30.0
-"""Width of the neighbourhood whose mean is subtracted, because of the bias field of the scanner."""
 _SURFACE_MM = 4.0
 """Depth of the surface of the brain."""
 _FARTHEST = 12
 """Voxels of background that a sample is padded with, so that its opposite ends do not overlap."""
 _EVERY = 16
 """Step between the planes in which detail is measured."""
+
+# which modality an image is
+MIXED_UP = "modalities may be mixed up"
+"""Beginning of the remark on the order of the modalities."""
+MIXED_UP_MARGIN = 4.0
+"""Least gain in log-likelihood for which another order of the modalities is reported. The given
+order of real brains was better than all others by 8 or more."""
+LEAST_UPTAKE = 1.2
+"""Least enhancement of the brightest thousandth of a brain, in standard deviations. With contrast
+agent it reached 1.65 to 11; a second image without it at most 1.0."""
+SAME_TISSUE = 0.65
+"""Correlation of the local contrast of two modalities from which they may be the same modality. Pairs
+that are not t1n and t1c reached 0.63."""
+MODALITY_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
+"""Indices in `MODALITIES` of every pair of modalities."""
+_UPPER = tuple(np.transpose(MODALITY_PAIRS))
+_LOCAL_MM = 30.0
+"""Width of the neighbourhood whose mean is subtracted, because of the bias field of the scanner."""
 _TAIL_PERCENT = 0.1
 """Share of the voxels of a brain that are vessels, or as bright."""
 _CORRELATIONS = np.array([0.52, -0.62, 0.32, -0.49, 0.14, -0.12])
@@ -115,9 +123,6 @@ _CORRELATIONS = np.array([0.52, -0.62, 0.32, -0.49, 0.14, -0.12])
 _TAILS = np.array([-0.51, -0.48, -0.11, -0.20, 0.22, 0.50])
 """Means of the asymmetry of the difference of two modalities, for the same pairs."""
 _CORRELATION_SD, _TAIL_SD = 0.17, 0.13
-_LARGEST_Z = 15.0
-_IQR_OF_NORMAL = 1.349
-"""Interquartile range of the normal distribution of standard deviation 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
