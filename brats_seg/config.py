@@ -26,7 +26,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from brats_seg import presets
 from brats_seg.errors import ConfigError, unknown_name
@@ -105,6 +105,8 @@ def import_by_name(name: str, setting: str) -> Any:
 
 
 DottedName = Annotated[str, AfterValidator(_named)]
+Arguments = Annotated[dict[str, Any], AfterValidator(to_jsonable_python)]
+"""Keyword arguments as the files of a run and of an exported model hold them: a tuple is a list."""
 
 
 class Section(BaseModel):
@@ -168,7 +170,7 @@ class ModelConfig(ConfigSection):
 
     Any other network is given by its dotted name, for example `monai.networks.nets.UNet`.
     """
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     """Keyword arguments of a network that is given by its dotted name."""
     widths: Annotated[
         tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_parse_list)
@@ -207,7 +209,7 @@ class LossConfig(ConfigSection):
     """Whether Dice is computed over the whole effective batch instead of patch by patch."""
     name: DottedName | None = None
     """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for Dice and BCE."""
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     """Keyword arguments of a loss that is given by its dotted name."""
 
 

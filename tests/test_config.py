@@ -24,7 +24,11 @@ def test_later_sources_win_over_earlier_ones():
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
     before = copy.deepcopy(PRESETS)
-    config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
+    assignments, values = (
+        ["training.effective_batch={0: 8, 40: 16}"],
+        {"model.arguments": {"a": (2, 2)}},
+    )
+    config = load_config(preset=preset, assignments=assignments, values=values)
     written = yaml.safe_load(config.to_yaml())
     encoder = load_config(preset=preset, assignments=["model.name=autoencoder"])
     assert load_config(text=config.to_yaml()) == config
@@ -161,6 +165,7 @@ TEXTS = (
         *(({"assignments": [one]}, match) for one, match in ASSIGNMENTS),
         *(({"assignments": ["model.name=autoencoder", o]}, m) for o, m in OF_AUTOENCODERS),
         *(({"text": text}, message) for text, message in TEXTS),
+        ({"values": {"loss.arguments": {"weight": object()}}}, r"loss\.arguments: .*'object'"),
         # all wrong settings are told at once
         ({"assignments": ["folds.n_folds=1", "validation.overlap=1"]}, r"(?s)folds.*\n.*overla"),
         ({"preset": "T4"}, "preset 'T4' is unknown; there are demo, cpu, kaggle-t4"),
