@@ -120,8 +120,8 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if folds is not None and not folds:
         msg = "no fold is chosen; expected at least one, or None for all"
         raise UsageError(msg)
-    training = config.training
-    settings = PredictionSettings(device=training.device, precision=training.precision)
+    device, precision = config.training.device, config.training.precision
+    settings = PredictionSettings(device=device, precision=precision)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
@@ -139,14 +139,9 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         if not trainings[-1].finished:
             return CrossValidation(runs=paths, trainings=trainings, results=None)
         tuning = tune_runs(
-            paths,
-            prepared_path=folder,
-            device=settings.device,
-            precision=settings.precision,
-            track=track,
+            paths, prepared_path=folder, device=device, precision=precision, track=track
         )
-        held_out = [open_held_out(path, folder) for path in paths]
-        cases = held_out_cases(held_out, prepared.index)
+        cases = held_out_cases([open_held_out(path, folder) for path in paths], prepared.index)
         batch.check_apart(list(chain(*cases.values())), predictions)
         outcomes = held_out_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))
