@@ -171,7 +171,7 @@ class ModelConfig(ConfigSection):
     Any other network is given by its dotted name, for example `monai.networks.nets.UNet`.
     """
     arguments: Arguments = {}
-    """Keyword arguments of a network that is given by its dotted name."""
+    """Keyword arguments of a network that is given by its dotted name; `{}` drops those of a file."""
     widths: Annotated[
         tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_parse_list)
     ] = (32, 64, 128, 256, 320, 320)
@@ -210,7 +210,7 @@ class LossConfig(ConfigSection):
     name: DottedName | None = None
     """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for Dice and BCE."""
     arguments: Arguments = {}
-    """Keyword arguments of a loss that is given by its dotted name."""
+    """Keyword arguments of a loss that is given by its dotted name; `{}` drops those of a file."""
 
 
 class OptimizerConfig(ConfigSection):
@@ -567,9 +567,10 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         below = settings.get(key)
-        # a mapping by epoch such as {0: 8} is one value; only sections, whose keys are texts, are merged
+        # a mapping by epoch such as {0: 8} is one value; only sections, whose keys are texts, are merged,
+        # and arguments, unless there are to be none
         is_section = isinstance(value, dict) and all(isinstance(name, str) for name in value)
-        if isinstance(below, dict) and is_section:
+        if isinstance(below, dict) and is_section and (value or key != "arguments"):
             _merge(below, value)
         else:
             settings[key] = deepcopy(value)

@@ -75,6 +75,9 @@ def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_sch
     text = "training: {effective_batch: {0: 8, 40: 16}}"
     config = load_config(text=text, assignments=["training.effective_batch={0: 4}"])
     assert config.training.effective_batch == {0: 4}
+    text = "loss: {arguments: {gamma: 3}}"
+    arguments = ["loss.arguments={}", "loss.arguments={to: 1}", "loss.arguments.of=2"]
+    assert load_config(text=text, assignments=arguments).loss.arguments == {"to": 1, "of": 2}
     for schedule, epoch, expected in (
         (4, 0, 4),
         (4, 99, 4),

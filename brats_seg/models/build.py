@@ -49,7 +49,7 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     if config.name not in _NETWORKS:
         return ImportedNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
     if config.arguments:
-        msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet"
+        msg = f"model.arguments with model.name {config.name!r}; expected a dotted name as monai.networks.nets.UNet, or model.arguments={{}}"
         raise ConfigError(msg)
     _check_patch(config, patch)
     return _NETWORKS[config.name].build(config, patch)

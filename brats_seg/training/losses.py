@@ -116,7 +116,7 @@ def build_criterion(config: LossConfig) -> Criterion:
         loss = build_by_name(config.name, config.arguments, "loss")
         return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
     if config.arguments:
-        msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too"
+        msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too, or loss.arguments={{}}"
         raise ConfigError(msg)
     return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
 
