@@ -316,7 +316,7 @@ class TrackingConfig(ConfigSection):
     """Settings of the programs that show a run, besides its `history.csv`."""
 
     to: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_parse_list)] = ()
-    """Trackers: none, or `tensorboard`, which needs the extra of its name."""
+    """Trackers: `[]` for none, or `tensorboard`, which needs the extra of its name."""
 
 
 class Config(Section):

@@ -52,7 +52,7 @@ def recording(config: Config, run_path: Path, history: Sequence[charts.Row]) -> 
 def check_tracking(tracking: TrackingConfig) -> None:
     """Check that the writer of TensorBoard is installed if the settings ask for it."""
     if tracking.to and find_spec("tensorboardX") is None:
-        advice = "pip install 'brats_seg[tensorboard]', or leave out tracking.to"
+        advice = "pip install 'brats_seg[tensorboard]', or --set tracking.to=[]"
         msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {advice}"
         raise EnvironmentalError(msg)
 
@@ -143,7 +143,7 @@ def _tensorboard(config: Config, run_path: Path) -> Iterator[SendRow]:
         writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
         writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
     except Exception as error:  # of the operating system or of the library
-        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. Check the folder, or leave out tracking.to"
+        msg = f"{folder} cannot be written: {type(error).__name__}: {error}. Check the folder, or --set tracking.to=[]"
         raise EnvironmentalError(msg) from error
 
     def send(row: charts.Row) -> None:
