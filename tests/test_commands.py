@@ -387,6 +387,13 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     assert "BraTS2021_00003: no prediction, given the worst scores" in failed.out
 
 
+def test_the_json_of_several_ranks_is_that_of_the_first(run: Run, monkeypatch) -> None:
+    line = "settings", "training.seed", "--preset", "demo", "--json"
+    assert json.loads(run(*line)[1])
+    monkeypatch.setenv("RANK", "1")
+    assert run(*line)[1] == ""
+
+
 def test_the_json_has_null_for_nan_takes_any_file_name_and_is_checked() -> None:
     text = json_text("reconstruct", None, {"mean_rmse": float("nan")})
     assert json.loads(text)["mean_rmse"] is None

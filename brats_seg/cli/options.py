@@ -183,7 +183,8 @@ def emit(value: object = None, **extra: object) -> None:
     replace fields of the value.
     """
     context = _CONTEXT.get()
-    if context.obj is not None:
+    # of several processes under torchrun the first one prints
+    if context.obj is not None and os.environ.get("RANK", "0") == "0":
         from brats_seg.cli.json_output import json_text
 
         print(json_text(str(context.info_name), value, extra), file=context.obj, flush=True)
