@@ -10,6 +10,7 @@ scores.png      figure of the scores
 model/          all runs as one exported model
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,6 +117,9 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     """
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
+        raise UsageError(msg)
+    if (os.environ.get("WORLD_SIZE") or "1") != "1":
+        msg = "crossval is one process: `train` each fold under torchrun, then start crossval alone, which keeps the runs"
         raise UsageError(msg)
     if folds is not None and not folds:
         msg = "no fold is chosen; expected at least one, or None for all"

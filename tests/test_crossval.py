@@ -95,6 +95,11 @@ def test_a_damaged_model_is_replaced(held_out: list[HeldOut], tmp_path: Path, na
     assert (tmp_path / "other" / "mine.txt").exists()
 
 
-def test_an_empty_choice_of_folds_is_refused(tmp_path: Path) -> None:
+def test_an_empty_choice_of_folds_and_several_ranks_are_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
     with pytest.raises(UsageError, match="no fold is chosen"):
         crossval.cross_validate(tmp_path, folds=(), output=tmp_path / "out")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="crossval is one process: `train` each fold"):
+        crossval.cross_validate(tmp_path, output=tmp_path / "out")
