@@ -144,6 +144,8 @@ def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.Mon
     paths = [prepared_path_of(path) for path in (root, Path("../disk/BraTS"), Path("link"))]
     monkeypatch.chdir(root)
     assert {*paths, prepared_path_of(Path())} == {tmp_path / "disk" / "BraTS-prepared"}
+    root.with_suffix(".csv").touch()
+    assert prepared_path_of(root.with_suffix(".csv")).name == "BraTS.csv-prepared"
 
 
 def test_prepared_in_the_cache(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

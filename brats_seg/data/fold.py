@@ -16,7 +16,6 @@ from typing import Literal
 from brats_seg.cases import folds
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
-from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import FoldTable, Split
 from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
@@ -205,11 +204,12 @@ def prepared_path_of(root: Path) -> Path:
 
     The prepared cases of `BraTS2021` are in `BraTS2021-prepared` beside it, on the disk that has space
     for scans; or in the user's cache folder, if nothing may be written beside the scans, as on Kaggle.
+    Those of a table `BraTS2021.csv`, which may be a part of them, are in `BraTS2021.csv-prepared`.
     Prepared cases that are found in either place are used there.
     """
     path = root.resolve()
     digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
-    next_to_scans = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
+    next_to_scans = path.parent / f"{path.name}-prepared"
     # without a home folder, "~" would be the name of one; two folders called `Training` do not share one
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
     cached = Path(above, "brats_seg", "prepared", f"{path.name}-{digest}")
