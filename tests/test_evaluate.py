@@ -327,6 +327,9 @@ def test_label_maps_of_bids_belong_to_the_cases_of_the_table_of_volumes(tmp_path
     (root / "volumes.csv").write_text("case_id,in_training\nBraTS2021_00000,\nsub-01_ses-1,\n")
     expected = {"BraTS2021_00000": root / name, "sub-01_ses-1": root / of_bids}
     assert evaluate.label_maps_in(root) == expected
+    with pytest.raises(UsageError, match="BraTS2021_00000 has two label maps"):
+        # the layout has changed
+        evaluate.label_maps_in(touch(tmp_path, "BraTS2021_00000.nii.gz"))
 
 
 def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:

@@ -260,9 +260,7 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
         LayoutError: There are none.
     """
     if path.is_dir():
-        ids = {layouts.bids_name(name): name for name in _in_training(path)}
-        found = _label_maps_of(path, _labelled_scans(path))
-        return {ids.get(name, name): found[name] for name in found}
+        return _label_maps_of(path, _labelled_scans(path))
     if not path.exists():
         msg = f"{path} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
@@ -512,7 +510,9 @@ def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
     """Return the label maps of the scans, and those of other cases by their names."""
     label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
     of_scans, used = {*label_maps}, {*label_maps.values()}
-    for case_id, path in _named_label_maps(root, is_any_kind=not scans):
+    ids = {layouts.bids_name(name): name for name in _in_training(root)}
+    for name, path in _named_label_maps(root, is_any_kind=not scans):
+        case_id = ids.get(name, name)
         if path in used or case_id in of_scans:
             continue
         if case_id in label_maps:
