@@ -70,6 +70,10 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
     assert "0 predicted, 2 finished before" in said
     assert "html" in page.read_text()
     assert other.read_text() == ""
+    (results.parent / "scans").rename(results.parent / "moved")
+    page.unlink()
+    command = ("predict", "moved", *command[2:])
+    assert run(*command)[0] == 0
 
 
 def test_nothing_among_the_results_ends_a_report_or_leads_out_of_them(results: Path) -> None:

@@ -120,7 +120,6 @@ def predict_folder(
     if settings.report and pages() is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
         raise UsageError(msg)
-    batches: Iterable[Sequence[Case]]
     batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
     check_machine(output)
     predictor = Predictor.load(models, settings)
@@ -341,7 +340,11 @@ class CaseWork:
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
-            return CaseOutcome(record=earlier, is_new=False)
+            record = earlier.model_copy(update={"files": _file_texts(case)})
+            if record != earlier:
+                # the files have moved
+                self.output.append(record)
+            return CaseOutcome(record=record, is_new=False)
         scan = self.predictor.prepare(load_case(case, files=files, modalities=case.modalities))
         seconds = time.monotonic() - started_s
         return ReadCase(scan=scan, key=key, hashes=files.hashes, seconds=seconds, source=source)
@@ -363,14 +366,18 @@ class CaseWork:
             "peak_memory_mb": round(summary.peak_memory_mb, 1),
             "key": read.key,
             "inputs": read.hashes,
-            # with the index in a 4-D file
-            "files": {name: f"{case.root / str(case.files[name])}" for name in case.modalities},
+            "files": _file_texts(case),
             "model": model.fingerprint,
             "settings": model.settings,
             "outputs": written,
             "version": version("brats_seg"),
         }
         return CaseOutcome(record=results.Record.model_validate(entries))
+
+
+def _file_texts(case: Case) -> dict[str, str]:
+    """Return the path of each modality, with the index of the volume in a 4-D file."""
+    return {name: f"{case.root / str(case.files[name])}" for name in case.modalities}
 
 
 def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:

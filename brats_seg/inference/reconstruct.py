@@ -19,7 +19,6 @@ from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import read_trained, require_task
-from brats_seg.voxels.grids import Spacing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,11 +115,6 @@ class Reconstructor:
             require_task(trained, "reconstruction", path)
         return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
 
-    @property
-    def spacing_mm(self) -> Spacing:
-        """Voxel size of the training cases."""
-        return self.model.identity.spacing_mm
-
     def reconstruct(self, case: Case) -> Reconstruction:
         """Read a case, and encode and decode it.
 
@@ -151,9 +145,9 @@ def _draw_case(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnC
     from brats_seg.figures.sections import write_figure
 
     made = reconstructor.reconstruct(case)
-    picture, spacing_mm = output / f"{made.case_id}.png", reconstructor.spacing_mm
+    picture, identity = output / f"{made.case_id}.png", reconstructor.model.identity
     figure = reconstruction_figure(
-        made.image, made.reconstruction, case_id=made.case_id, spacing_mm=spacing_mm
+        made.image, made.reconstruction, case_id=made.case_id, spacing_mm=identity.spacing_mm
     )
     write_figure(figure, picture)
     return DrawnCase(case_id=made.case_id, rmse=made.rmse, picture=picture, warnings=made.warnings)

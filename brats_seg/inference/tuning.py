@@ -142,8 +142,7 @@ def tune_runs(
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
         scores = list(chain.from_iterable(measured))
-    names = tuple(str(run.run) for run in opened)
-    return replace(tuning, runs=names, subset_scores=pool_scores(scores))
+    return replace(tuning, runs=tuple(map(str, folders)), subset_scores=pool_scores(scores))
 
 
 def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> Tuning:
