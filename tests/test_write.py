@@ -74,6 +74,9 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
     page.unlink()
     command = ("predict", "moved", *command[2:])
     assert run(*command)[0] == 0
+    # a page of what another command predicted is not kept
+    run(*command[:-1], "--set", "overlap=0.25")
+    assert not page.exists()
 
 
 def test_nothing_among_the_results_ends_a_report_or_leads_out_of_them(results: Path) -> None:

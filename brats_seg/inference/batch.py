@@ -275,14 +275,13 @@ def finish_batch(
 def write_pages(
     outcome: BatchOutcome, cases: Sequence[Case], output: results.OutputFolder, track: Track
 ) -> BatchOutcome:
-    """Write the pages of the cases that have been predicted, by several processes."""
+    """Write the pages of the cases that have been predicted and have none, by several processes."""
     wing, records = pages(), output.records()
     assert wing is not None
     case_ids = tuple(
         case.case_id
         for case in cases
-        if case.case_id in outcome.predicted
-        or (case.case_id in records and not wing.page_path(output.path, case.case_id).exists())
+        if case.case_id in records and not wing.page_path(output.path, case.case_id).exists()
     )
     if not case_ids:
         return outcome

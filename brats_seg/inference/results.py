@@ -10,7 +10,7 @@ labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slic
 import json
 import os
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
+from brats_seg.voxels.shapes import group_by
 from brats_seg.wings import PredictedDice, dicom
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -93,6 +94,7 @@ class ResultFiles:
     """One for each region."""
     uncertainty: str
     preview: str
+    page: str
     dicom: tuple[str, ...]
     """Segmentation, report and structure set of a case that was converted from DICOM."""
 
@@ -118,6 +120,7 @@ def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultF
         ),
         uncertainty=f"{entropy}.nii.gz",
         preview=f"previews/{case_id}.png",
+        page=f"reports/{case_id}.html",
         dicom=tuple(f"{labels}{end}.dcm" for end in ("", "-report", "-structures")),
     )
 
@@ -126,10 +129,8 @@ def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
     """Raise `UsageError` if two cases would have the same name, or one has none, in BIDS."""
     if layout == "plain":
         return
-    known: dict[str, list[str]] = defaultdict(list)
-    for case_id in case_ids:
-        known[bids_name(case_id)].append(case_id)
-    for name, ids in known.items():
+    for ids in group_by(case_ids, lambda case_id: [bids_name(case_id)]):
+        name = bids_name(ids[0])
         if len(ids) > 1 or name == "sub-":
             msg = f"the cases {', '.join(ids)} would be called {name} in BIDS, which has letters and digits only; expected a name for each. Rename them, or write them with --layout plain"
             raise UsageError(msg)
@@ -186,7 +187,7 @@ class OutputFolder:
     def write_case(
         self, scan: Scan, prediction: Prediction, settings: PredictionSettings, source: Any = None
     ) -> tuple[tuple[str, ...], str]:
-        """Write the files of a case, the label map last.
+        """Write the files of a case, the label map last, and remove its page, which shows another one.
 
         Returns the names of the files, and the reason if those in DICOM could not be written. `source` is
         what the scan was made from, see `dicom.preprocess.ScanSource`.
@@ -208,6 +209,7 @@ class OutputFolder:
         if settings.preview:
             write_preview(scan, prediction, self.path / names.preview)
             written.append(names.preview)
+        (self.path / names.page).unlink(missing_ok=True)
         write_volume(self.path / names.label_map, prediction.label_map, scan.geometry)
         return (*written, names.label_map), remark
 

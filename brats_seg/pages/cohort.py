@@ -33,8 +33,6 @@ from brats_seg.progress import Track, untracked
 
 COHORT_PAGE = "cohort.html"
 """Page of a folder of predictions, in that folder."""
-PAGES_NAME = "reports"
-"""Folder of the pages of the cases, in the folder of the predictions."""
 
 _AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
 """Part of a preview that is shown: left, top, right and bottom as shares of its size."""
@@ -98,7 +96,7 @@ def write_cohort_page(
 
 def page_path(results: Path, case_id: str) -> Path:
     """Return the file of the page of a case in a folder of predictions."""
-    return results / PAGES_NAME / f"{case_id}{html.PAGE_SUFFIX}"
+    return results / result_files("plain", case_id, "").page
 
 
 def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
