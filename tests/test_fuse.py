@@ -12,7 +12,7 @@ from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageErr
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.fuse import fuse_label_maps
-from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention
+from brats_seg.labels import BRATS2017, BRATS2023, MSD, LabelConvention
 from tests.builders import make_label_map, write_nifti
 
 CASES = ("patient_1", "patient_2")
@@ -31,8 +31,11 @@ def voxels(path: Path) -> np.ndarray:
 
 @pytest.mark.parametrize("method", ["majority", "staple"])
 def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> None:
-    """The second is in another label convention; what is written is scored as a prediction is."""
-    sets = [write_set(tmp_path / "a"), write_set(tmp_path / "b", BRATS2023)]
+    """The second is in a label convention that its table tells; what is written is scored as a prediction is."""
+    sets = [write_set(tmp_path / "a"), write_set(tmp_path / "b", MSD)]
+    (tmp_path / "b" / "volumes.csv").write_text(
+        "case_id,convention\npatient_1,msd\npatient_2,msd\n"
+    )
     sets.append(write_set(tmp_path / "c", shift=3))
     written = fuse_label_maps(sets, tmp_path / "out", method)
     assert [path.name for path in written] == [f"{case_id}.nii.gz" for case_id in CASES]

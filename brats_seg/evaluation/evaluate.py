@@ -219,7 +219,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,), in_training=_in_training(prediction.parent))
+        return Pairing(pairs=(pair,), in_training=recorded(prediction.parent, scores.IN_TRAINING))
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
@@ -237,19 +237,19 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
         remarks=(remark,) if written == [True, False] else (),
-        in_training=_in_training(prediction),
+        in_training=recorded(prediction, scores.IN_TRAINING),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def _in_training(folder: Path) -> dict[str, str]:
-    """Return what the table of volumes of predictions says of the training of their model."""
+def recorded(folder: Path, column: str) -> dict[str, str]:
+    """Return a column of the table of volumes of predictions, by case id; nothing without a table."""
     try:
-        table = read_table(folder / scores.VOLUMES_NAME, required=("case_id", scores.IN_TRAINING))
+        table = read_table(folder / scores.VOLUMES_NAME, required=("case_id", column))
     except UsageError:
         # predictions of another program or version
         return {}
-    return dict(zip(table["case_id"], table[scores.IN_TRAINING], strict=True))
+    return dict(zip(table["case_id"], table[column], strict=True))
 
 
 def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
@@ -510,7 +510,7 @@ def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
     """Return the label maps of the scans, and those of other cases by their names."""
     label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
     of_scans, used = {*label_maps}, {*label_maps.values()}
-    ids = {layouts.bids_name(name): name for name in _in_training(root)}
+    ids = {layouts.bids_name(name): name for name in recorded(root, "case_id")}
     for name, path in _named_label_maps(root, is_any_kind=not scans):
         case_id = ids.get(name, name)
         if path in used or case_id in of_scans:

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from brats_seg import labels
 from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
-from brats_seg.evaluation.evaluate import case_of, label_maps_in
+from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import result_files
-from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
 from brats_seg.voxels.shapes import nested_regions
@@ -35,13 +35,13 @@ class _StoredLabelMap:
 
     path: Path
     geometry: Geometry
-    convention: LabelConvention
+    convention: labels.LabelConvention
     packed: bytes
     """Voxels, compressed by zlib."""
 
-    def regions(self) -> RegionMasks:
+    def regions(self) -> labels.RegionMasks:
         voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8)
-        return regions_of(voxels.reshape(self.geometry.shape), self.convention)
+        return labels.regions_of(voxels.reshape(self.geometry.shape), self.convention)
 
 
 def fuse_label_maps(
@@ -69,7 +69,7 @@ def fuse_label_maps(
     """
     if method not in METHODS:
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
-    sets = [_read(paths) for paths in _find_sets(inputs, output)]
+    sets = list(map(_read, inputs, _find_sets(inputs, output)))
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
@@ -85,7 +85,7 @@ def fuse_label_maps(
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
         written.append(output / f"{case_id}.nii.gz")
         first = label_maps[0]
-        write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
+        write_volume(written[-1], labels.label_map_of(regions, first.convention), first.geometry)
     write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 
@@ -132,8 +132,11 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     return sets
 
 
-def _read(paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
-    """Read the label maps of one input; their conventions are known when all have been read."""
+def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
+    """Read the label maps of one input; their conventions are known when all have been read.
+
+    Those of predictions are in their table of volumes.
+    """
     read: dict[str, partial[_StoredLabelMap]] = {}
     shown: dict[str, tuple[Triple, frozenset[int]]] = {}
     for case_id, path in paths.items():
@@ -141,7 +144,9 @@ def _read(paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
         packed, geometry = zlib.compress(volume.array.tobytes(), level=1), volume.geometry
         read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
         shown[case_id] = geometry.shape, label_values_of(volume.array)
-    conventions = releases.resolve_conventions(shown)
+    names = recorded(root if root.is_dir() else root.parent, "convention")
+    known = {name: labels.convention_named(names[name]) for name in shown if name in names}
+    conventions = releases.resolve_conventions(shown) | known
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
             values, file = f"label values {unknown}", str(paths[case_id])

@@ -111,14 +111,12 @@ def entropy(probabilities: Field) -> Field:
     """Return the entropy of each voxel (x, y, z) in bits: the largest over the regions."""
     bits = np.zeros(probabilities.shape[1:], dtype=np.float32)
     for inside in probabilities:
-        outside = 1 - inside
-        np.maximum(bits, (entr(inside) + entr(outside)) / np.float32(np.log(2)), out=bits)
+        np.maximum(bits, (entr(inside) + entr(1 - inside)) / np.float32(np.log(2)), out=bits)
     return bits
 
 
 def _check_numbers(case_id: str, outputs: Field) -> None:
-    n_broken = int(np.count_nonzero(~np.isfinite(outputs)))
-    if n_broken:
+    if n_broken := int(np.count_nonzero(~np.isfinite(outputs))):
         # NaN would become background: an empty label map that looks like a result
         problem = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
