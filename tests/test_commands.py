@@ -520,6 +520,8 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, model, monkey
     clock = SimpleNamespace(sleep=wait, monotonic=time.monotonic)
     monkeypatch.setattr("brats_seg.inference.batch.time", clock)
     options = ("-o", "out", "--model", model, *PLAIN, "--watch", "1", "--identifiers")
+    # an atlas that is not there, or the lack of the programs, is not noticed at the first scan only
+    assert run("predict", "empty", *options, "--atlas", "sri42").code > 0
     done = run("predict", "empty", *options)
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
     assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err

@@ -133,6 +133,9 @@ def _scan_options(series: Sequence[str], atlas: str, *, with_identifiers: bool) 
 
     if wing := dicom():
         chosen = wing.modalities.parse_overrides(series)
+        if atlas:
+            # what is missing is said now, and not when the first scan arrives
+            wing.prepare_cases((), Path(), wing.ScanOptions(atlas=atlas))
         return wing.ScanOptions(series=chosen, with_identifiers=with_identifiers, atlas=atlas)
     if series or atlas or with_identifiers:
         msg = "--series, --identifiers, --preprocess and --atlas need brats_seg.dicom, which is missing"

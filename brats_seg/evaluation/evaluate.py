@@ -7,6 +7,7 @@ label map in another numbering than its names say, would give scores that mean n
 
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -499,11 +500,9 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
 
 def _labelled_scans(root: Path) -> tuple[Case, ...]:
     """Return the cases in a folder or a table of paths that have scans and a label map."""
-    try:
-        cases = find_cases(root).cases
-    except LayoutError:
-        return ()
-    return tuple(case for case in cases if case.label)
+    with suppress(LayoutError):
+        return tuple(case for case in find_cases(root).cases if case.label)
+    return ()
 
 
 def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
