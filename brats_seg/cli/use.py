@@ -210,7 +210,8 @@ def fuse(label_maps: list[Path], output: Path, method: str = "majority") -> None
     """Fuse several label maps of each case to one, region by region.
 
     majority: more than half of them; a tie is outside. staple: by STAPLE, which weights each by how well
-    it agrees (needs SimpleITK). mean: of the maps that predict --probabilities wrote.
+    it agrees (needs SimpleITK). mean: of the maps that predict --probabilities wrote, but not in
+    --layout bids.
 
     Examples:
         brats-seg fuse first second third -o fused

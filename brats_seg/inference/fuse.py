@@ -56,7 +56,7 @@ def fuse_label_maps(
             different label conventions; that of the first is written.
         output: Folder to write `CASE.nii.gz` to.
         method: `majority`, `staple` (Warfield et al. 2004), or `mean` of the probabilities that
-            `predict --probabilities` wrote to each folder.
+            `predict --probabilities` wrote to each folder, in the layout `plain`.
         track: Shows the progress.
 
     Raises:
