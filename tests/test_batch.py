@@ -149,7 +149,10 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     for changes in ({"labels": "brats2023"}, {"layout": "bids"}):
         assert n_predicted(settings=PLAIN_SETTINGS.model_copy(update=changes)) == 6
     assert n_predicted(model=replace(make_model(), fingerprint="other")) == 6
+    # what it does not write itself would be of another prediction
+    write_nifti(entropy := out / "uncertainty" / "BraTS2021_00001.nii.gz", make_volumes(seed=9)[0])
     assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
+    assert not entropy.exists()
     # a line that was cut off costs its case
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])

@@ -145,7 +145,7 @@ def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
         read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
         shown[case_id] = geometry.shape, label_values_of(volume.array)
     names = recorded(root if root.is_dir() else root.parent, "convention")
-    known = {name: labels.convention_named(names[name]) for name in shown if name in names}
+    known = {name: labels.convention_named(names[name]) for name in shown if names.get(name)}
     conventions = releases.resolve_conventions(shown) | known
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):

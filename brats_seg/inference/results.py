@@ -12,7 +12,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -168,12 +168,10 @@ class OutputFolder:
         path, entries = self.path / MANIFEST_NAME, dict[str, Record | Failure]()
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         for line in text.splitlines():
-            try:
+            # of one that is truncated, damaged or of another version, the case is predicted again
+            with suppress(ValueError, RecursionError):
                 entry = _LINE.validate_python(json.loads(line))
-            except (ValueError, RecursionError):
-                # truncated, damaged, or of another version: the case is predicted again
-                continue
-            entries[entry.case_id] = entry
+                entries[entry.case_id] = entry
         return entries
 
     def records(self) -> dict[str, Record]:
@@ -187,12 +185,15 @@ class OutputFolder:
     def write_case(
         self, scan: Scan, prediction: Prediction, settings: PredictionSettings, source: Any = None
     ) -> tuple[tuple[str, ...], str]:
-        """Write the files of a case, the label map last, and remove its page, which shows another one.
+        """Write the files of a case, the label map last, in place of those of an earlier prediction.
 
         Returns the names of the files, and the reason if those in DICOM could not be written. `source` is
         what the scan was made from, see `dicom.preprocess.ScanSource`.
         """
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
+        replaced = [*names.probabilities, names.uncertainty, names.preview, names.page]
+        for name in (*replaced, *names.dicom):
+            (self.path / name).unlink(missing_ok=True)
         written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
@@ -209,7 +210,6 @@ class OutputFolder:
         if settings.preview:
             write_preview(scan, prediction, self.path / names.preview)
             written.append(names.preview)
-        (self.path / names.page).unlink(missing_ok=True)
         write_volume(self.path / names.label_map, prediction.label_map, scan.geometry)
         return (*written, names.label_map), remark
 
@@ -254,8 +254,7 @@ class OutputFolder:
         columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         write_failures(list(failures), self.path / "failures.csv")
-        written = {(record.settings.layout, record.convention) for record in done}
-        for layout, name in sorted(written):
+        for layout, name in sorted({(r.settings.layout, r.convention) for r in done}):
             for file_name, text in label_tables(layout, convention_named(name)).items():
                 with whole_file(self.path / file_name) as new_file:
                     new_file.write_text(text)
