@@ -286,6 +286,11 @@ def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, mess
     for failure in found.failures:
         assert f"file {side.split()[0]} {failure.case_id}" in failure.message
         assert message in failure.message
+    if side == "prediction":
+        # what `predict` recorded of them
+        rows = (f"{failure.case_id},msd\n" for failure in found.failures)
+        (renamed / "volumes.csv").write_text("".join(["case_id,convention\n", *rows]))
+        assert set(dices(evaluated(phantoms, renamed), "et").values()) == {1}
 
 
 def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Generator) -> None:

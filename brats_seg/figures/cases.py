@@ -23,7 +23,7 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
-from brats_seg.evaluation.evaluate import label_maps_in
+from brats_seg.evaluation.evaluate import label_maps_in, recorded
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import sections
 from brats_seg.figures.sections import AXIAL, MODALITY_NAMES, PLANES, Grid, Image
@@ -423,6 +423,7 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     label = read_label_map(paths[view.case_id], case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
     values, shape = label_values_of(label.array), label.geometry.shape
+    labels = labels or recorded(path).get("convention", {}).get(view.case_id, "")
     convention, _ = releases.resolve_convention(view.release, values, shape=shape, declared=labels)
     releases.check_values(values, convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long

@@ -299,8 +299,7 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
 
 def store_card(path: Path, card: ModelCard) -> None:
     """Store a card in a checkpoint, whose other entries stay."""
-    content = read_checkpoint(path)
-    write_checkpoint({**content, "card": card.model_dump()}, path)
+    write_checkpoint({**read_checkpoint(path), "card": card.model_dump()}, path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

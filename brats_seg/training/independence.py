@@ -123,8 +123,7 @@ class PatchIndependence:
         try:
             with torch.no_grad(), device.autocast(), _disturb(self._network):
                 for patch in parts_to_probe(image):
-                    probe = _Probe(network=self._network, patch=patch, before=before)
-                    if probe.check():
+                    if _Probe(network=self._network, patch=patch, before=before).check():
                         break
                     before.restore()
         except (RuntimeError, MemoryError) as error:

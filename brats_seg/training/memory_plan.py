@@ -9,7 +9,7 @@ of torch because there is no public one.
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
@@ -183,13 +183,11 @@ class _Counter:
 
     def fitting_rows(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
-        try:
+        with suppress(ConfigError):
             for row in self.rows(patch, micro_batch=1):
                 yield row
                 if row.fits:
                     return
-        except ConfigError:
-            return
 
     def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
