@@ -27,7 +27,7 @@ from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
+from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs, recorded
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import join_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
@@ -182,13 +182,15 @@ def held_out_outcomes(
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
-    pairs = []
+    pairs, labels = [], dict[str, str]()
     for case in sorted(cases, key=lambda case: case.case_id):
         path = predictions / f"{case.case_id}.nii.gz"
         prediction = path if path.exists() else None
         if case.label is not None:
             pairs.append(Pair(case.case_id, case.path_of(case.label), prediction))
-    return Pairing(pairs=tuple(pairs))
+            labels[case.case_id] = case.convention
+    written = {"convention": recorded(predictions).get("convention", {})}
+    return Pairing(pairs=tuple(pairs), labels=labels, recorded=written)
 
 
 def score_predictions(

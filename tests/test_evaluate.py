@@ -18,7 +18,7 @@ from brats_seg.errors import CaseError, LayoutError, UsageError
 from brats_seg.evaluation import evaluate, scores
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
-from brats_seg.labels import BRATS2017, BRATS2023, MSD
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024_PED, MSD
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
 
@@ -291,6 +291,14 @@ def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, mess
         rows = (f"{failure.case_id},msd\n" for failure in found.failures)
         (renamed / "volumes.csv").write_text("".join(["case_id,convention\n", *rows]))
         assert set(dices(evaluated(phantoms, renamed), "et").values()) == {1}
+        copy_label_maps(phantoms, tmp_path / "ped", lambda seg: renumbered(seg, BRATS2024_PED))
+        children = protocol_named("lesionwise2024", "PED")
+        pairing = evaluate.find_pairs(tmp_path / "ped", renamed)
+        assert set(dices(evaluate.evaluate_pairs(pairing, children), "et").values()) == {1}
+        # references whose names say nothing of their convention, as crossval has them
+        labels = dict.fromkeys(pairing.predicted, "msd")
+        given = replace(evaluate.find_pairs(renamed, renamed), labels=labels)
+        assert set(dices(evaluate.evaluate_pairs(given, LEGACY), "et").values()) == {1}
 
 
 def test_a_mirrored_reference(phantoms: Path, tmp_path: Path, rng: np.random.Generator) -> None:

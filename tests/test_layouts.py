@@ -155,7 +155,7 @@ def test_a_declared_convention_is_taken_as_it_is() -> None:
 
 def conventions(values: dict[str, set[int]], shape: Triple = SHAPE) -> list[LabelConvention]:
     maps = {name: (shape, frozenset(of)) for name, of in values.items()}
-    return list(releases.resolve_conventions(maps).values())
+    return list(releases.resolve_conventions(maps, {}).values())
 
 
 PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"

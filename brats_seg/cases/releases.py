@@ -123,9 +123,11 @@ def release_at(release: str, shape: Triple | None) -> str:
 
 
 def resolve_conventions(
-    label_maps: Mapping[str, tuple[Triple, frozenset[int]]],
+    label_maps: Mapping[str, tuple[Triple, frozenset[int]]], declared: Mapping[str, str]
 ) -> dict[str, LabelConvention]:
     """Return the label convention of every label map of a folder, given shape and values by case id.
+
+    `declared` has the names of those that are known, by case id.
 
     Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
     label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
@@ -144,10 +146,10 @@ def resolve_conventions(
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
         release = release_of(case_id)
-        shared: Collection[int] = of_folder if has_four_tissues else values
-        if release in _RESOLVED_TOGETHER:
-            shared = of_release[release]
-        conventions[case_id], _ = resolve_convention(release, shared, shape=shape)
+        together: Collection[int] = of_folder if has_four_tissues else values
+        shared = of_release[release] if release in _RESOLVED_TOGETHER else together
+        name = declared.get(case_id, "")
+        conventions[case_id], _ = resolve_convention(release, shared, shape=shape, declared=name)
     return conventions
 
 

@@ -29,7 +29,7 @@ from brats_seg.evaluation.lesions import Scale, group_lesions, match_lesions, sc
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
-from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap, convention_named
+from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -68,6 +68,8 @@ class Pairing:
     """Cases whose references are not read or scored."""
     recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """What `predict` recorded of the predictions, see `recorded`."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Names of the label conventions of references, by case id, where they are known."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -178,7 +180,7 @@ def evaluate_pairs(
     run = partial(map_cases, n_workers=n_workers, track=track)
     read = run(read_pair, pairing.pairs, "reading label maps")
     written = pairing.recorded.get("convention", {})
-    resolved = _with_conventions(read.results, protocol, written)
+    resolved = _with_conventions(read.results, protocol, pairing.labels, written)
     pairs = sorted(resolved, key=lambda pair: pair.case_id)
     scored = run(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
@@ -479,31 +481,34 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
 
 
 def _with_conventions(
-    pairs: Sequence[LabelPair], protocol: ScoringProtocol, written: Mapping[str, str]
+    pairs: Sequence[LabelPair], protocol: ScoringProtocol, *declared: Mapping[str, str]
 ) -> Iterator[LabelPair]:
     """Yield all pairs with their conventions, and the reasons why references cannot be in theirs.
 
-    `written` has the names of those that predictions were written in, where they are known.
+    `declared` has the names of those of references and of predictions that are known, by case id.
     """
     known = protocol.labels
-    # only 0 for a missing prediction, which changes no convention
+    usual = known.name if known else ""
+    sides = (
+        {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
+        # only 0 for a missing prediction, which changes no convention
+        {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
+    )
     references, predictions = (
-        dict.fromkeys(sides, known) if known else releases.resolve_conventions(sides)
-        for sides in (
-            {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
-            {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
-        )
+        dict.fromkeys(side, known)
+        if known and known not in CONVENTIONS
+        else releases.resolve_conventions(side, {**dict.fromkeys(side, usual), **names})
+        for side, names in zip(sides, declared, strict=True)
     )
     advice = "Renumber the references, or name folders and files as their release does."
     for convention in dict.fromkeys(references.values()):
         group = [pair for pair in pairs if references[pair.case_id] == convention]
         # an outline without scans does not suffice; it counts if most references agree
         shown = (pair.reference for pair in group)
-        judgements = releases.judge_labels(shown, convention, is_named=False, advice=advice)
+        is_named = any(pair.case_id in declared[0] for pair in group)
+        judgements = releases.judge_labels(shown, convention, is_named=is_named, advice=advice)
         for pair, (problems, _) in zip(group, judgements, strict=True):
-            name = "" if known else written.get(pair.case_id)
-            of_prediction = convention_named(name) if name else predictions[pair.case_id]
-            refusal, both = next(iter(problems), None), (convention, of_prediction)
+            refusal, both = next(iter(problems), None), (convention, predictions[pair.case_id])
             yield replace(pair, conventions=both, refusal=refusal)
 
 

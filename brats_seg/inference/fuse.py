@@ -144,9 +144,7 @@ def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
         packed, geometry = zlib.compress(volume.array.tobytes(), level=1), volume.geometry
         read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
         shown[case_id] = geometry.shape, label_values_of(volume.array)
-    names = recorded(root).get("convention", {})
-    known = {name: labels.convention_named(names[name]) for name in shown if names.get(name)}
-    conventions = releases.resolve_conventions(shown) | known
+    conventions = releases.resolve_conventions(shown, recorded(root).get("convention", {}))
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
             values, file = f"label values {unknown}", str(paths[case_id])
