@@ -10,7 +10,6 @@ scores.png      figure of the scores
 model/          all runs as one exported model
 """
 
-import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +39,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
+from brats_seg.training.ranks import world_size
 from brats_seg.training.trainer import Outcome, train_fold
 
 LEGACY = protocol_named("legacy")
@@ -118,7 +118,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
-    if (os.environ.get("WORLD_SIZE") or "1") != "1":
+    if world_size() != "1":
         msg = "crossval is one process: `train` each fold under torchrun, then start crossval alone, which keeps the runs"
         raise UsageError(msg)
     if folds is not None and not folds:

@@ -28,9 +28,9 @@ from brats_seg.cases.find import find_cases, find_inputs
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
-from brats_seg.inference.results import OutputFolder, Record
+from brats_seg.inference.results import OutputFolder, Record, result_files
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
-from tests.builders import FORKS, make_volumes, write_case, write_nifti
+from tests.builders import FORKS, make_volumes, touch, write_case, write_nifti
 from tests.inference_builders import (
     CASES,
     CPU,
@@ -150,9 +150,11 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
         assert n_predicted(settings=PLAIN_SETTINGS.model_copy(update=changes)) == 6
     assert n_predicted(model=replace(make_model(), fingerprint="other")) == 6
     # what it does not write itself would be of another prediction
-    write_nifti(entropy := out / "uncertainty" / "BraTS2021_00001.nii.gz", make_volumes(seed=9)[0])
+    names = result_files("plain", "BraTS2021_00001", "brats2017")
+    companions = [*names.probabilities, names.uncertainty, names.preview, names.page]
+    paths = [touch(out, name) / name for name in (*companions, *names.dicom)]
     assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
-    assert not entropy.exists()
+    assert not any(path.exists() for path in paths)
     # a line that was cut off costs its case
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])

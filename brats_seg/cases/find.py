@@ -427,14 +427,14 @@ def _label_candidates(
     of_id = {same[0].case_id: same for same in group_by(groups, lambda group: [group.case_id])}
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
-        path, beside = folder.path, in_folder.get(folder.path, [])
+        path, same_folder = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
-        if beside or is_searched or any(map(layouts.is_label_folder, path.parts)):
+        if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
-                names = () if beside else _owner_names(scan, folder, is_given=is_given)
+                names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
                 apart = next((of_id[name] for name in names if name in of_id), [])
-                for group in _cases_of(scan, beside) if beside else apart:
-                    candidates[group].append((scan, not beside))
+                for group in _cases_of(scan, same_folder) if same_folder else apart:
+                    candidates[group].append((scan, not same_folder))
     return candidates
 
 

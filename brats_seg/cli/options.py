@@ -183,8 +183,7 @@ def emit(value: object = None, **extra: object) -> None:
     replace fields of the value.
     """
     context = _CONTEXT.get()
-    # of several processes under torchrun the first one prints
-    if context.obj is not None and os.environ.get("RANK", "0") == "0":
+    if context.obj is not None and _is_first_process():
         from brats_seg.cli.json_output import json_text
 
         print(json_text(str(context.info_name), value, extra), file=context.obj, flush=True)
@@ -309,10 +308,14 @@ def run_settings(
         run_paths=run_paths,
         gpu=gpu,
     )
-    # of several processes under torchrun the first one prints
-    if os.environ.get("RANK", "0") == "0":
+    if _is_first_process():
         print(chosen.reason)
     return chosen.config
+
+
+def _is_first_process() -> bool:
+    """Return whether this process prints: the first of those that `torchrun` started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def data_or_demo(data: Path | None) -> tuple[Path, str | None]:

@@ -133,9 +133,6 @@ def _scan_options(series: Sequence[str], atlas: str, *, with_identifiers: bool) 
 
     if wing := dicom():
         chosen = wing.modalities.parse_overrides(series)
-        if atlas:
-            # what is missing is said now, and not when the first scan arrives
-            wing.prepare_cases((), Path(), wing.ScanOptions(atlas=atlas))
         return wing.ScanOptions(series=chosen, with_identifiers=with_identifiers, atlas=atlas)
     if series or atlas or with_identifiers:
         msg = "--series, --identifiers, --preprocess and --atlas need brats_seg.dicom, which is missing"
@@ -148,12 +145,16 @@ def _find(
 ) -> "Sequence[Case] | Iterator[Sequence[Case]]":
     """Return the cases, or an iterator over those that arrive."""
     from brats_seg.inference.batch import find_scans, watched_scans
+    from brats_seg.wings import dicom
 
     if watch is None:
         return find_scans(given, output, options, track=tracked)
     if len(given) != 1 or not isinstance(given[0], Path) or not given[0].is_dir():
         msg = "--watch takes one folder, no table of paths and no files"
         raise UsageError(msg)
+    if (wing := dicom()) and options.atlas:
+        # what is missing is said now, and not when the first scan arrives
+        wing.prepare_cases((), output, options)
     return watched_scans(given[0], output, options, quiet_s=watch)
 
 

@@ -495,6 +495,7 @@ def _with_conventions(
         {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
     )
     references, predictions = (
+        # a gross tumour volume is no tissue of other conventions
         dict.fromkeys(side, known)
         if known and known not in CONVENTIONS
         else releases.resolve_conventions(side, {**dict.fromkeys(side, usual), **names})

@@ -118,8 +118,7 @@ def volume_figure(volumes_ml: Mapping[str, npt.ArrayLike]) -> Figure:
     figure = sections.light_figure(4 * len(volumes_ml), 3.4)
     panels = figure.subplots(1, len(volumes_ml), squeeze=False)[0]
     for axes, (region, ml) in zip(panels, volumes_ml.items(), strict=True):
-        values = np.asarray(ml, float)
-        _draw_histogram(axes, f"{region.upper()} (ml)", [values], [_COLOURS[region]])
+        _draw_histogram(axes, f"{region.upper()} (ml)", [np.asarray(ml, float)], [_COLOURS[region]])
     panels[0].set_ylabel("cases")
     return figure
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from brats_seg import labels
 from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
@@ -21,6 +20,7 @@ from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import result_files
+from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
 from brats_seg.voxels.shapes import nested_regions
@@ -35,13 +35,13 @@ class _StoredLabelMap:
 
     path: Path
     geometry: Geometry
-    convention: labels.LabelConvention
+    convention: LabelConvention
     packed: bytes
     """Voxels, compressed by zlib."""
 
-    def regions(self) -> labels.RegionMasks:
+    def regions(self) -> RegionMasks:
         voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8)
-        return labels.regions_of(voxels.reshape(self.geometry.shape), self.convention)
+        return regions_of(voxels.reshape(self.geometry.shape), self.convention)
 
 
 def fuse_label_maps(
@@ -85,7 +85,7 @@ def fuse_label_maps(
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
         written.append(output / f"{case_id}.nii.gz")
         first = label_maps[0]
-        write_volume(written[-1], labels.label_map_of(regions, first.convention), first.geometry)
+        write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
     write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 

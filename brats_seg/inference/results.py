@@ -191,8 +191,8 @@ class OutputFolder:
         what the scan was made from, see `dicom.preprocess.ScanSource`.
         """
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
-        replaced = [*names.probabilities, names.uncertainty, names.preview, names.page]
-        for name in (*replaced, *names.dicom):
+        stale = (*names.probabilities, names.uncertainty, names.preview, names.page, *names.dicom)
+        for name in stale:
             (self.path / name).unlink(missing_ok=True)
         written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}

@@ -64,8 +64,7 @@ class PredictionSettings(config.Section):
         """Return the settings that are not the defaults as words, without those that no label map depends on."""
         about_files = {"preview", "report", "layout"}
         given = self.model_dump(mode="json", exclude_defaults=True, exclude=about_files)
-        changed = [f"{name}: {value}" for name, value in given.items()]
-        return ", ".join(changed) or "the defaults"
+        return ", ".join(f"{name}: {value}" for name, value in given.items()) or "the defaults"
 
     @field_validator("window", mode="before")
     @classmethod

@@ -60,8 +60,7 @@ class Autoencoder(nn.Module):
         features = functional.adaptive_avg_pool3d(image, GRID)
         for level, encode in enumerate(self.encoder):
             features = run_level(self.checkpointing, level, encode, features)
-        cells = run_level(self.checkpointing, len(self.encoder), self.to_cells, features)
-        return cells.flatten(1)
+        return run_level(self.checkpointing, len(self.encoder), self.to_cells, features).flatten(1)
 
     def decode(self, latent: Tensor, size: Iterable[int]) -> Tensor:
         """Decode `(N, latent)` into images `(N, C, X, Y, Z)` of the given size."""

@@ -97,9 +97,9 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         image, weight = ctx.saved_tensors
-        border, *others = ctx.padding
+        border, *along_yz = ctx.padding
         padded = functional.pad(image, (0, 0, 0, 0, border, border))
-        geometry = ctx.stride, (0, *others), (1, 1, 1), False, (0, 0, 0), 1
+        geometry = ctx.stride, (0, *along_yz), (1, 1, 1), False, (0, 0, 0), 1
         by_padded, *by_parameters = torch.ops.aten.convolution_backward(
             by_output, padded, weight, [len(weight)], *geometry, ctx.needs_input_grad[:3]
         )

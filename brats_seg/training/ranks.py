@@ -91,13 +91,18 @@ class Ranks:
             distributed.barrier()
 
 
+def world_size() -> str:
+    """Return how many processes `torchrun` started together, as it writes it; `1` without it."""
+    return os.environ.get("WORLD_SIZE") or "1"
+
+
 @contextmanager
 def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
     """Join the processes that `torchrun` started together; all but the first log errors only.
 
     Without `torchrun` there is one rank. Each takes another GPU, unless the device is the CPU.
     """
-    n_ranks = os.environ.get("WORLD_SIZE") or "1"
+    n_ranks = world_size()
     if n_ranks == "1":
         yield Ranks()
         return
