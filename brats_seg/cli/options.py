@@ -298,19 +298,26 @@ def run_settings(
     given = _CONTEXT.get().params
     without = "" if gpu is None else "training.device"
     if given["preset"] or given["config"] or default_preset:
-        return given_settings(default_preset=default_preset, without=without)
-    with importing():
-        from brats_seg.training.memory_plan import choose_settings
+        config = given_settings(default_preset=default_preset, without=without)
+    else:
+        with importing():
+            from brats_seg.training.memory_plan import choose_settings
 
-    chosen = choose_settings(
-        assignments=given["assignments"] or (),
-        values=short_forms(without),
-        run_paths=run_paths,
-        gpu=gpu,
-    )
-    if _is_first_process():
-        print(chosen.reason)
-    return chosen.config
+        chosen = choose_settings(
+            assignments=given["assignments"] or (),
+            values=short_forms(without),
+            run_paths=run_paths,
+            gpu=gpu,
+        )
+        if _is_first_process():
+            print(chosen.reason)
+        config = chosen.config
+    epochs, hours = given["training_n_epochs"], config.training.hours
+    if epochs and hours:
+        # those of a file, or of the run, would make the epochs count for nothing
+        msg = f"--epochs {epochs} and training.hours {hours:g} are given; expected one of them"
+        raise UsageError(msg)
+    return config
 
 
 def _is_first_process() -> bool:

@@ -31,11 +31,6 @@ def train(
         brats-seg train --data data --fold 0 --preset kaggle-t4 --session-hours 11.5
         brats-seg train --data data --set optimizer.lr=1e-3 --set loss.batch_dice=true --run runs/batch-dice
     """
-    given = options.short_forms()
-    if {"training.n_epochs", "training.hours"} <= given.keys():
-        epochs, hours = given["training.n_epochs"], given["training.hours"]
-        msg = f"--epochs {epochs} and --hours {hours} are given; expected one of them"
-        raise UsageError(msg)
     scans, preset = options.data_or_demo(data)
     run_path = new_run or Path(f"runs/fold{fold}")
     check_writable(run_path)
