@@ -39,7 +39,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
-from brats_seg.training.ranks import world_size
+from brats_seg.training.ranks import check_one_process
 from brats_seg.training.trainer import Outcome, train_fold
 
 LEGACY = protocol_named("legacy")
@@ -118,9 +118,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
-    if world_size() != "1":
-        msg = "crossval is one process: `train` each fold under torchrun, then start crossval alone, which keeps the runs"
-        raise UsageError(msg)
+    check_one_process("crossval")
     if folds is not None and not folds:
         msg = "no fold is chosen; expected at least one, or None for all"
         raise UsageError(msg)

@@ -8,6 +8,7 @@ import pytest
 from brats_seg import PredictionSettings, crossval, export_model, load_model, read_scores
 from brats_seg.cases.case import Case
 from brats_seg.cases.index import index_cases
+from brats_seg.cli.train import tune
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
@@ -104,3 +105,5 @@ def test_an_empty_choice_of_folds_and_several_ranks_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="crossval is one process: `train` each fold"):
         crossval.cross_validate(tmp_path, output=tmp_path / "out")
+    with pytest.raises(UsageError, match="tune is one process: `train` each fold"):
+        tune([tmp_path])

@@ -172,7 +172,9 @@ def tune(
     """
     with options.importing():
         from brats_seg.inference.tuning import tune_runs
+        from brats_seg.training.ranks import check_one_process
 
+    check_one_process("tune")
     tuning = tune_runs(
         run,
         prepared_path=options.prepared_path(data, prepared),

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.runtime.device import use_gpu
 
 Item = TypeVar("Item")
@@ -94,6 +94,13 @@ class Ranks:
 def world_size() -> str:
     """Return how many processes `torchrun` started together, as it writes it; `1` without it."""
     return os.environ.get("WORLD_SIZE") or "1"
+
+
+def check_one_process(command: str) -> None:
+    """Raise `UsageError` under `torchrun`, whose processes share the work of `train` alone."""
+    if world_size() != "1":
+        msg = f"{command} is one process: `train` each fold under torchrun, then start {command} alone, which keeps the runs"
+        raise UsageError(msg)
 
 
 @contextmanager
