@@ -20,7 +20,7 @@ from brats_seg import build_model, load_model
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ResumeError, UsageError
+from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
@@ -322,6 +322,23 @@ def test_networks_with_dictionaries(data, tmp_path, given):
     outcome = train(data, tmp_path, config, network=WithAuxiliary(4, 3, 1), **given)
     assert outcome.finished
     assert np.isfinite(outcome.history[0]["val_loss"])
+
+
+class OfOneSize(nn.Conv3d):
+    """Takes patches of 8x8x8 alone, as transformers with learnt positions take those of one size."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image + torch.zeros(8, 8, 8))
+
+
+def test_given_networks_and_losses_of_any_kind(data: FoldData, tmp_path: Path) -> None:
+    config = settings()
+    given = ({"network": OfOneSize(4, 3, 1)}, {"criterion": nn.BCEWithLogitsLoss()})
+    assert all(
+        train(data, tmp_path / str(n), config, **kind).finished for n, kind in enumerate(given)
+    )
+    with pytest.raises(ConfigError, match="nothing can be trained"):
+        train(data, tmp_path / "none", config, network=nn.Identity())
 
 
 def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

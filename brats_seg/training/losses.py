@@ -113,12 +113,16 @@ def build_criterion(config: LossConfig) -> Criterion:
     called with logits and targets `(N, R, X, Y, Z)` in float32, see `LogitsLoss`.
     """
     if config.name is not None:
-        loss = build_by_name(config.name, config.arguments, "loss")
-        return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
+        return loss_of_logits(build_by_name(config.name, config.arguments, "loss"))
     if config.arguments:
         msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too, or loss.arguments={{}}"
         raise ConfigError(msg)
     return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
+
+
+def loss_of_logits(criterion: Criterion) -> Criterion:
+    """Return a loss that takes the output of any network; one that declares nothing takes plain logits."""
+    return criterion if reduction_of(criterion) != "outputs" else LogitsLoss(criterion)
 
 
 class LogitsLoss(nn.Module):
@@ -132,7 +136,7 @@ class LogitsLoss(nn.Module):
         0.693
     """
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: Criterion) -> None:
         super().__init__()
         self.loss = loss
 

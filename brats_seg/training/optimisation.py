@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from brats_seg.config import OptimizerConfig, ScheduleConfig
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import ConfigError, EnvironmentalError
 from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
@@ -357,6 +357,9 @@ _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Return the optimizer of the settings, for the given parameters."""
+    if not (parameters := list(parameters)):
+        msg = "neither the network nor the loss has parameters, so that nothing can be trained"
+        raise ConfigError(msg)
     return _OPTIMIZERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay)
 
 

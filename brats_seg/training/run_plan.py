@@ -27,7 +27,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import Criterion, Task, build_task
+from brats_seg.training.losses import Criterion, Task, build_task, loss_of_logits
 
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
@@ -57,6 +57,8 @@ class RunPlan:
     multiple: Size
     """Numbers that the size of an input must be a multiple of."""
     task: Task
+    window_size: Size | None
+    """Window in which cases are validated, that of prediction; None is the whole brain crop."""
     validate_every: int = 1
     """Epochs from one validation on whole cases to the next."""
     validation_cost: float = 0.0
@@ -119,24 +121,31 @@ class RunPlan:
 
     def window(self, shape: Size) -> Size:
         """Return the window in which a case of that shape is validated: that of prediction."""
-        size, overlap = default_window(self.config, self.patch), self.config.validation.overlap
-        return Window(size=size, overlap=overlap).fit(shape, self.patch, self.multiple)
+        window = Window(size=self.window_size, overlap=self.config.validation.overlap)
+        return window.fit(shape, self.patch, self.multiple)
 
 
-def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = None) -> RunPlan:
-    """Return the plan of a run."""
+def plan_run(
+    config: Config, data: FoldData, *, criterion: Criterion | None = None, is_given: bool = False
+) -> RunPlan:
+    """Return the plan of a run; a network that is given in Python may take its patch only."""
     task = build_task(config)
+    if criterion is not None:
+        # the networks of the settings return a `TrainingOutput` in training
+        task = replace(task, criterion=criterion if is_given else loss_of_logits(criterion))
     if config.patch.size == "whole":
         patch = padded_size(config.model, data.largest_shape)
     else:
         patch = config.patch.size
+    window = default_window(config, patch)
     plan = RunPlan(
         config=config,
         data=data,
         device=choose_device(config.training.device, config.training.precision),
         patch=patch,
         multiple=size_multiple(config.model, patch),
-        task=task if criterion is None else replace(task, criterion=criterion),
+        task=task,
+        window_size=patch if is_given and window else window,
     )
     cost, every = _validation_cost(plan), config.validation.every
     cheap = max(1, ceil(cost / VALIDATION_SHARE))

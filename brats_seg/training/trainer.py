@@ -150,14 +150,13 @@ class Trainer:
         ranks: Ranks | None = None,
     ) -> None:
         self.ranks = ranks or Ranks()
-        self.plan = run_plan.plan_run(config, data, criterion=criterion)
+        is_given = network is not None
+        self.plan = run_plan.plan_run(config, data, criterion=criterion, is_given=is_given)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
         # a network that is given keeps its weights, unless the settings name others
-        is_kept = network is not None and config.start.path == SHIPPED_START
+        is_kept = is_given and config.start.path == SHIPPED_START
         self._start = StartConfig(path=None) if is_kept else config.start
-        self._stop = StopRequest()
-        self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
         self._record: history.SendRow | None = None
 
     def run(
@@ -176,7 +175,7 @@ class Trainer:
             ResumeError: The run was begun with other settings or cases.
         """
         plan = self.plan
-        self._stop = stop or self._stop
+        self._stop = stop or StopRequest()
         memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
@@ -233,11 +232,10 @@ class Trainer:
                 self._train_batch(batch)
                 if self._clock.is_checkpoint_due:
                     self._save()
-        except HalfUpdatedError:
-            raise
-        except EnvironmentalError:
+        except EnvironmentalError as error:
             # a signal to the whole process group, as SLURM sends it, ends the workers too
-            self._stop_if_asked()
+            if not isinstance(error, HalfUpdatedError):
+                self._stop_if_asked()
             raise
         self._stop_if_asked()
 
