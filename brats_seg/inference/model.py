@@ -123,11 +123,6 @@ class Model:
         next_step = "Add the missing files, or use a model trained with training.modality_dropout."
         raise CaseError(case_id, file, problem, expected, next_step)
 
-    def expected_loss(self, modalities: Sequence[str]) -> SubsetScores | None:
-        """Return what held-out cases lost with these modalities alone; None if it was not measured."""
-        known = (scores for scores in self.subset_scores if scores.modalities == tuple(modalities))
-        return next(known, None)
-
 
 def load_model(
     paths: Sequence[Path], device: Device, settings: PredictionSettings = DEFAULT_SETTINGS
@@ -156,8 +151,7 @@ def load_model(
     if settings.precision == "auto" and device.torch_device.type == "cpu":
         # as the other programs compute on a CPU
         device = choose_device("cpu", "fp32")
-    member = read(paths[0])
-    return _as_model([member], [], member.identity.fingerprint, device, settings)
+    return _as_model([read(paths[0])], [], device, settings)
 
 
 def _foreign_reader(path: Path) -> Callable[[Path], Member] | None:
@@ -186,8 +180,7 @@ def assemble(
     settings: PredictionSettings = DEFAULT_SETTINGS,
 ) -> Model:
     """Build networks that have been read as one ensemble."""
-    members = [_build(trained) for trained in networks]
-    return _as_model(members, networks, weights.fingerprint_of(networks), device, settings)
+    return _as_model([_build(trained) for trained in networks], networks, device, settings)
 
 
 def wrap_network(
@@ -202,7 +195,7 @@ def wrap_network(
     card = weights.ModelCard(identity=identity, config=Config())
     trained = weights.TrainedModel(weights=network.state_dict(), card=card)
     member = _member(trained, network, type(network).__name__, multiple)
-    return _as_model([member], [trained], weights.fingerprint_of([trained]), device, settings)
+    return _as_model([member], [trained], device, settings)
 
 
 def default_of(card: weights.ModelCard) -> Window:
@@ -245,11 +238,13 @@ def _member(
 def _as_model(
     members: Sequence[Member],
     networks: Sequence[weights.TrainedModel],
-    fingerprint: str,
     device: Device,
     settings: PredictionSettings,
 ) -> Model:
-    """Return a model of networks as they were read, on a device and with the settings of the user."""
+    """Return a model of networks as they were read, on a device and with the settings of the user.
+
+    Networks of another program have a fingerprint already.
+    """
     if device.torch_device.type == "cpu":
         keep_freed_memory()
     resolved = []
@@ -260,10 +255,10 @@ def _as_model(
         check_in_place(member.network)
         member.network.eval()
         resolved.append(replace(member, window=window, decoding=decoding))
-    subsets = [member.identity.subsets for member in members]
+    subsets, foreign = [m.identity.subsets for m in members], members[0].identity.fingerprint
     return Model(
         members=tuple(resolved),
-        fingerprint=fingerprint,
+        fingerprint=weights.fingerprint_of(networks) if networks else foreign,
         device=device,
         settings=settings,
         subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),

@@ -242,7 +242,8 @@ class Predictor:
         convention, reason = convention_to_write(settings.labels, case.release, trained_on)
         regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
         volumes = measure(regions, scan.voxel_mm3)
-        expected_loss = model.expected_loss(case.modalities)
+        measured = {scores.modalities: scores for scores in model.subset_scores}
+        expected_loss = measured.get(case.modalities)
         judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
             judgement = checks.judge_result(
@@ -273,7 +274,7 @@ class Predictor:
                 ),
                 predicted_dice=judgement.predicted_dice,
                 seconds=time.monotonic() - started_s,
-                peak_memory_mb=peak_memory_mb(model.device.torch_device),
+                peak_memory_mb=round(peak_memory_mb(model.device.torch_device), 1),
                 device=str(model.device.torch_device),
                 remark=" ".join(model.remarks),
             ),

@@ -103,7 +103,11 @@ def apply_model(
         # in place, which saves a whole float32 volume
         total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
     total /= len(model.members) * len(passes)
-    _check_numbers(fallback.case_id, total)
+    if n_broken := int(np.count_nonzero(~np.isfinite(total))):
+        # NaN would become background: an empty label map that looks like a result
+        problem = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
+        next_step = "Predict with --precision fp32; if that does not help, the model is broken."
+        raise CaseError(fallback.case_id, "(all)", problem, "finite numbers", next_step)
     return total
 
 
@@ -113,14 +117,6 @@ def entropy(probabilities: Field) -> Field:
     for inside in probabilities:
         np.maximum(bits, (entr(inside) + entr(1 - inside)) / np.float32(np.log(2)), out=bits)
     return bits
-
-
-def _check_numbers(case_id: str, outputs: Field) -> None:
-    if n_broken := int(np.count_nonzero(~np.isfinite(outputs))):
-        # NaN would become background: an empty label map that looks like a result
-        problem = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
-        next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", problem, "finite numbers", next_step)
 
 
 def _logits(

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -133,15 +132,13 @@ def tune_runs(
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         _warn_of_few(sum(len(run.data.split.validation) for run in opened))
         # cases that an earlier call predicted with the same weights are read
-        predicted = (held_out.predict_held_out(run, torch_device, track) for run in opened)
-        cases = list(chain.from_iterable(predicted))
+        cases = [c for run in opened for c in held_out.predict_held_out(run, torch_device, track)]
         tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
         for run_held_out in opened:
             run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
         # read again, because the subsets are measured with the settings that are stored now
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
-        measured = (held_out.measure_subsets(run, torch_device, track) for run in opened)
-        scores = list(chain.from_iterable(measured))
+        scores = [s for run in opened for s in held_out.measure_subsets(run, torch_device, track)]
     return replace(tuning, runs=tuple(map(str, folders)), subset_scores=pool_scores(scores))
 
 
