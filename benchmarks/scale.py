@@ -71,7 +71,7 @@ def _measured(folder: Path, size: int) -> dict[str, tuple[float, float]]:
             score_folders, data, data, folder / "scores.csv", protocol_named("legacy")
         ),
         "append records of a batch": partial(_append, results, size),
-        "read records": results.records,
+        "read records": lambda: OutputFolder(results.path).records(),
         "tables of a batch": partial(results.write_tables, ()),
     }
     return {stage: _cost(run, size) for stage, run in stages.items()}

@@ -174,7 +174,7 @@ def held_out_outcomes(
     """
     for run, held_out in cases.items():
         predictor = Predictor.load([run], settings)
-        case_work = batch.CaseWork(predictor=predictor, output=output, earlier=output.records())
+        case_work = batch.CaseWork(predictor=predictor, output=output)
         yield from batch.local_outcomes(held_out, case_work)
 
 

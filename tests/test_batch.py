@@ -148,6 +148,7 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     assert n_predicted() == 1
     for changes in ({"labels": "brats2023"}, {"layout": "bids"}):
         assert n_predicted(settings=PLAIN_SETTINGS.model_copy(update=changes)) == 6
+        assert len([*out.rglob("*.nii.gz")]) == 6
     assert n_predicted(model=replace(make_model(), fingerprint="other")) == 6
     # what it does not write itself would be of another prediction
     names = result_files("plain", "BraTS2021_00001", "brats2017")
@@ -159,6 +160,19 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])
     assert (n_predicted(), n_predicted()) == (1, 0)
+    # nothing of a case remains that fails now
+    touch(out, result_files("plain", "BraTS2021_00002", "").page)
+    path.write_bytes(b"cut off")
+    assert n_predicted() == 0
+    assert not [*out.rglob("BraTS2021_00002*")]
+    # the process may be killed after each case
+    record = OutputFolder(out).records()["BraTS2021_00003"]
+    OutputFolder(out).append(record.model_copy(update={"convention": "msd"}))
+    assert [*pd.read_csv(out / "volumes.csv")["convention"]] == [
+        *["brats2017"] * 2,
+        "msd",
+        *["brats2017"] * 2,
+    ]
 
 
 def test_no_result_depends_on_a_label_map(brats_root: Path, tmp_path: Path) -> None:
@@ -201,7 +215,7 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
 
     def finish(on_case: Callable[[batch.CaseOutcome], None]) -> batch.BatchOutcome:
         with folder.opened():
-            work = Fails(predictor=PREDICTOR, output=folder, earlier={})
+            work = Fails(predictor=PREDICTOR, output=folder)
             outcomes = batch.local_outcomes(find_inputs([tiny_scans]), work)
             return batch.finish_batch(outcomes, folder, 6, on_case=on_case)
 
@@ -214,7 +228,8 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
     assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
     done = finish(lambda outcome: None)
     (failure,) = done.failures
-    assert (failure.case_id, failure.error, len(done.predicted)) == (CASES[0], "IndexError", 5)
+    assert (failure.case_id, failure.error) == (CASES[0], "IndexError")
+    assert (done.n_skipped, len(done.predicted)) == (len(finished), 5 - len(finished))
     assert "IndexError" in caplog.text
 
 

@@ -92,7 +92,7 @@ def test_nothing_among_the_results_ends_a_report_or_leads_out_of_them(results: P
     assert not (results.parent / "x.html").exists()
     manifest.unlink()
     os.mkfifo(manifest)
-    assert OutputFolder(results).entries() == {}
+    assert OutputFolder(results).entries == {}
 
 
 def test_predictions_have_a_page_of_each_case_and_of_all(run: Run, results: Path) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager
@@ -128,8 +128,7 @@ def predict_folder(
             by_id = {case.case_id: case for case in cases}
             results.check_names(settings.layout, by_id)
             if workers is None:
-                case_work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
-                outcomes = local_outcomes(cases, case_work)
+                outcomes = local_outcomes(cases, CaseWork(predictor=predictor, output=folder))
             else:
                 job = Job(
                     model_paths=tuple(path.absolute() for path in models),
@@ -256,6 +255,7 @@ def finish_batch(
         # closing finishes the cases that have been started
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
+                output.append(outcome.record)
                 if isinstance(outcome.record, Failure):
                     failures.append(outcome.record)
                 else:
@@ -320,8 +320,6 @@ class CaseWork:
 
     predictor: Predictor
     output: results.OutputFolder
-    earlier: Mapping[str, results.Record]
-    """Records of earlier batches, by case id."""
 
     def read(self, case: Case) -> ReadCase | CaseOutcome:
         """Read, check and prepare a case, unless it is finished."""
@@ -337,12 +335,10 @@ class CaseWork:
         # all that the result depends on, except the device; one file may be given as any modality
         parts = [*hashes, model.fingerprint, model.settings.result_text, *case.modalities]
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-        earlier = self.earlier.get(case.case_id)
-        if earlier and self.output.is_finished(earlier, key):
+        earlier = self.output.entries.get(case.case_id)
+        if isinstance(earlier, results.Record) and self.output.is_finished(earlier, key):
+            # the files may have moved
             record = earlier.model_copy(update={"files": _file_texts(case)})
-            if record != earlier:
-                # the files have moved
-                self.output.append(record)
             return CaseOutcome(record=record, is_new=False)
         scan = self.predictor.prepare(load_case(case, files=files, modalities=case.modalities))
         seconds = time.monotonic() - started_s
@@ -362,7 +358,6 @@ class CaseWork:
             **dict(summary),
             "warnings": summary.warnings + (remark,) * bool(remark),
             "seconds": round(read.seconds + summary.seconds, 3),
-            "peak_memory_mb": round(summary.peak_memory_mb, 1),
             "key": read.key,
             "inputs": read.hashes,
             "files": _file_texts(case),
@@ -384,8 +379,8 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
 
     def write(predicted: ReadCase | CaseOutcome) -> CaseOutcome:
         outcome = _attempt(work.write, predicted)
-        if outcome.is_new:
-            work.output.append(outcome.record)
+        # before the next case has been predicted
+        work.output.append(outcome.record)
         return outcome
 
     with closing(_map_ahead(partial(_attempt, work.read), cases)) as read:
@@ -429,7 +424,6 @@ class Job:
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
     """Predict cases by several processes, in the order in which they are finished."""
-    output = results.OutputFolder(job.output_path)
     work = partial(run_case, job=job)
     with (
         _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work, cases)
@@ -438,17 +432,13 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
         for future in futures.as_completed(list(case_of)):
             # cancelled by dask when the scheduler has ended
             error = futures.CancelledError() if future.cancelled() else future.exception()
-            outcome = _lost_outcome(case_of[future].case_id, error) if error else future.result()
-            if outcome.is_new:
-                output.append(outcome.record)
-            yield outcome
+            yield _lost_outcome(case_of[future].case_id, error) if error else future.result()
 
 
 def run_case(case: Case, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
     # a worker of a cluster outlives the batch, and a later one replaces records
-    output = results.OutputFolder(job.output_path)
-    work = CaseWork(predictor=_predictor(job), output=output, earlier=output.records())
+    work = CaseWork(predictor=_predictor(job), output=results.OutputFolder(job.output_path))
     return _attempt(work.write, _attempt(work.predict, _attempt(work.read, case)))
 
 

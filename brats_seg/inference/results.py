@@ -151,6 +151,8 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
+        self.entries = self._read_entries()
+        """The latest record or failure of each case."""
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
@@ -159,12 +161,12 @@ class OutputFolder:
         msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
             self._tidy_up()
+            self.entries = self._read_entries()
             yield self
             # temporary files of workers that were killed
             self._tidy_up()
 
-    def entries(self) -> dict[str, Record | Failure]:
-        """Return the latest record or failure of each case; lines that cannot be read are skipped."""
+    def _read_entries(self) -> dict[str, Record | Failure]:
         path, entries = self.path / MANIFEST_NAME, dict[str, Record | Failure]()
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
         for line in text.splitlines():
@@ -176,7 +178,7 @@ class OutputFolder:
 
     def records(self) -> dict[str, Record]:
         """Return the record of each case that was predicted last time."""
-        return {name: entry for name, entry in self.entries().items() if isinstance(entry, Record)}
+        return {name: entry for name, entry in self.entries.items() if isinstance(entry, Record)}
 
     def is_finished(self, record: Record, key: str) -> bool:
         """Return whether a record has the same scans, model and settings, and its files are there."""
@@ -192,8 +194,7 @@ class OutputFolder:
         """
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
         stale = (*names.probabilities, names.uncertainty, names.preview, names.page, *names.dicom)
-        for name in stale:
-            (self.path / name).unlink(missing_ok=True)
+        self._remove(stale)
         written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
@@ -235,29 +236,53 @@ class OutputFolder:
         return written, remark
 
     def append(self, entry: Record | Failure) -> None:
-        """Append a line to the manifest, and sync it to the disk."""
+        """Record a case in the table of volumes and the manifest, unless the same is recorded already.
+
+        Files that an earlier prediction of the case has left are removed; after a failure, all of them.
+        """
         path, values = self.path / MANIFEST_NAME, _LINE.dump_python(entry, mode="json")
         # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
         line = json.dumps(values).encode() + b"\n"
-        with explained_writing(path), self._lock, path.open("a+b") as file:
-            if file.tell():
-                # the last line may be of a process that was killed
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read() == b"\n" else b"\n" + line
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        with explained_writing(path), self._lock:
+            earlier = self.entries.get(entry.case_id)
+            if entry == earlier:
+                return
+            if isinstance(earlier, Record):
+                page = result_files("plain", entry.case_id, "").page
+                kept = (*entry.outputs, page) if isinstance(entry, Record) else ()
+                self._remove({*earlier.outputs, page}.difference(kept))
+            self.entries[entry.case_id] = entry
+            self._write_volumes()
+            with path.open("a+b") as file:
+                if file.tell():
+                    # the last line may be of a process that was killed
+                    file.seek(-1, os.SEEK_END)
+                    line = line if file.read() == b"\n" else b"\n" + line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
 
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
-        done = [record for _, record in sorted(self.records().items())]
-        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
-        write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
+        done = self._write_volumes()
         write_failures(list(failures), self.path / "failures.csv")
         for layout, name in sorted({(r.settings.layout, r.convention) for r in done}):
             for file_name, text in label_tables(layout, convention_named(name)).items():
                 with whole_file(self.path / file_name) as new_file:
                     new_file.write_text(text)
+
+    def _write_volumes(self) -> list[Record]:
+        done = [record for _, record in sorted(self.records().items())]
+        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
+        write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
+        return done
+
+    def _remove(self, names: Iterable[str]) -> None:
+        root = self.path.resolve()
+        for path in map(self.path.joinpath, names):
+            # a record may come from elsewhere
+            if path.parent.resolve().is_relative_to(root) and not path.is_dir():
+                path.unlink(missing_ok=True)
 
     def _tidy_up(self) -> None:
         for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):

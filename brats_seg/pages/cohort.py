@@ -51,7 +51,7 @@ def write_cohort_page(
 
     The predictions are scored with the references of the options, unless these have a table of scores.
     """
-    entries = OutputFolder(results).entries()
+    entries = OutputFolder(results).entries
     if not entries:
         msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
