@@ -242,8 +242,7 @@ class Predictor:
         convention, reason = convention_to_write(settings.labels, case.release, trained_on)
         regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
         volumes = measure(regions, scan.voxel_mm3)
-        measured = {scores.modalities: scores for scores in model.subset_scores}
-        expected_loss = measured.get(case.modalities)
+        expected_loss = {s.modalities: s for s in model.subset_scores}.get(case.modalities)
         judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
             judgement = checks.judge_result(
