@@ -217,8 +217,14 @@ def test_listing_order_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     stems = ("b/BraTS2021_00002", "a/BraTS2021_00001", "c/scan", "smith")
     touch(tmp_path, "a/BraTS2021_00001_seg.nii", *(name for stem in stems for name in scans(stem)))
     expected = find_cases(tmp_path)
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: reversed(list(scandir(path))))
+    walk = os.walk
+
+    def backwards(root, **options):
+        for path, folders, files in walk(root, **options):
+            folders.reverse()
+            yield path, folders, files[::-1]
+
+    monkeypatch.setattr(os, "walk", backwards)
     assert find_cases(tmp_path) == expected
 
 

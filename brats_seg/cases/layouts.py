@@ -6,7 +6,7 @@ table has the words of each modality, in the spellings of all releases. The name
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,24 +154,19 @@ def walk_folders(root: Path) -> Iterator[Folder]:
 
     Hidden files, and the folders of results that a file `brats_seg.json` marks, are passed over.
     """
-    seen: set[tuple[int, int]] = set()
-    pending = [Path()]
-    while pending:
-        path = pending.pop()
-        try:
-            status = (root / path).stat()
-            entries = sorted(os.scandir(root / path), key=lambda entry: entry.name)
-        except OSError as error:
-            yield Folder(path=path, refused=error.strerror or "")
-            continue
-        identity = (status.st_dev, status.st_ino)
+    seen, refused = set[str](), list[OSError]()
+    for name, below, files in os.walk(root, followlinks=True, onerror=refused.append):
+        path, real = Path(name).relative_to(root), os.path.realpath(name)
         # the data folder itself is read in any case: the user has named it
-        is_output = path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
-        if identity not in seen and not is_output:
-            seen.add(identity)
-            folder, below = _split_entries(path, entries)
-            yield folder
-            pending += reversed(below)
+        is_output = path != Path() and OUTPUT_MARKER in files
+        if real in seen or is_output:
+            below.clear()
+            continue
+        seen.add(real)
+        folder, below[:] = _split_names(root, path, {*below}, files)
+        yield folder
+    for error in refused:
+        yield Folder(path=Path(error.filename).relative_to(root), refused=error.strerror or "")
 
 
 def holds_dicom(root: Path) -> bool:
@@ -216,33 +211,27 @@ def bids_letters(text: str) -> str:
     return re.sub("[^A-Za-z0-9]", "", text)
 
 
-def _split_entries(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
-    """Separate scans, other files and the folders to visit."""
+def _split_names(
+    root: Path, path: Path, folders: Set[str], files: Sequence[str]
+) -> tuple[Folder, list[str]]:
+    """Separate scans, other files and the folders to visit, all in alphabetical order."""
     scans, other_names, below = [], [], []
-    for entry in entries:
+    for name in sorted([*folders, *files]):
         # archives made on a Mac contain a `._x.nii.gz` for every `x.nii.gz`
-        if entry.name.startswith(".") or entry.name == "__MACOSX":
+        if name.startswith(".") or name == "__MACOSX":
             continue
-        file = parse_file_name(entry.name, path / entry.name)
-        if not _is_folder(entry):
+        file = parse_file_name(name, path / name)
+        if name not in folders:
             if file:
                 scans.append(file)
             else:
-                other_names.append(entry.name)
-        elif file and (inner := _only_file(Path(entry.path))):
+                other_names.append(name)
+        elif file and (inner := _only_file(root / file.path)):
             # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
             scans.append(replace(file, path=file.path / inner))
         else:
-            below.append(path / entry.name)
+            below.append(name)
     return Folder(path=path, scans=tuple(scans), other_names=tuple(other_names)), below
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        # a link that leads to itself: reading the file reports it
-        return False
 
 
 def _only_file(folder: Path) -> str:
