@@ -1,11 +1,12 @@
 """Tell what a file is by its name, and list the files below a folder.
 
-A name shows the modality, or that the file is a label map, and the id of its case: `CASE_t1ce.nii.gz`. One
-table has the words of each modality, in the spellings of all releases. The names of BIDS have more parts.
+A name shows the modality, or that the file is a label map, and the id of its case: `CASE_t1ce.nii.gz`.
+`layouts.toml` has the words of each modality, in the spellings of all releases. The names of BIDS have more parts.
 """
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,29 +27,10 @@ STEPS_NAME = "steps.png"
 
 _DICOM = (".dcm", ".ima", "dicomdir")
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
-_AGENTS = ("ce", "gd", "gad", "post", "contrast")
-_OF_A_LABEL = (
-    *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
-    *("corrected", "final", "consensus"),
-)
-"""Words that may precede the word for a label map, and are no part of the case id."""
-_OF_ANATOMY = frozenset(
-    {
-        *("brain", "bet", "skull", "head", "face", "parenchyma", "tissue", "tissues", "background"),
-        *("wm", "gm", "csf", "nawm", "white", "grey", "gray", "cortex", "hippocampus"),
-        *("aseg", "aparc", "aparcaseg", "ventricle", "ventricles", "vessel", "vessels"),
-    }
-)
-"""Words that precede the word for a mask or a segmentation of something else than a tumour."""
-
-# a space matches one of - _ . and space, or nothing
-_SPELLINGS = {
-    "t1n": ("t1", "t1n", "t1w", "t1 pre"),
-    "t1c": ("t1c", "ct1", *(f"{t1} {agent}" for t1 in ("t1", "t1w") for agent in _AGENTS)),
-    "t2w": ("t2", "t2w"),
-    "t2f": ("t2f", "flair", "fla", "t2 flair", "t2w flair"),
-    LABEL: ("seg", "segm", "segmentation", "dseg", "label", "labels", "gt", "ground truth", "mask"),
-}
+_WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""Words in the names of files."""
+_SPELLINGS: dict[str, list[str]] = _WORDS["spellings"]
+_OF_ANATOMY = frozenset(_WORDS["of_anatomy"])
 _SEPARATOR = re.compile("[-_. ]")
 _KINDS = {
     spelling.replace(" ", ""): kind
@@ -66,7 +48,7 @@ _SCAN_STEM = re.compile(
     rf"((?P<case>.*?)[-_. ])?"
     rf"((?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
     rf"([-_](?P<processed>bet|brain|bias))?"
-    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
+    rf"|(({'|'.join(_WORDS['of_a_label'])})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
 )
 _LABEL_FOLDER = re.compile(

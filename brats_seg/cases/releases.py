@@ -1,17 +1,18 @@
 """Tell the release of a case by its id, and the label convention of its label map.
 
-There is one table: the releases with their ids, patients and conventions. The id gives the release, and the
+`releases.toml` is the table of releases, with their ids, patients and conventions. The id gives the release, and the
 release gives the convention. The label values confirm it, because some copies of a release have been
 converted to the convention of another. Everything that reads label maps uses these rules.
 """
 
 import re
+import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
-from brats_seg import labels
 from brats_seg.errors import CaseError, LabelError
-from brats_seg.labels import LabelConvention, convention_named
+from brats_seg.labels import MSD, LabelConvention, convention_named
 from brats_seg.voxels.box import Triple
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
@@ -28,41 +29,17 @@ NNUNET = "nnunet"
 BIDS = "bids"
 """Release of cases whose files are called as in BIDS (`sub-01_ses-02_T1w`), of any origin."""
 
-# conventions of label maps with neither 3 nor 4, with 3 alone, with 4 alone, and with both
-_EARLY = (labels.BRATS2017, labels.BRATS2023, labels.BRATS2017, labels.BRATS2017)
-_LATE = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2023)
-_CHILDREN = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024_PED, labels.BRATS2024_PED)
-_METASTASES = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2024, labels.BRATS2024)
-_ANY = (labels.BRATS2023, labels.BRATS2023, labels.BRATS2017, labels.BRATS2024)
-
-# pattern of the case ids, release, conventions; the first pattern that matches gives the release
-_RELEASES = tuple(
-    (re.compile(pattern, re.IGNORECASE), release, conventions)
-    for pattern, release, conventions in (
-        (r"brats17_(?P<patient>\w+)_\d+", "brats2017", _EARLY),
-        (r"brats18_(?P<patient>\w+)_\d+", "brats2018", _EARLY),
-        (r"brats19_(?P<patient>\w+)_\d+", "brats2019", _EARLY),
-        (r"(?P<patient>brats20_(training|validation|testing)_\d{3})", "brats2020", _EARLY),
-        (r"(?P<patient>brats2021_\d{5})", "brats2021", _EARLY),
-        (r"(?P<patient>brats-men-rt-\d{4})-\d", MEN_RT, _ANY),
-        # 4 is the resection cavity, which also occurs in cases without enhancing tumour
-        (r"(?P<patient>brats-gli-\d{5})-[1-9]\d\d", GLI_2024, (labels.BRATS2024,) * 4),
-        (r"(?P<patient>brats-gli-\d{5})(-\d{3})?", GLI_2023, _LATE),
-        # these tasks have kept their names since 2023: the name does not give the year
-        (r"(?P<patient>brats-men-\d{5})(-\d{3})?", "brats-men", _LATE),
-        (r"(?P<patient>brats-met-\d{5})(-\d{3})?", "brats-met", _METASTASES),
-        (r"(?P<patient>brats-ped-\d{5})(-\d{3})?", "brats-ped", _CHILDREN),
-        (r"(?P<patient>brats-ssa-\d{5})(-\d{3})?", "brats-ssa", _LATE),
-        (r"(?P<patient>brats-goat-\d{5})(-\d{3})?", "brats-goat", _LATE),
-        # 11 is the scan before the first operation, 21 one at recurrence
-        (r"(?P<patient>upenn-gbm-\d{5})_\d\d", "upenn-gbm", _EARLY),
-        (r"(?P<patient>ucsf-pdgm-\d{4})(_fu\d{3}d)?", "ucsf-pdgm", _EARLY),
-        (r"(?P<patient>sub-[a-z0-9]+)(_ses-[a-z0-9]+)?", BIDS, _ANY),
-    )
-)
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_RELEASES = [
+    (re.compile(pattern, re.IGNORECASE), release) for pattern, release, _ in _TABLE["releases"]
+]
+_OF_VALUES = {
+    name: [*map(convention_named, names)] for name, names in _TABLE["conventions"].items()
+}
+"""Conventions of label maps with neither 3 nor 4, with 3 alone, with 4 alone, and with both."""
 # the three tissues of the decathlon have another order, which the values do not show
-_CONVENTIONS_OF = {release: of_release for _, release, of_release in _RELEASES} | {
-    DECATHLON: (labels.MSD,) * 4
+_CONVENTIONS_OF = {release: _OF_VALUES[name] for _, release, name in _TABLE["releases"]} | {
+    DECATHLON: [MSD] * 4
 }
 _RESOLVED_TOGETHER = frozenset({"brats-ped", "brats-met"})
 """Releases whose convention depends on whether 4 occurs in any of their cases."""
@@ -82,7 +59,7 @@ def parse_case_id(case_id: str) -> tuple[str, str]:
         >>> parse_case_id("BraTS-GLI-00005-100")
         ('brats2024-gli', 'BraTS-GLI-00005')
     """
-    for pattern, release, _ in _RELEASES:
+    for pattern, release in _RELEASES:
         if match := pattern.fullmatch(case_id):
             return release, _TCIA_NUMBER.sub(r"\1", match["patient"])
     return UNKNOWN, case_id
@@ -114,7 +91,9 @@ def resolve_convention(
     release = release_at(release, shape)
     is_of_any_origin = release in {UNKNOWN, NNUNET, BIDS}
     is_ambiguous = is_of_any_origin or (release.endswith("-ped") and 4 not in values)
-    return _CONVENTIONS_OF.get(release, _ANY)[(3 in values) + 2 * (4 in values)], is_ambiguous
+    return _CONVENTIONS_OF.get(release, _OF_VALUES["any"])[
+        (3 in values) + 2 * (4 in values)
+    ], is_ambiguous
 
 
 def release_at(release: str, shape: Triple | None) -> str:
