@@ -6,10 +6,13 @@ contrast agent, nothing is guessed: a person says it with an override.
 """
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
@@ -23,50 +26,11 @@ _FEWEST_SLICES = 8
 """Slices of a series that can hold a whole brain: with 5 mm there are 25 or more."""
 _T1 = "t1"
 """Weighting of t1n and t1c, and of a series that does not say which of them it is."""
-_WEIGHTINGS = (
-    ("t2f", r"flair|dark.?fluid|t2.?tirm|tirm.?t2"),
-    (_T1, r"t1|mprage|spgr|bravo|\bvibe|tfl.?3d|3d.?tfl"),
-    ("t2w", r"t2(?!\*|.?star|.?gre)"),
-)
-"""Weighting, and what descriptions of such series contain."""
 _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
-_OTHERS = (
-    ("a localiser", r"\bloc|locali[sz]er|scout|survey|plane.?loc|aahead|\b3.?pl\b"),
-    ("diffusion", r"dwi|dif[fu]|\bdti|adc|trace|tensor|\bb.?[1-9]\d{2,3}\b|ep2d|\bfa.?map|resolve"),
-    ("perfusion", r"perf|\bdsc|\bdce|\basl\b|\bcb[fv]\b|\bmtt\b|\bttp\b|\bpwi\b|twist|tmax"),
-    (
-        "susceptibility",
-        r"\bswi|\bswan|suscep|t2.?\*|t2.?star|t2.{0,6}gre|hemo|veno|\bphase\b|min.?ip",
-    ),
-    ("angiography", r"\btof|angio|\bmra\b|\bmrv\b|\bmip\b|\bpc.?3d"),
-    ("a difference image", r"su[bs]s?tr|soustr|sottr|\bsub\b"),
-    ("spectroscopy", r"spectro|\bcsi\b|\bsvs\b|\bmrs\b"),
-    ("balanced steady state", r"ciss|fiesta|trufi|b.?tfe"),
-    ("fat suppression by a short inversion time", r"\bstir\b"),
-    ("proton density", r"\bpd|proton"),
-    ("functional", r"\bbold\b|fmri|resting"),
-)
-"""Kinds of series that are none of the four modalities, and what their descriptions contain."""
-_DERIVED_KINDS = (
-    r"LOCALIZER|ADC|TRACEW|FA|DIFFUSION|PERFUSION|CSA REPORT|SUBTRACTION|PROJECTION IMAGE|MIP"
-    r"|MINIMUM|T1 MAP|T2 MAP|PHASE|SCREEN SAVE|CBF|CBV"
-)
-"""Words of the image type of series that are none of the four modalities."""
-_AGENT = r"(?:inj(?!ur)|iny|iniez|gad|gd|[ck]ontrast|n?km\b|mdc\b|civ\b|ce\b)"
-"""Contrast agent and its injection in English, French, Spanish, Italian, Portuguese and German."""
-_NOT_YET = (
-    r"\b(?:without|wo|w/o|no[nt]?|sans|pas|avant|sin|antes|senza|prima|sem|ohne|keine?|vor|o\.|v\.|s/)\W*"
-    r"(?:(?:i\W?v|de|del|di|do|da|dem|la|le|il|l|d|produit|medio|mezzo|meio)\W+){0,3}"
-)
-_BEFORE = (
-    r"\bpre\b(?!.?(?:op|quir|cir|chir))|pre.?(?:con|gd|gad|km|ce\b|inj)|\bnativ|non.?con|unenh|\bplain\b|\bt1n"
-    r"|(?:without|\bw/?o\b|\bohne\b)(?!\W*(?:fat|fett|fs|sat))|\b[ov]km\b|\b(?:sans|sin|senza|sem)$"
-    rf"|{_NOT_YET}{_AGENT}"
-)
-_AFTER = (
-    r"pos(?:t|\b)(?!.?op|.?surg|.?rt\b|.?quir|.?cir|.?chir|.?rad|erior)|\+\s?c\b|\bc\s?\+|enhanced|t1.?c\b"
-    rf"|gad|contrast|(?:\b|t1|\bm){_AGENT}"
-)
+_WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Regular expressions of what the headers of series contain."""
+_BEFORE = "|".join([*_WORDS["before"], _WORDS["not_yet"] + _WORDS["agent"]])
+_AFTER = "|".join([*_WORDS["after"], rf"(?:\b|t1|\bm){_WORDS['agent']}"])
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -163,9 +127,9 @@ def _exclusion_reason(series: Series, text: str) -> str:
     if series.kind != "MR":
         return f"{series.kind or 'without a modality'}, not MR"
     types = sorted({word.upper() for word in series.image_type})
-    if kinds := [word for word in types if re.fullmatch(_DERIVED_KINDS, word)]:
+    if kinds := [word for word in types if re.fullmatch(_WORDS["image_types"], word)]:
         return f"its image type is {', '.join(kinds).lower()}"
-    for name, pattern in _OTHERS:
+    for name, pattern in _WORDS["others"].items():
         if re.search(pattern, text):
             return f"{name}, by its description"
     if series.is_diffusion or "EP" in series.techniques:
@@ -201,7 +165,7 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
 
 def _parse_weighting(text: str) -> str:
     """Return the weighting that a description names, or nothing."""
-    named = [name for name, pattern in _WEIGHTINGS if re.search(pattern, text)]
+    named = [name for name, pattern in _WORDS["weightings"].items() if re.search(pattern, text)]
     # a FLAIR sequence may have weak T1 contrast: T1 FLAIR
     if _T1 in named and "t2w" not in named:
         return _T1

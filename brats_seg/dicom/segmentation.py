@@ -8,6 +8,7 @@ them the segmentation refers to no images.
 """
 
 import hashlib
+import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -31,42 +32,9 @@ SERIES_MODALITY = "t1c"
 """Modality whose series a segmentation belongs to."""
 _TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
-_IMAGE = [
-    *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
-    *("FrameOfReferenceUID", "PositionReferenceIndicator", "Rows", "Columns", "PixelSpacing"),
-    *("SliceThickness", "SpacingBetweenSlices", "ImagePositionPatient", "InstanceNumber"),
-    *("ImageOrientationPatient", "SeriesNumber", "NumberOfFrames", "DimensionIndexSequence"),
-    *(*series.GROUPS, "DimensionOrganizationSequence"),
-]
-"""Elements of the images that a segmentation needs and that do not name the patient."""
-_PATIENT = (
-    *("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID"),
-    *("StudyDate", "StudyTime", "ReferringPhysicianName"),
-)
-"""Elements that every DICOM object has, which are empty where the user did not ask for them."""
-_TISSUES = {
-    "NCR/NET": ("Necrotic and non-enhancing tumour core", ("6574001", "SCT", "Necrosis")),
-    "NCR": ("Necrotic tumour core", ("6574001", "SCT", "Necrosis")),
-    "NETC": ("Non-enhancing tumour core", ("C81175", "NCIt", "Non-Enhancing Lesion")),
-    "NET": ("Non-enhancing tumour core", ("C81175", "NCIt", "Non-Enhancing Lesion")),
-    "ED": ("Oedema", ("79654002", "SCT", "Edema")),
-    "SNFH": ("Oedema and infiltration (FLAIR hyperintensity)", ("79654002", "SCT", "Edema")),
-    "ET": ("Enhancing tumour", ("C113842", "NCIt", "Enhancing Lesion")),
-}
-"""Name and code (value, scheme, meaning) of each tissue that predictions have."""
-_REGIONS = (
-    ("Whole tumour", ("108369006", "SCT", "Neoplasm")),
-    ("Tumour core", ("108369006", "SCT", "Neoplasm")),
-    ("Enhancing tumour", ("C113842", "NCIt", "Enhancing Lesion")),
-)
-"""Name and code (value, scheme, meaning) of each region."""
-_MEASURES = (
-    (("118565006", "SCT", "Volume"), "mL"),
-    (("103339001", "SCT", "Long axis"), "mm"),
-    (("103340004", "SCT", "Short axis"), "mm"),
-    (("L0JK", "IBSI", "Maximum 3D Diameter of a Mesh"), "mm"),
-)
-"""Volume of a region, the two diameters of its largest lesion in an axial section, and that in space."""
+_IMAGE_TAGS = [*series.ELEMENTS["image"], *series.GROUPS]
+_CODES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+"""Names and codes of tissues, regions and measures."""
 _LEVEL = 0.51
 """Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and
 those that ask which centres are inside, both recover the mask."""
@@ -123,11 +91,11 @@ def write_segmentation(
 
 def _image(path: Path, *, with_identifiers: bool) -> Any:
     """Return the header of an image, without what may identify the patient unless it is wanted."""
-    header = series.read_header(path, None if with_identifiers else _IMAGE)
+    header = series.read_header(path, None if with_identifiers else _IMAGE_TAGS)
     # what is written is in UTF-8
     header.decode()
     header.SpecificCharacterSet = _CHARACTERS
-    for name in _PATIENT:
+    for name in series.ELEMENTS["patient"]:
         header.setdefault(name, None)
     if not header.get("FrameOfReferenceUID"):
         header.FrameOfReferenceUID = _uid(header.SeriesInstanceUID, "frame of reference")
@@ -199,7 +167,7 @@ def _segmentation(
             display_color=color.CIELabColor.from_string(colours[value]),
         )
         for number, value in enumerate(values, start=1)
-        for label, code in [_TISSUES[names[value]]]
+        for label, code in [_CODES["tissues"][names[value]]]
     ]
     masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
     return seg.Segmentation(
@@ -225,13 +193,13 @@ def _structured_report(
 
     upright, groups = oriented(label_map), []
     lesions = list_lesions(regions_of(upright.array, convention), upright.geometry.affine)
-    for (name, code), listed in zip(_REGIONS, lesions, strict=True):
+    for (name, code), listed in zip(_CODES["regions"], lesions, strict=True):
         values = [sum((lesion.ml for lesion in listed.lesions), listed.others_ml)]
         for lesion in listed.lesions[:1]:
             values += [lesion.axial.longest_mm, lesion.axial.perpendicular_mm, lesion.longest_mm]
         measurements = [
             sr.Measurement(Code(*meaning), round(value, 3), Code(unit, "UCUM", unit))
-            for value, (meaning, unit) in zip(values, _MEASURES, strict=False)
+            for value, (meaning, unit) in zip(values, _CODES["measures"], strict=False)
         ]
         uid = generate_uid(entropy_srcs=[about["sop_instance_uid"], name])
         group = sr.MeasurementsAndQualitativeEvaluations(
@@ -281,7 +249,7 @@ def _structure_set(
     dataset.ReferencedFrameOfReferenceSequence = [referenced]
     dataset.StructureSetROISequence, dataset.ROIContourSequence = [], []
     dataset.RTROIObservationsSequence = []
-    parts = zip(_REGIONS, REGION_COLOURS, regions, strict=True)
+    parts = zip(_CODES["regions"], REGION_COLOURS, regions, strict=True)
     for number, ((name, _), colour, masks) in enumerate(parts, start=1):
         roi = _item(ROINumber=number, ROIName=name, ReferencedFrameOfReferenceUID=frame)
         roi.ROIGenerationAlgorithm = "AUTOMATIC"

@@ -8,6 +8,7 @@ import hashlib
 import logging
 import os
 import re
+import tomllib
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
@@ -32,31 +33,13 @@ _GAP_TOLERANCE = 0.1
 _SAME_POSITION_MM = 0.01
 _SHORTEST_IDENTIFIER = 3
 """Characters of an identifier that is looked for in the name of a folder."""
-_IDENTITY = ("PatientID", "PatientName", "PatientBirthDate", "OtherPatientIDs", "AccessionNumber")
-_OF_FRAMES = {
-    "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
-    "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
-    "PixelSpacing": ("PixelMeasuresSequence", "PixelSpacing"),
-    "RescaleSlope": ("PixelValueTransformationSequence", "RescaleSlope"),
-    "EchoTime": ("MREchoSequence", "EffectiveEchoTime"),
-    "RepetitionTime": ("MRTimingAndRelatedParametersSequence", "RepetitionTime"),
-    "InversionTime": ("MRModifierSequence", "InversionTimes"),
-    "DiffusionBValue": ("MRDiffusionSequence", "DiffusionBValue"),
-}
-"""Functional group and element of enhanced MR, whose slices are frames of one file, that have what other
-files state at their top."""
-_KEPT = (
-    *("SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality", "SeriesNumber"),
-    *("SeriesDescription", "ProtocolName", "SequenceName", "ImageType", "ScanningSequence"),
-    *("ContrastBolusAgent", "ContrastBolusVolume", "ContrastBolusAgentSequence", "Rows", "Columns"),
-    *("InstanceNumber", "ImagesInAcquisition", "PatientIdentityRemoved"),
-    "PhotometricInterpretation",
-    *("EchoPulseSequence", "InversionRecovery", "EchoPlanarPulseSequence"),
+ELEMENTS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("elements.toml").read_text(encoding="utf-8")
 )
-"""Elements of a header that are kept, with those of its frames."""
+"""Names of the elements of DICOM headers that are read."""
 GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 """Functional groups of enhanced MR: of all frames, and of each frame."""
-_TAGS = [*_KEPT, *_OF_FRAMES, *_IDENTITY, *GROUPS]
+_TAGS = [*ELEMENTS["kept"], *ELEMENTS["of_frames"], *ELEMENTS["identity"], *GROUPS]
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
@@ -182,15 +165,16 @@ def read_frames(header: Any) -> list[dict[str, Any]]:
     `header` is a `pydicom.Dataset`; what it does not state is None.
     """
     shared, frames = map(header.get, GROUPS)
+    of_frames = ELEMENTS["of_frames"]
     if not frames:
-        return [{name: header.get(name) for name in _OF_FRAMES}]
+        return [{name: header.get(name) for name in of_frames}]
 
     def element(frame: Any, sequence: str, name: str) -> Any:
         items = frame.get(sequence) or (shared or [{}])[0].get(sequence) or [{}]
         return items[0].get(name)
 
     return [
-        {name: element(frame, *source) for name, source in _OF_FRAMES.items()} for frame in frames
+        {name: element(frame, *source) for name, source in of_frames.items()} for frame in frames
     ]
 
 
@@ -251,12 +235,12 @@ def _read(path: Path) -> list[_Image]:
     # of LI^NA each name and both together
     identifiers = {
         _plain(part)
-        for name in _IDENTITY
+        for name in ELEMENTS["identity"]
         for separators in (r"[=\\]", r"[\^=\\ ]")
         for part in re.split(separators, str(header.get(name) or ""))
     }
     patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
-    values = {name: header.get(name) for name in _KEPT}
+    values = {name: header.get(name) for name in ELEMENTS["kept"]}
     return [
         _Image(
             path=path,
