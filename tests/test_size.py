@@ -41,10 +41,10 @@ ABOVE_BUDGET = {
     "cases": 2392,
     "top level": 1484,
     "evaluation": 1242,
-    "dicom": 984,
+    "dicom": 982,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_135, 110
+MOST_LINES, MOST_MODULES = 19_133, 110
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -268,8 +268,7 @@ def _item(**elements: Any) -> Any:
     from pydicom.dataset import Dataset
 
     dataset = Dataset()
-    for name, value in elements.items():
-        setattr(dataset, name, value)
+    dataset.update(elements)
     return dataset
 
 

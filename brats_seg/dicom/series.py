@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,6 @@ ELEMENTS: dict[str, Any] = tomllib.loads(
 GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 """Functional groups of enhanced MR: of all frames, and of each frame."""
 _TAGS = [*ELEMENTS["kept"], *ELEMENTS["of_frames"], *ELEMENTS["identity"], *GROUPS]
-_StudyKey: TypeAlias = tuple[str, str]
-"""UID of an examination, and hash of the patient."""
 _SIZES = ("Rows", "Columns", "PixelSpacing")
 _NO_AGENT = r"(?:no|none|not|n|n[./]a|nil|native?|unenhanced|without|w/?o|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|\.?$)"
 """What stands in the place of a contrast agent where none was given."""
@@ -205,9 +203,9 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
         return None
 
 
-def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
-    """Return the images of each study, each image once although it may be there in several copies."""
-    images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
+def _images_below(root: Path) -> dict[tuple[str, str], list[_Image]]:
+    """Return the images by examination and hash of the patient, each once although it may be there in several copies."""
+    images: dict[tuple[str, str], dict[str, _Image]] = defaultdict(dict)
     damaged = list[str]()
     folders = walk_folders(root)
     for path in (root / folder.path / name for folder in folders for name in folder.other_names):
