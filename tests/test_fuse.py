@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nibabel as nib
 import numpy as np
+import pandas as pd
 import pytest
 
 from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
@@ -34,7 +35,7 @@ def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> 
     """The second is in a label convention that its table tells; what is written is scored as a prediction is."""
     sets = [write_set(tmp_path / "a"), write_set(tmp_path / "b", MSD)]
     (tmp_path / "b" / "volumes.csv").write_text(
-        "case_id,convention\npatient_1,msd\npatient_2,msd\n"
+        "case_id,convention,in_training\npatient_1,msd,yes\npatient_2,msd,no\n"
     )
     sets.append(write_set(tmp_path / "c", shift=3))
     written = fuse_label_maps(sets, tmp_path / "out", method)
@@ -45,6 +46,12 @@ def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> 
     rules = protocol_named("legacy")
     scored = score_folders(sets[0], tmp_path / "out", tmp_path / "scores.csv", rules)
     assert {one.spreads[0].mean for one in scored.summaries} == {1.0}
+    # they have a table of their own
+    first, _ = fuse_label_maps([sets[1], sets[1]], tmp_path / "msd", method)
+    scored = score_folders(sets[0], first.parent, tmp_path / "scores.csv", rules)
+    assert {one.spreads[0].mean for one in scored.summaries} == {1.0}
+    table = pd.read_csv(first.parent / "volumes.csv").to_numpy().tolist()
+    assert table == [["patient_1", "msd", "yes"], ["patient_2", "msd", "no"]]
 
 
 @pytest.mark.parametrize(("n_readers", "expected"), [(3, [1, 1, 4, 0, 0]), (2, [1, 2, 4, 0, 0])])
@@ -78,7 +85,11 @@ def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
     first, second, out = write_set(tmp_path / "a"), write_set(tmp_path / "b"), tmp_path / "out"
-    for inputs, to in (([first], out), ([first, second], second), ([first, second / "x"], out)):
+    both, predicted = [first, second], tmp_path / "predicted"
+    predicted.mkdir()
+    (predicted / "manifest.jsonl").touch()
+    refused = (([first], out), (both, second), (both, predicted), ([first, second / "x"], out))
+    for inputs, to in refused:
         with pytest.raises(UsageError):
             fuse_label_maps(inputs, to)
     with pytest.raises(UsageError, match="method 'medain' is unknown; there are majority, staple"):

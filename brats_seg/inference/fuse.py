@@ -4,11 +4,10 @@ Each region is fused separately: a voxel is inside if more than half of the vote
 probability, are for it. A tie is outside. Regions stay nested: ET in TC in WT.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,31 +16,30 @@ from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
 from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
+from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME
 from brats_seg.files import write_json
 from brats_seg.inference.method import Field
-from brats_seg.inference.results import result_files
-from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
+from brats_seg.inference.results import MANIFEST_NAME, result_files
+from brats_seg.labels import LabelConvention, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
+from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
 from brats_seg.voxels.shapes import nested_regions
 
 METHODS = ("majority", "staple", "mean")
 """Ways to fuse label maps; see `fuse_label_maps`."""
+_COLUMNS = ("case_id", "convention", IN_TRAINING)
+"""Columns of the table of fused label maps, which is read as that of predictions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _StoredLabelMap:
-    """A label map in memory, so that each file is read once."""
+class _LabelMap(NamedTuple):
+    """A label map that has been checked; it is read again when its case is fused."""
 
     path: Path
     geometry: Geometry
+    in_training: str
+    """Whether its network was trained on the patient; empty if that is not known."""
     convention: LabelConvention
-    packed: bytes
-    """Voxels, compressed by zlib."""
-
-    def regions(self) -> RegionMasks:
-        voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8)
-        return regions_of(voxels.reshape(self.geometry.shape), self.convention)
 
 
 def fuse_label_maps(
@@ -54,14 +52,14 @@ def fuse_label_maps(
     Args:
         inputs: Folders of label maps of the same cases, or label maps of one case. They may be in
             different label conventions; that of the first is written.
-        output: Folder to write `CASE.nii.gz` to.
+        output: Folder to write `CASE.nii.gz` to, and the label convention of each to `volumes.csv`.
         method: `majority`, `staple` (Warfield et al. 2004), or `mean` of the probabilities that
             `predict --probabilities` wrote to each folder, in the layout `plain`.
         track: Shows the progress.
 
     Raises:
         UsageError: The method is unknown, there are fewer than two inputs, one lacks a case, or the
-            output folder is one of them.
+            output folder is one of them, or holds predictions.
         LayoutError: A folder holds no label map.
         CaseError: A file cannot be read, has another grid than the first of its case, or values that
             regions do not distinguish.
@@ -71,22 +69,32 @@ def fuse_label_maps(
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
     sets = list(map(_read, inputs, _find_sets(inputs, output)))
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
+    # of cases that were fused earlier
+    columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
+    rows = {row[0]: row for row in zip(*columns, strict=False)}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
-    written = []
+        answers = {item.in_training for item in label_maps}
+        trained = "yes" if "yes" in answers else min(answers)
+        rows[case_id] = case_id, label_maps[0].convention.name, trained
+    written = [output / f"{case_id}.nii.gz" for case_id in cases]
+    # the table must not be read with earlier label maps
+    for path in written:
+        path.unlink(missing_ok=True)
+    write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
+    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
         if method == "mean":
             inside = _mean_probabilities(case_id, label_maps)
         else:
-            masks = [label_map.regions() for label_map in label_maps]
+            arrays = [read_label_map(item.path, case_id=case_id).array for item in label_maps]
+            masks = [regions_of(a, i.convention) for a, i in zip(arrays, label_maps, strict=True)]
             inside = np.mean(masks, axis=0, dtype=np.float32)
             if method == "staple":
                 inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
-        written.append(output / f"{case_id}.nii.gz")
-        first = label_maps[0]
-        write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
-    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
+        fused = label_map_of(regions, label_maps[0].convention)
+        write_volume(output / f"{case_id}.nii.gz", fused, label_maps[0].geometry)
     return tuple(written)
 
 
@@ -106,7 +114,7 @@ def _staple(votes: Sequence[Mask]) -> Field:
     return fused
 
 
-def _mean_probabilities(case_id: str, label_maps: Sequence[_StoredLabelMap]) -> Field:
+def _mean_probabilities(case_id: str, label_maps: Sequence[_LabelMap]) -> Field:
     first, sums = label_maps[0], []
     grid = (str(first.path), first.geometry)
     for name in result_files("plain", case_id, first.convention.name).probabilities:
@@ -121,8 +129,9 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     """Return the label maps of each input by case; raise `UsageError` unless all have the same cases."""
     is_folder = {path.is_dir() for path in inputs}
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
-    if len(inputs) < 2 or len(is_folder) > 1 or output.resolve() in folders:
-        msg = f"expected two label maps or more, or folders, and another output than {output}"
+    is_taken = output.resolve() in folders or (output / MANIFEST_NAME).exists()
+    if len(inputs) < 2 or len(is_folder) > 1 or is_taken:
+        msg = f"expected two label maps or more, or folders, and an output without predictions, not {output}"
         raise UsageError(msg)
     sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
     for path, label_maps in zip(inputs, sets, strict=True):
@@ -132,22 +141,23 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     return sets
 
 
-def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _StoredLabelMap]:
-    """Read the label maps of one input; their conventions are known when all have been read.
+def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _LabelMap]:
+    """Check the label maps of one input; their conventions are known when all have been read.
 
-    Those of predictions are in their table of volumes.
+    Those of predictions, and of fused label maps, are in a table.
     """
-    read: dict[str, partial[_StoredLabelMap]] = {}
+    table = recorded(root)
+    read: dict[str, partial[_LabelMap]] = {}
     shown: dict[str, tuple[Triple, frozenset[int]]] = {}
     for case_id, path in paths.items():
         volume = read_label_map(path, case_id=case_id)
-        packed, geometry = zlib.compress(volume.array.tobytes(), level=1), volume.geometry
-        read[case_id] = partial(_StoredLabelMap, path=path, geometry=geometry, packed=packed)
-        shown[case_id] = geometry.shape, label_values_of(volume.array)
-    conventions = releases.resolve_conventions(shown, recorded(root).get("convention", {}))
+        trained = table.get(IN_TRAINING, {}).get(case_id, "")
+        read[case_id] = partial(_LabelMap, path, volume.geometry, trained)
+        shown[case_id] = volume.geometry.shape, label_values_of(volume.array)
+    conventions = releases.resolve_conventions(shown, table.get("convention", {}))
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
             values, file = f"label values {unknown}", str(paths[case_id])
             next_step = "Renumber or remove them."
             raise LabelError(case_id, file, values, f"only those of {convention}", next_step)
-    return {case_id: make(convention=conventions[case_id]) for case_id, make in read.items()}
+    return {case_id: make(conventions[case_id]) for case_id, make in read.items()}
