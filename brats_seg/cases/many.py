@@ -4,12 +4,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import chain, pairwise
 from multiprocessing import parent_process
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -21,6 +22,7 @@ from brats_seg.tables import write_table
 
 log = logging.getLogger(__name__)
 
+Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
@@ -97,6 +99,18 @@ def attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
             log.exception("case %s", item.case_id)
             message = f"case {item.case_id}: {error}. This is a bug of brats_seg: please report it."
         return Failure(case_id=item.case_id, error=type(error).__name__, message=message)
+
+
+def map_ahead(function: Callable[[Given], Result], items: Iterable[Given]) -> Generator[Result]:
+    """Yield the results of a function in another thread, each after it has been handed the next item."""
+    thread = ThreadPoolExecutor(1)
+    try:
+        started = (thread.submit(function, item) for item in items)
+        for future, _next in pairwise(chain(started, [Future[Result]()])):
+            yield future.result()
+    finally:
+        # finishes its task at the end, and drops the waiting ones
+        thread.shutdown(cancel_futures=True)
 
 
 def write_failures(failures: Sequence[Failure], path: Path) -> None:

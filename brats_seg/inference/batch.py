@@ -18,7 +18,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
-from itertools import chain, pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
@@ -29,7 +28,7 @@ import torch
 from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
-from brats_seg.cases.many import Failure, HasCaseId, attempt, worker_pool
+from brats_seg.cases.many import Failure, HasCaseId, attempt, map_ahead, worker_pool
 from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.files import file_state
@@ -44,7 +43,6 @@ from brats_seg.wings import dicom, pages
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
 Started = TypeVar("Started", bound=HasCaseId)
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Case], "CaseOutcome"]
@@ -263,7 +261,7 @@ def finish_batch(
                     predicted += [outcome.record.case_id] * outcome.is_new
                 on_case(outcome)
     finally:
-        output.write_tables(sorted(failures, key=lambda failure: failure.case_id))
+        output.write_tables(failures)
     return BatchOutcome(
         predicted=tuple(predicted),
         n_skipped=len(done) - len(predicted),
@@ -383,8 +381,8 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
         work.output.append(outcome.record)
         return outcome
 
-    with closing(_map_ahead(partial(_attempt, work.read), cases)) as read:
-        yield from _map_ahead(write, map(partial(_attempt, work.predict), read))
+    with closing(map_ahead(partial(_attempt, work.read), cases)) as read:
+        yield from map_ahead(write, map(partial(_attempt, work.predict), read))
 
 
 def _attempt(
@@ -395,18 +393,6 @@ def _attempt(
         return given
     result = attempt(stage, given)
     return CaseOutcome(record=result) if isinstance(result, Failure) else result
-
-
-def _map_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
-    """Yield the results of a function in another thread, each after it has been handed the next item."""
-    thread = futures.ThreadPoolExecutor(1)
-    try:
-        started = (thread.submit(function, item) for item in items)
-        for future, _next in pairwise(chain(started, [futures.Future[Result]()])):
-            yield future.result()
-    finally:
-        # finishes its task at the end, and drops the waiting ones
-        thread.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

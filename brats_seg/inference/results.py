@@ -265,7 +265,8 @@ class OutputFolder:
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
         done = self._write_volumes()
-        write_failures(list(failures), self.path / "failures.csv")
+        in_order = sorted(failures, key=lambda failure: failure.case_id)
+        write_failures(in_order, self.path / "failures.csv")
         for layout, name in sorted({(r.settings.layout, r.convention) for r in done}):
             for file_name, text in label_tables(layout, convention_named(name)).items():
                 with whole_file(self.path / file_name) as new_file:
