@@ -56,14 +56,14 @@ SETTINGS = [
     "schedule.name=polynomial",
     "start.lr_factor=0.6",
 ]
-SMALLEST_MM3 = (200.0, 200.0, 0.0)
-"""Smallest components of WT, TC, ET. Made-up brains, fitted as `tune` does with thresholds of .5, ask for 500; few of
-them have a core so small."""
+DECODING = Decoding(smallest_mm3=(200.0, 200.0, 0.0), smallest_et_mm3=250.0)
+"""Made-up brains, fitted as `tune` does with thresholds of .5, ask for components of WT and TC of 500 mm3 at least;
+few of them have a core so small. 250 is the largest volume of all ET that empties none of 150 tumours with ET."""
 ON_PATIENTS = ["store.spacing_mm=[1.5,1.5,1.5]", "patch.per_case=12", "training.augment=full"]
 
 REMARK = (
     "This network learnt from made-up brains{}: Dice of WT, TC, ET {} on {} other patients. "
-    "Components of WT and TC below .2 ml are left out."
+    "Components of WT and TC below .2 ml are left out, and less ET than .25 ml in all is necrosis."
 )
 """What the network says of itself; it must be ASCII, without a backslash."""
 PATIENTS = " and {} patients of TCGA (CC BY 3.0, see its LICENSE)"
@@ -137,7 +137,7 @@ def export(work: Path, folder: Path, dice: list[float] | None = None, n_patients
     learnt = [name for name in read_split(runs[0] / SPLIT_NAME).train if name.startswith(TCGA)]
     source = PATIENTS.format(len(learnt)) if learnt else ""
     remark = REMARK.format(source, figures, n_patients) if dice else ""
-    fitted = FittedPrediction(decoding=Decoding(smallest_mm3=SMALLEST_MM3))
+    fitted = FittedPrediction(decoding=DECODING)
     card = best["card"].model_copy(update={"remark": remark, "fitted": fitted}).model_dump()
     halved = {
         name: _rounded(torch.stack([read["model"][name] for read in checkpoints]).mean(dim=0))
