@@ -194,7 +194,7 @@ outcome = brats.train_fold(
 live.show()
 print(f"{len(outcome.history)} epochs: {outcome.reason}")
 if not outcome.finished:
-    message = "run this cell again to resume the training"
+    message = "run this cell again to resume, with more HOURS if these are used up"
     raise KeyboardInterrupt(message)
 print(f"best {config.validation.watch}: {outcome.best:.3f}")
 
@@ -238,6 +238,9 @@ outcome = brats.train_fold(
     DATA, FOLD, config=ae_config, run_path=AUTOENCODER_RUN, prepared_path=PREPARED, track=live
 )
 live.show()
+if not outcome.finished:
+    message = "run this cell again to resume, with more HOURS if these are used up"
+    raise KeyboardInterrupt(message)
 
 # %% [markdown]
 # A held-out case and its reconstruction.
