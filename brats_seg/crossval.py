@@ -95,8 +95,8 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
 ) -> CrossValidation:
     """Train every fold, then predict, score and export with the runs.
 
-    Runs that have begun or finished are continued or kept. Window and decoding are tuned on the same
-    held-out cases that are scored.
+    Runs that have begun or finished are continued or kept. Thresholds and smallest volumes are tuned on
+    the held-out cases that are scored.
 
     Args:
         data: Folder of scans with label maps.
@@ -173,9 +173,8 @@ def held_out_outcomes(
     Cases that an earlier call finished with the same scans, weights and settings are kept.
     """
     for run, held_out in cases.items():
-        predictor = Predictor.load([run], settings)
-        case_work = batch.CaseWork(predictor=predictor, output=output)
-        yield from batch.local_outcomes(held_out, case_work)
+        work = batch.CaseWork(predictor=Predictor.load([run], settings), output=output)
+        yield from batch.local_outcomes(held_out, work)
 
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:

@@ -203,8 +203,7 @@ def find_scans(
     DICOM files are converted into the output folder, and scans prepared, by options of
     `dicom.preprocess.ScanOptions`.
     """
-    convert, wing = None, dicom()
-    scans = output / results.SCANS_NAME
+    convert, wing, scans = None, dicom(), output / results.SCANS_NAME
     if wing is not None:
         options = options or wing.ScanOptions()
         convert = partial(

@@ -195,6 +195,8 @@ def wrap_network(
     card = weights.ModelCard(identity=identity, config=Config())
     trained = weights.TrainedModel(weights=network.state_dict(), card=card)
     member = _member(trained, network, type(network).__name__, multiple)
+    # as in its validation: it may take its patch only
+    member = replace(member, window=Window(size=identity.patch, overlap=OVERLAP))
     return _as_model([member], [trained], device, settings)
 
 

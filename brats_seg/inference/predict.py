@@ -149,7 +149,7 @@ class Predictor:
         Args:
             network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
             identity: Channels and regions of the network, and the data that it was trained on.
-            settings: Settings of prediction.
+            settings: Settings of prediction; windows are as large as the patch where they give none.
             multiple: Numbers that the size of its input must be a multiple of.
 
         Raises:
