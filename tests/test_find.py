@@ -11,6 +11,7 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_cases, find_inputs, single_input
+from brats_seg.cases.layouts import walk_folders
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import touch
@@ -216,16 +217,17 @@ def test_wrong_files_are_a_problem(tmp_path: Path, names: list[str], problem: st
 def test_listing_order_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stems = ("b/BraTS2021_00002", "a/BraTS2021_00001", "c/scan", "smith")
     touch(tmp_path, "a/BraTS2021_00001_seg.nii", *(name for stem in stems for name in scans(stem)))
-    expected = find_cases(tmp_path)
+    expected, folders = find_cases(tmp_path), [*walk_folders(tmp_path)]
     walk = os.walk
 
     def backwards(root, **options):
-        for path, folders, files in walk(root, **options):
-            folders.reverse()
-            yield path, folders, files[::-1]
+        for path, below, files in walk(root, **options):
+            below.reverse()
+            yield path, below, files[::-1]
 
     monkeypatch.setattr(os, "walk", backwards)
     assert find_cases(tmp_path) == expected
+    assert [*walk_folders(tmp_path)] == folders
 
 
 def test_the_key_changes_when_a_file_or_the_id_does(tmp_path: Path) -> None:
