@@ -164,7 +164,7 @@ class _Probe:
         """Raise `ConfigError` if patches are mixed; return whether the network takes two of this size."""
         try:
             beside_itself = self._outputs(self.patch)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AssertionError) as error:
             if is_out_of_memory(error):
                 raise
             return False
