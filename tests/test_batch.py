@@ -153,6 +153,7 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     # what it does not write itself would be of another prediction
     names = result_files("plain", "BraTS2021_00001", "brats2017")
     companions = [*names.probabilities, names.uncertainty, names.preview, names.page]
+    (out / "probabilities").symlink_to(touch(tmp_path / "disk", "x"))
     paths = [touch(out, name) / name for name in (*companions, *names.dicom)]
     assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
     assert not any(path.exists() for path in paths)

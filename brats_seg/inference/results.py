@@ -194,7 +194,8 @@ class OutputFolder:
         """
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
         stale = (*names.probabilities, names.uncertainty, names.preview, names.page, *names.dicom)
-        self._remove(stale)
+        for name in stale:
+            (self.path / name).unlink(missing_ok=True)
         written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
@@ -250,7 +251,11 @@ class OutputFolder:
             if isinstance(earlier, Record):
                 page = result_files("plain", entry.case_id, "").page
                 kept = (*entry.outputs, page) if isinstance(entry, Record) else ()
-                self._remove({*earlier.outputs, page}.difference(kept))
+                for old in map(self.path.joinpath, {*earlier.outputs, page}.difference(kept)):
+                    # a record may come from elsewhere
+                    is_below = old.parent.resolve().is_relative_to(self.path.resolve())
+                    if is_below and not old.is_dir():
+                        old.unlink(missing_ok=True)
             self.entries[entry.case_id] = entry
             self._write_volumes()
             with path.open("a+b") as file:
@@ -277,13 +282,6 @@ class OutputFolder:
         columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         return done
-
-    def _remove(self, names: Iterable[str]) -> None:
-        root = self.path.resolve()
-        for path in map(self.path.joinpath, names):
-            # a record may come from elsewhere
-            if path.parent.resolve().is_relative_to(root) and not path.is_dir():
-                path.unlink(missing_ok=True)
 
     def _tidy_up(self) -> None:
         for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
