@@ -9,8 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -437,6 +437,13 @@ def test_without_dask_and_without_processes_the_remedy_is_named(job, monkeypatch
         patched.setitem(sys.modules, "distributed", None)
         with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
             next(batch.shared_outcomes([], job, "tls://127.0.0.1:1"))
+    cancelled = Future[batch.CaseOutcome]()
+    cancelled.cancel()
+    cancelled.set_running_or_notify_cancel()
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "_cluster", lambda *_: nullcontext(lambda _: cancelled))
+        with pytest.raises(EnvironmentalError, match="the dask scheduler has ended"):
+            next(batch.shared_outcomes([Case.named("a", {})], job, "tls://127.0.0.1:1"))
     monkeypatch.setattr(batch, "get_context", lambda _: FORKS)
     monkeypatch.setattr(batch, "user_value", lambda _: None)
     monkeypatch.setattr(batch, "torch", SimpleNamespace(set_num_threads=dies_at_once))

@@ -53,6 +53,7 @@ Workers: TypeAlias = int | str | None
 MAX_KILLED_WORKERS = 3
 """Workers that may die over one case."""
 _WHEN_KILLED = f"its worker died {MAX_KILLED_WORKERS} times, most likely because memory ran out. Predict it alone, or on a machine with more memory."
+_WHEN_ENDED = "the dask scheduler has ended. Start the same command again when it runs, which continues with the other cases."
 ANSWER_S = 20.0
 """Time in which a scheduler must answer; a busy one takes less than a second."""
 
@@ -415,8 +416,8 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
     ) as submit:
         case_of = {submit(case): case for case in cases}
         for future in futures.as_completed(list(case_of)):
-            # cancelled by dask when the scheduler has ended
-            error = futures.CancelledError() if future.cancelled() else future.exception()
+            # dask cancels what it has not done: no failures, which would lose their earlier results
+            error = EnvironmentalError(_WHEN_ENDED) if future.cancelled() else future.exception()
             yield _lost_outcome(case_of[future].case_id, error) if error else future.result()
 
 
