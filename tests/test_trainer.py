@@ -333,7 +333,9 @@ class OfOneSize(nn.Conv3d):
 
 def test_given_networks_and_losses_of_any_kind(data: FoldData, tmp_path: Path) -> None:
     config = settings()
-    given = ({"network": OfOneSize(4, 3, 1)}, {"criterion": nn.BCEWithLogitsLoss()})
+    loss = {"criterion": nn.BCEWithLogitsLoss()}
+    known = build_model(config.model, (8, 8, 8))
+    given = ({"network": OfOneSize(4, 3, 1)}, loss, {"network": known, **loss})
     assert all(
         train(data, tmp_path / str(n), config, **kind).finished for n, kind in enumerate(given)
     )

@@ -27,7 +27,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import Criterion, Task, build_task, loss_of_logits
+from brats_seg.training.losses import Criterion, Task, build_task
 
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
@@ -130,9 +130,6 @@ def plan_run(
 ) -> RunPlan:
     """Return the plan of a run; a network that is given in Python may take its patch only."""
     task = build_task(config)
-    if criterion is not None:
-        # the networks of the settings return a `TrainingOutput` in training
-        task = replace(task, criterion=criterion if is_given else loss_of_logits(criterion))
     if config.patch.size == "whole":
         patch = padded_size(config.model, data.largest_shape)
     else:
@@ -144,7 +141,7 @@ def plan_run(
         device=choose_device(config.training.device, config.training.precision),
         patch=patch,
         multiple=size_multiple(config.model, patch),
-        task=task,
+        task=task if criterion is None else replace(task, criterion=criterion),
         window_size=patch if is_given and window else window,
     )
     cost, every = _validation_cost(plan), config.validation.every

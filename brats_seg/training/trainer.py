@@ -22,14 +22,14 @@ from brats_seg.data.store import raise_damage, verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.charts import Row
 from brats_seg.files import reading
-from brats_seg.models.interface import as_output
+from brats_seg.models.interface import HasLevels, as_output
 from brats_seg.presets import SHIPPED_START
 from brats_seg.progress import Track, part, say, tracked, untracked
 from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
-from brats_seg.training import history, run_plan
+from brats_seg.training import history, losses, run_plan
 from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
 from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
@@ -151,6 +151,9 @@ class Trainer:
     ) -> None:
         self.ranks = ranks or Ranks()
         is_given = network is not None
+        # networks of this package return a `TrainingOutput` in training
+        if criterion is not None and (not is_given or isinstance(network, HasLevels)):
+            criterion = losses.loss_of_logits(criterion)
         self.plan = run_plan.plan_run(config, data, criterion=criterion, is_given=is_given)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
