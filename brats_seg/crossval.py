@@ -144,7 +144,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             paths, prepared_path=folder, device=device, precision=precision, track=track
         )
         cases = held_out_cases([open_held_out(path, folder) for path in paths], prepared.index)
-        batch.check_apart(list(chain(*cases.values())), predictions)
+        batch.check_apart(list(chain(*cases.values())), predictions.path)
         outcomes = held_out_outcomes(cases, settings, predictions)
         n_cases = sum(map(len, cases.values()))
         predicted = batch.finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)

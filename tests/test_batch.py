@@ -200,7 +200,7 @@ def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
     with pytest.raises(LayoutError, match="holds no cases"):
         find_inputs([brats_root / "out"])
     with pytest.raises(UsageError, match="holds scans: give another folder"):
-        batch.check_apart(find_inputs([brats_root]), OutputFolder(brats_root / "BraTS2021_00000"))
+        batch.check_apart(find_inputs([brats_root]), brats_root / "BraTS2021_00000")
 
 
 def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_path, caplog):

@@ -212,14 +212,14 @@ def find_scans(
         )
     cases = tuple(case for case in inputs if isinstance(case, Case))
     cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
-    check_apart(cases, results.OutputFolder(output))
+    check_apart(cases, output)
     cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
     if wing is None or not options.atlas:
         return cases
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
 
 
-def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
+def check_apart(inputs: Sequence[Case], output: Path) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
     # realpath, because a link to itself is a problem of its case alone
     folders = {
@@ -228,8 +228,8 @@ def check_apart(inputs: Sequence[Case], output: results.OutputFolder) -> None:
         if not case.problems
         for scan in case.images
     }
-    if output.path.resolve() in folders:
-        msg = f"{output.path} holds scans: give another folder for the results with --output"
+    if output.resolve() in folders:
+        msg = f"{output} holds scans: give another folder for the results with --output"
         raise UsageError(msg)
 
 
