@@ -161,7 +161,12 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     manifest = out / "manifest.jsonl"
     manifest.write_text(manifest.read_text()[:-30])
     assert (n_predicted(), n_predicted()) == (1, 0)
-    # nothing of a case remains that fails now
+    # a drive that is away says nothing about a case; of one that fails, nothing remains
+    present = path.rename(tmp_path / "away")
+    path.symlink_to(tmp_path / "unmounted")
+    assert (n_predicted(), (out / "BraTS2021_00002.nii.gz").exists()) == (0, True)
+    present.rename(path)
+    assert n_predicted() == 0
     touch(out, result_files("plain", "BraTS2021_00002", "").page)
     path.write_bytes(b"cut off")
     assert n_predicted() == 0

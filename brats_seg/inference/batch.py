@@ -64,7 +64,7 @@ class CaseOutcome:
 
     record: results.Record | Failure
     is_new: bool = True
-    """False for a case that an earlier batch had finished."""
+    """False for a case that an earlier batch had finished, or whose scans cannot be opened: its results are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +253,7 @@ def finish_batch(
         # closing finishes the cases that have been started
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
-                output.append(outcome.record)
+                output.append(outcome.record, is_new=outcome.is_new)
                 if isinstance(outcome.record, Failure):
                     failures.append(outcome.record)
                 else:
@@ -338,8 +338,12 @@ class CaseWork:
             # the files may have moved
             record = earlier.model_copy(update={"files": _file_texts(case)})
             return CaseOutcome(record=record, is_new=False)
-        scan = self.predictor.prepare(load_case(case, files=files, modalities=case.modalities))
-        seconds = time.monotonic() - started_s
+        load = partial(load_case, files=files, modalities=case.modalities)
+        if isinstance(loaded := attempt(load, case), Failure):
+            # nothing is known of scans on a drive that is away
+            is_new = all(os.access(case.path_of(scan), os.R_OK) for scan in case.images)
+            return CaseOutcome(record=loaded, is_new=is_new)
+        scan, seconds = self.predictor.prepare(loaded), time.monotonic() - started_s
         return ReadCase(scan=scan, key=key, hashes=files.hashes, seconds=seconds, source=source)
 
     def predict(self, read: ReadCase) -> ReadCase:
@@ -378,7 +382,7 @@ def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
     def write(predicted: ReadCase | CaseOutcome) -> CaseOutcome:
         outcome = _attempt(work.write, predicted)
         # before the next case has been predicted
-        work.output.append(outcome.record)
+        work.output.append(outcome.record, is_new=outcome.is_new)
         return outcome
 
     with closing(map_ahead(partial(_attempt, work.read), cases)) as read:
@@ -442,11 +446,10 @@ def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
-    name, message = type(error).__name__, f"{error}"
+    name, message = type(error).__name__, f"case {case_id}: {error}"
     if name in {"KilledWorker", "BrokenProcessPool"}:
-        name, message = "KilledWorker", _WHEN_KILLED
-    failure = Failure(case_id=case_id, error=name, message=f"case {case_id}: {message}")
-    return CaseOutcome(record=failure)
+        name, message = "KilledWorker", f"case {case_id}: {_WHEN_KILLED}"
+    return CaseOutcome(record=Failure(case_id=case_id, error=name, message=message))
 
 
 @contextmanager

@@ -47,7 +47,7 @@ def fuse_label_maps(
 ) -> tuple[Path, ...]:
     """Fuse the label maps of each case, and return the files that were written.
 
-    All label maps are read before the first are fused, so that nothing is written if one is wrong.
+    All label maps are checked before the first are fused, so that nothing is written if one is wrong.
 
     Args:
         inputs: Folders of label maps of the same cases, or label maps of one case. They may be in
@@ -69,20 +69,11 @@ def fuse_label_maps(
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
     sets = list(map(_read, inputs, _find_sets(inputs, output)))
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
-    # of cases that were fused earlier
-    columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
-    rows = {row[0]: row for row in zip(*columns, strict=False)}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
-        answers = {item.in_training for item in label_maps}
-        trained = "yes" if "yes" in answers else min(answers)
-        rows[case_id] = case_id, label_maps[0].convention.name, trained
-    written = [output / f"{case_id}.nii.gz" for case_id in cases]
-    # the table must not be read with earlier label maps
-    for path in written:
-        path.unlink(missing_ok=True)
-    write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
-    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
+    # of cases that were fused earlier
+    columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
+    rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
     for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
         if method == "mean":
             inside = _mean_probabilities(case_id, label_maps)
@@ -93,8 +84,14 @@ def fuse_label_maps(
             if method == "staple":
                 inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
         regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
-        fused = label_map_of(regions, label_maps[0].convention)
-        write_volume(output / f"{case_id}.nii.gz", fused, label_maps[0].geometry)
+        written.append(output / f"{case_id}.nii.gz")
+        # the table must not be read with an earlier label map
+        written[-1].unlink(missing_ok=True)
+        convention, answers = label_maps[0].convention, {item.in_training for item in label_maps}
+        rows[case_id] = case_id, convention.name, "yes" if "yes" in answers else min(answers)
+        write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
+        write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
+    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
     return tuple(written)
 
 

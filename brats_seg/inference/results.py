@@ -236,17 +236,19 @@ class OutputFolder:
             written += () if remark else names.dicom
         return written, remark
 
-    def append(self, entry: Record | Failure) -> None:
+    def append(self, entry: Record | Failure, *, is_new: bool = True) -> None:
         """Record a case in the table of volumes and the manifest, unless the same is recorded already.
 
-        Files that an earlier prediction of the case has left are removed; after a failure, all of them.
+        Files that an earlier prediction of the case has left are removed; after a failure, all of them,
+        unless it says nothing new of the case.
         """
         path, values = self.path / MANIFEST_NAME, _LINE.dump_python(entry, mode="json")
         # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
         line = json.dumps(values).encode() + b"\n"
         with explained_writing(path), self._lock:
             earlier = self.entries.get(entry.case_id)
-            if entry == earlier:
+            is_kept = isinstance(entry, Failure) and isinstance(earlier, Record) and not is_new
+            if is_kept or entry == earlier:
                 return
             if isinstance(earlier, Record):
                 page = result_files("plain", entry.case_id, "").page
