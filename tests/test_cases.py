@@ -17,6 +17,7 @@ from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures import cases
 from brats_seg.figures.cases import CaseView, open_view, with_prediction, with_uncertainty
 from brats_seg.figures.sections import REGION_COLOURS, Grid
+from brats_seg.inference.results import result_files
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, CONVENTIONS
 from tests.builders import make_label_map, make_volumes, write_arrays, write_case, write_nifti
 
@@ -245,6 +246,9 @@ def test_the_uncertainty_is_found_or_refused(brats_root: Path, tmp_path: Path) -
     view, path = open_view(brats_root), tmp_path / "uncertainty" / "BraTS2021_00000.nii.gz"
     write_nifti(path, entropy)
     np.testing.assert_array_equal(with_uncertainty(view, tmp_path).uncertainty, entropy)
+    bids = result_files("bids", view.case_id, "brats2017").uncertainty
+    write_nifti(tmp_path / "bids" / bids, entropy)
+    np.testing.assert_array_equal(with_uncertainty(view, tmp_path / "bids").uncertainty, entropy)
     for other, message in (
         (np.full_like(entropy, 3), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
         (np.full_like(entropy, np.nan), r"values from nan to nan; expected entropies"),

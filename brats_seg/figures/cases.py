@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from brats_seg.cases import releases
 from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.layouts import bids_name, modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.evaluate import label_maps_in, recorded
@@ -178,7 +178,9 @@ def with_reference(view: CaseView, path: Path) -> CaseView:
 def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     """Add the uncertainty of a prediction: a map of entropy, or a folder of `predict --uncertainty`."""
     if path.is_dir():
-        path = path / "uncertainty" / f"{view.case_id}.nii.gz"
+        plain = path / "uncertainty" / f"{view.case_id}.nii.gz"
+        bids = path.rglob(f"{bids_name(view.case_id)}_desc-entropy_probseg.nii.gz")
+        path = plain if plain.exists() else next(bids, plain)
     if not path.exists():
         msg = f"{path} does not exist; predict the case with --uncertainty to have this map"
         raise UsageError(msg)

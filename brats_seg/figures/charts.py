@@ -100,8 +100,7 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
     is_alive = np.array([row is not None and row.survival_censored for row in rows], bool)
     ml = np.array([case.facts.tumour_ml for case in cases], float)
     if not np.isfinite([ages, days, ml]).any():
-        n_cases = counted(len(ages), "case")
-        msg = f"of {n_cases} neither age, survival nor label map is known; expected one of them"
+        msg = f"of {counted(len(ages), 'case')} neither age, survival nor label map is known; expected one of them"
         raise UsageError(msg)
     figure = sections.light_figure(12, 3.8)
     of_age, of_days, of_ml = figure.subplots(1, 3)

@@ -206,8 +206,7 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
 
 def draw_outline(axes: Any, section: Mask, colour: str, width: float, style: LineStyle) -> None:
     """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
-    look = {"colors": [colour], "linewidths": [width], "linestyles": [style]}
-    _draw_contour(axes.contour, section, [0.5], **look)
+    _draw_contour(axes.contour, section, [0.5], colors=colour, linewidths=width, linestyles=[style])
 
 
 def dark_figure(width: float, height: float) -> Figure:
