@@ -71,7 +71,7 @@ def test_scans_that_are_not_ready_are_converted_and_refused_with_the_means(tmp_p
     for _ in range(2):
         (problem,) = only_case(tmp_path).problems
         assert "the voxels measure 2.00x2.00x2.00 mm, not 1 mm" in problem
-        assert "--preprocess" in problem
+        assert "or use predict --preprocess" in problem
         assert f"(converted files: {tmp_path}/scans/dicom)" in problem
     assert len(list((tmp_path / "scans/dicom").glob("*.nii.gz"))) == 4
 

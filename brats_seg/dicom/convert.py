@@ -95,7 +95,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     if source.unready and not options.atlas:
         problem = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
-        next_step = "Prepare the converted files with other programs, or add --preprocess."
+        next_step = "Prepare the converted files with other programs, or use predict --preprocess."
         raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
     return single_input(study.case_id, files)
 
