@@ -178,6 +178,8 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("results --prepared prepared", "results is no run; leave them out"),
         ("results --scores one.nii.gz --reference scans", "are given; expected one"),
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
+        ("results results --scores one.nii.gz", "those of one folder of predictions, and 2 are"),
+        ("scans --scores one.nii.gz", "those of one folder of predictions, and 0 are given"),
         ("scans --prediction absent", "absent does not exist"),
         ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
         ("scans --prediction one.nii.gz --case X", "there is no case X; there are BraTS2021_00000"),

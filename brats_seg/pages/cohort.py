@@ -124,8 +124,7 @@ def _thumbnail(results: Path, record: Record) -> str:
     try:
         check_regular(results / preview)
         with Image.open(results / preview) as image:
-            ends = np.multiply(_AXIAL_FLAIR, (*image.size, *image.size))
-            left, top, right, bottom = ends.tolist()
+            left, top, right, bottom = np.multiply(_AXIAL_FLAIR, image.size * 2).tolist()
             part = image.crop((left, top, right, bottom)).convert("RGB")
     except Exception:  # noqa: BLE001 - Pillow raises errors of many kinds for a damaged picture
         # it was removed, or is damaged or too large: the case is shown without it
@@ -151,8 +150,7 @@ def _charts(
 ) -> Iterator[tuple[str, Figure]]:
     """Yield the distributions over the cases, each with its words for those who cannot see it."""
     if len(dice) > 1:
-        scored = [dice[record.case_id] for record in records if record.case_id in dice]
-        yield "Dice of every case by region", dice_figure(scored)
+        yield "Dice of every case by region", dice_figure([*dice.values()])
     if records:
         parts = [part for record in records for part in record.volumes]
         ml = {name: [part.ml for part in parts if part.name == name] for name in REGIONS}

@@ -68,8 +68,8 @@ def write_report(
         EnvironmentalError: A page cannot be written.
     """
     is_one = options.output is not None and options.output.suffix.lower() == PAGE_SUFFIX
-    _check(inputs, options)
     cohorts = [path for path in inputs if (path / MANIFEST_NAME).is_file()]
+    _check(inputs, cohorts, options)
     if any(map(is_run, inputs)):
         pages = _pages(inputs, RUN_PAGE, options.output)
         for run, page in zip(inputs, pages, strict=True):
@@ -124,7 +124,7 @@ def write_page_of(files: PageFiles) -> Path:
     return files.page
 
 
-def _check(inputs: Sequence[Path], options: PageOptions) -> None:
+def _check(inputs: Sequence[Path], cohorts: Sequence[Path], options: PageOptions) -> None:
     """Raise `UsageError` if the options do not fit the inputs."""
     runs = [path for path in inputs if is_run(path)]
     flags = ("reference", "prediction", "scores", "case_ids")
@@ -138,6 +138,9 @@ def _check(inputs: Sequence[Path], options: PageOptions) -> None:
         raise UsageError(msg)
     if options.scores and options.reference:
         msg = "both --reference and --scores are given; expected one"
+        raise UsageError(msg)
+    if options.scores and len(cohorts) != 1:
+        msg = f"--scores are those of one folder of predictions, and {len(cohorts)} are given"
         raise UsageError(msg)
 
 
@@ -197,8 +200,7 @@ def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
         pages = [files for files in pages if files.case_id in options.case_ids]
     output = options.output
     if output and output.suffix.lower() == PAGE_SUFFIX and len(pages) != 1:
-        n_cases = counted(len(pages), "case")
-        msg = f"{output} is one page, for {n_cases}; give a folder, or choose one with --case"
+        msg = f"{output} is one page, for {counted(len(pages), 'case')}; give a folder, or choose one with --case"
         raise UsageError(msg)
     if output:
         pages = [replace(files, page=_page(output, files.page.name)) for files in pages]
