@@ -79,7 +79,7 @@ def package_finding() -> Finding:
     """Return what is missing or too old of what brats_seg requires."""
     if not installed_version(_PACKAGE):
         message = f"{_PACKAGE} is not installed, only on the path: what it needs cannot be checked"
-        remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
+        remedy = f"pip install {shlex.quote(str(files(_PACKAGE).joinpath('..')))}"
         return Finding(check="packages", status="warning", found=message, remedy=remedy)
     required = versions_required()
     installed = {name: installed_version(name) for name in required}

@@ -69,6 +69,9 @@ def test_packages_are_compared_with_the_required_versions(monkeypatch: pytest.Mo
     text = f"numpy>=99 ({NUMPY} installed), no-such-package (not installed)"
     assert (finding.status, finding.found) == ("problem", f"missing or too old: {text}")
     assert finding.remedy == 'pip install "numpy>=99" "no-such-package"'
+    monkeypatch.setattr("brats_seg.doctor.installed_version", lambda name: "")
+    monkeypatch.setattr("brats_seg.doctor.files", lambda name: Path("a b/brats_seg"))
+    assert package_finding().remedy == "pip install 'a b/brats_seg/..'"
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
