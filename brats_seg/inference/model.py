@@ -301,5 +301,5 @@ def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel)
     entries, expected = weights.entries_of(network), weights.entries_of(first)
     for key in ("spacing_mm", *weights.Decoding.model_fields):
         if entries[key] != expected[key]:
-            msg = f"the models cannot be averaged: {key} {expected[key]} and {entries[key]}. Tune them together."
+            msg = f"the models cannot be averaged: {key} {expected[key]} and {entries[key]}; expected the same. `brats-seg tune` fits runs of one voxel size together."
             raise UsageError(msg)
