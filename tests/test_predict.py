@@ -155,6 +155,8 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
     network = build_model(trained.card.config.model, trained.card.identity.patch)
     network.load_state_dict(trained.weights)
     of_network = Predictor.of_network(network, trained.card.identity, settings, multiple=(2, 2, 2))
+    unset = Predictor.of_network(network, trained.card.identity, FP32)
+    assert unset.model.members[0].window.size == trained.card.identity.patch
     results = [
         predictor.predict_files(files),
         predictor.predict_files(aliases),
