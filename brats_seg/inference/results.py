@@ -193,9 +193,10 @@ class OutputFolder:
         what the scan was made from, see `dicom.preprocess.ScanSource`.
         """
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
-        stale = (*names.probabilities, names.uncertainty, names.preview, names.page, *names.dicom)
-        for name in stale:
-            (self.path / name).unlink(missing_ok=True)
+        pictures = names.uncertainty, names.preview, names.page
+        for old in map(self.path.joinpath, (*names.probabilities, *pictures, *names.dicom)):
+            with explained_writing(old):
+                old.unlink(missing_ok=True)
         written, remark = self._write_for_scanner(scan, prediction, names, source)
         fields: dict[str, Field] = {}
         if prediction.probabilities is not None:
@@ -272,8 +273,7 @@ class OutputFolder:
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
         done = self._write_volumes()
-        in_order = sorted(failures, key=lambda failure: failure.case_id)
-        write_failures(in_order, self.path / "failures.csv")
+        write_failures(sorted(failures, key=lambda one: one.case_id), self.path / "failures.csv")
         for layout, name in sorted({(r.settings.layout, r.convention) for r in done}):
             for file_name, text in label_tables(layout, convention_named(name)).items():
                 with whole_file(self.path / file_name) as new_file:
