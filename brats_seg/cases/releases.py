@@ -91,9 +91,8 @@ def resolve_convention(
     release = release_at(release, shape)
     is_of_any_origin = release in {UNKNOWN, NNUNET, BIDS}
     is_ambiguous = is_of_any_origin or (release.endswith("-ped") and 4 not in values)
-    return _CONVENTIONS_OF.get(release, _OF_VALUES["any"])[
-        (3 in values) + 2 * (4 in values)
-    ], is_ambiguous
+    of_release = _CONVENTIONS_OF.get(release, _OF_VALUES["any"])
+    return of_release[(3 in values) + 2 * (4 in values)], is_ambiguous
 
 
 def release_at(release: str, shape: Triple | None) -> str:

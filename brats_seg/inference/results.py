@@ -243,9 +243,7 @@ class OutputFolder:
         Files that an earlier prediction of the case has left are removed; after a failure, all of them,
         unless it says nothing new of the case.
         """
-        path, values = self.path / MANIFEST_NAME, _LINE.dump_python(entry, mode="json")
-        # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
-        line = json.dumps(values).encode() + b"\n"
+        path = self.path / MANIFEST_NAME
         with explained_writing(path), self._lock:
             earlier = self.entries.get(entry.case_id)
             is_kept = isinstance(entry, Failure) and isinstance(earlier, Record) and not is_new
@@ -261,6 +259,8 @@ class OutputFolder:
                         old.unlink(missing_ok=True)
             self.entries[entry.case_id] = entry
             self._write_volumes()
+            # ASCII alone, because file names need not be UTF-8, and may hold separators of lines
+            line = json.dumps(_LINE.dump_python(entry, mode="json")).encode() + b"\n"
             with path.open("a+b") as file:
                 if file.tell():
                     # the last line may be of a process that was killed

@@ -386,7 +386,7 @@ def read_plain(path: Path, next_step: str = RUN_AGAIN) -> Any:
 
 def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
     """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one."""
-    with whole_file(path) as beside, beside.open("wb") as file:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
