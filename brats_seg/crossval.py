@@ -173,8 +173,7 @@ def held_out_outcomes(
     Cases that an earlier call finished with the same scans, weights and settings are kept.
     """
     for run, held_out in cases.items():
-        work = batch.CaseWork(predictor=Predictor.load([run], settings), output=output)
-        yield from batch.local_outcomes(held_out, work)
+        yield from batch.local_outcomes(held_out, Predictor.load([run], settings), output)
 
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:

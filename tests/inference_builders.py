@@ -181,8 +181,7 @@ def predict_into(
     predictor = Predictor(model=replace(model or make_model(), settings=settings))
     cases = find_inputs([inputs])
     with folder.opened():
-        work = batch.CaseWork(predictor=predictor, output=folder)
-        made = batch.local_outcomes(cases, work)
+        made = batch.local_outcomes(cases, predictor, folder)
         done = batch.finish_batch(made, folder, len(cases), on_case=outcomes.append)
     return done, outcomes
 

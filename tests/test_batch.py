@@ -28,6 +28,8 @@ from brats_seg.cases.find import find_cases, find_inputs
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
+from brats_seg.inference.method import Scan
+from brats_seg.inference.predict import Prediction
 from brats_seg.inference.results import OutputFolder, Record, result_files
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import FORKS, make_volumes, touch, write_case, write_nifti
@@ -209,11 +211,11 @@ def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
 
 
 def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_path, caplog):
-    class Fails(batch.CaseWork):
+    class Fails(Predictor):
         __slots__ = ()
 
-        def predict(self, read: batch.ReadCase) -> batch.ReadCase:
-            return batch.CaseWork.predict(self, read) if read.case_id != CASES[0] else [][1]
+        def predict_scan(self, scan: Scan) -> Prediction:
+            return Predictor.predict_scan(self, scan) if scan.case.case_id != CASES[0] else [][1]
 
     def interrupt(outcome: batch.CaseOutcome) -> None:
         if isinstance(outcome.record, Record):
@@ -221,8 +223,8 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
 
     def finish(on_case: Callable[[batch.CaseOutcome], None]) -> batch.BatchOutcome:
         with folder.opened():
-            work = Fails(predictor=PREDICTOR, output=folder)
-            outcomes = batch.local_outcomes(find_inputs([tiny_scans]), work)
+            cases, predictor = find_inputs([tiny_scans]), Fails(model=PREDICTOR.model)
+            outcomes = batch.local_outcomes(cases, predictor, folder)
             return batch.finish_batch(outcomes, folder, 6, on_case=on_case)
 
     folder = OutputFolder(tmp_path / "out")

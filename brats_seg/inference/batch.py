@@ -21,20 +21,19 @@ from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import torch
 
 from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import walk_folders
-from brats_seg.cases.many import Failure, HasCaseId, attempt, map_ahead, worker_pool
+from brats_seg.cases.many import Failure, attempt, map_ahead, worker_pool
 from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.files import file_state
 from brats_seg.inference import results
-from brats_seg.inference.method import Scan
-from brats_seg.inference.predict import Prediction, Predictor
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
@@ -43,8 +42,6 @@ from brats_seg.wings import dicom, pages
 
 log = logging.getLogger(__name__)
 
-Started = TypeVar("Started", bound=HasCaseId)
-Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Case], "CaseOutcome"]
 Submit: TypeAlias = Callable[[Case], "futures.Future[CaseOutcome]"]
 Workers: TypeAlias = int | str | None
@@ -127,7 +124,7 @@ def predict_folder(
             by_id = {case.case_id: case for case in cases}
             results.check_names(settings.layout, by_id)
             if workers is None:
-                outcomes = local_outcomes(cases, CaseWork(predictor=predictor, output=folder))
+                outcomes = local_outcomes(cases, predictor, folder)
             else:
                 job = Job(
                     model_paths=tuple(path.absolute() for path in models),
@@ -291,112 +288,89 @@ def write_pages(
     return replace(outcome, failures=failures)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ReadCase:
-    """A case that has been read, and its prediction as soon as there is one."""
+def case_stages(
+    case: Case, predictor: Predictor, output: results.OutputFolder
+) -> Iterator[CaseOutcome | None]:
+    """Do a case in three stages: read it, predict it, and write its results.
 
-    scan: Scan
-    key: str
-    """Hash of scans, model and settings."""
-    hashes: tuple[str, ...]
-    """Hashes of the files, as in `CaseFiles`."""
-    seconds: float
-    """Time of reading."""
-    source: Any
-    """What the case was made from, see `dicom.preprocess.ScanSource`; None if its files are the user's own."""
-    prediction: Prediction | None = None
-
-    @property
-    def case_id(self) -> str:
-        """Id of the case."""
-        return self.scan.case.case_id
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CaseWork:
-    """The stages of the cases of one batch: each returns the input of the next, or the outcome."""
-
-    predictor: Predictor
-    output: results.OutputFolder
-
-    def read(self, case: Case) -> ReadCase | CaseOutcome:
-        """Read, check and prepare a case, unless it is finished."""
-        started_s = time.monotonic()
-        self.predictor.check(case)
-        # no result depends on a label map
-        case = replace(case, files={name: case.files[name] for name in case.modalities})
-        files = read_case_files(case)
-        wing = dicom()
-        source = None if wing is None else wing.read_source(case.root / case.folder)
-        model = self.predictor.model
-        hashes = files.hashes if source is None else (*files.hashes, source.key)
-        # all that the result depends on, except the device; one file may be given as any modality
-        parts = [*hashes, model.fingerprint, model.settings.result_text, *case.modalities]
-        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
-        earlier = self.output.entries.get(case.case_id)
-        if isinstance(earlier, results.Record) and self.output.is_finished(earlier, key):
-            # the files may have moved
-            record = earlier.model_copy(update={"files": _file_texts(case)})
-            return CaseOutcome(record=record, is_new=False)
-        load = partial(load_case, files=files, modalities=case.modalities)
-        if isinstance(loaded := attempt(load, case), Failure):
-            # nothing is known of scans on a drive that is away
-            is_new = all(os.access(case.path_of(scan), os.R_OK) for scan in case.images)
-            return CaseOutcome(record=loaded, is_new=is_new)
-        scan, seconds = self.predictor.prepare(loaded), time.monotonic() - started_s
-        return ReadCase(scan=scan, key=key, hashes=files.hashes, seconds=seconds, source=source)
-
-    def predict(self, read: ReadCase) -> ReadCase:
-        """Segment a case."""
-        return replace(read, prediction=self.predictor.predict_scan(read.scan))
-
-    def write(self, read: ReadCase) -> CaseOutcome:
-        """Write the files of a case, the label map last, and make its record."""
-        scan, prediction, model = read.scan, read.prediction, self.predictor.model
-        assert prediction is not None
-        written, remark = self.output.write_case(scan, prediction, model.settings, read.source)
-        case, summary = scan.case, prediction.summary
-        entries = {
-            **dict(summary),
-            "warnings": summary.warnings + (remark,) * bool(remark),
-            "seconds": round(read.seconds + summary.seconds, 3),
-            "key": read.key,
-            "inputs": read.hashes,
-            "files": _file_texts(case),
-            "model": model.fingerprint,
-            "settings": model.settings,
-            "outputs": written,
-            "version": version("brats_seg"),
-        }
-        return CaseOutcome(record=results.Record.model_validate(entries))
+    None is yielded after a stage, and the outcome as soon as there is one.
+    """
+    started_s, model = time.monotonic(), predictor.model
+    predictor.check(case)
+    # no result depends on a label map
+    case = replace(case, files={name: case.files[name] for name in case.modalities})
+    paths = {name: f"{case.root / str(case.files[name])}" for name in case.modalities}
+    files, wing = read_case_files(case), dicom()
+    source = None if wing is None else wing.read_source(case.root / case.folder)
+    hashes = files.hashes if source is None else (*files.hashes, source.key)
+    # all that the result depends on, except the device; one file may be given as any modality
+    parts = [*hashes, model.fingerprint, model.settings.result_text, *case.modalities]
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+    earlier = output.entries.get(case.case_id)
+    if isinstance(earlier, results.Record) and output.is_finished(earlier, key):
+        # the files may have moved
+        yield CaseOutcome(record=earlier.model_copy(update={"files": paths}), is_new=False)
+        return
+    load = partial(load_case, files=files, modalities=case.modalities)
+    if isinstance(loaded := attempt(load, case), Failure):
+        # nothing is known of scans on a drive that is away
+        is_new = all(os.access(case.path_of(scan), os.R_OK) for scan in case.images)
+        yield CaseOutcome(record=loaded, is_new=is_new)
+        return
+    scan, inputs, reading_s = predictor.prepare(loaded), files.hashes, time.monotonic() - started_s
+    # what is not needed any more takes the memory of the cases between the stages
+    del files, load, loaded
+    yield None
+    prediction = predictor.predict_scan(scan)
+    yield None
+    # the label map is written last
+    outputs, remark = output.write_case(scan, prediction, model.settings, source)
+    entries = {
+        **dict(prediction.summary),
+        "warnings": prediction.summary.warnings + (remark,) * bool(remark),
+        "seconds": round(reading_s + prediction.summary.seconds, 3),
+        "key": key,
+        "inputs": inputs,
+        "files": paths,
+        "model": model.fingerprint,
+        "settings": model.settings,
+        "outputs": outputs,
+        "version": version("brats_seg"),
+    }
+    yield CaseOutcome(record=results.Record.model_validate(entries))
 
 
-def _file_texts(case: Case) -> dict[str, str]:
-    """Return the path of each modality, with the index of the volume in a 4-D file."""
-    return {name: f"{case.root / str(case.files[name])}" for name in case.modalities}
+class StartedCase:
+    """A case whose stages are done one after another, perhaps in different threads."""
+
+    def __init__(self, case: Case, predictor: Predictor, output: results.OutputFolder) -> None:
+        self.case_id = case.case_id
+        self.stages = case_stages(case, predictor, output)
+        self.outcome: CaseOutcome | None = None
+
+    def advance(self) -> Self:
+        """Do the next stage, unless the case has ended; an error of the case ends it."""
+        if self.outcome is None:
+            result = attempt(lambda case: next(case.stages), self)
+            self.outcome = CaseOutcome(record=result) if isinstance(result, Failure) else result
+        return self
 
 
-def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
+def local_outcomes(
+    cases: Iterable[Case], predictor: Predictor, output: results.OutputFolder
+) -> Generator[CaseOutcome]:
     """Predict cases in this process: one is predicted while the next is read and the last written."""
 
-    def write(predicted: ReadCase | CaseOutcome) -> CaseOutcome:
-        outcome = _attempt(work.write, predicted)
+    def write(case: StartedCase) -> CaseOutcome:
+        outcome = case.advance().outcome
+        assert outcome is not None
         # before the next case has been predicted
-        work.output.append(outcome.record, is_new=outcome.is_new)
+        output.append(outcome.record, is_new=outcome.is_new)
         return outcome
 
-    with closing(map_ahead(partial(_attempt, work.read), cases)) as read:
-        yield from map_ahead(write, map(partial(_attempt, work.predict), read))
-
-
-def _attempt(
-    stage: Callable[[Started], Result], given: Started | CaseOutcome
-) -> Result | CaseOutcome:
-    """Do a stage of a case, unless the case has ended in an earlier one."""
-    if isinstance(given, CaseOutcome):
-        return given
-    result = attempt(stage, given)
-    return CaseOutcome(record=result) if isinstance(result, Failure) else result
+    started = (StartedCase(case, predictor, output) for case in cases)
+    with closing(map_ahead(StartedCase.advance, started)) as read:
+        yield from map_ahead(write, map(StartedCase.advance, read))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -428,8 +402,10 @@ def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Gene
 def run_case(case: Case, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
     # a worker of a cluster outlives the batch, and a later one replaces records
-    work = CaseWork(predictor=_predictor(job), output=results.OutputFolder(job.output_path))
-    return _attempt(work.write, _attempt(work.predict, _attempt(work.read, case)))
+    started = StartedCase(case, _predictor(job), results.OutputFolder(job.output_path))
+    while started.outcome is None:
+        started.advance()
+    return started.outcome
 
 
 @lru_cache(maxsize=1)
