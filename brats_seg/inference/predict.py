@@ -17,7 +17,7 @@ from torch import nn
 
 from brats_seg import labels
 from brats_seg.cases import layouts, releases
-from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case, missing_problem
+from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.find import single_input
 from brats_seg.config import Section
 from brats_seg.data.fold import Seen
@@ -210,9 +210,6 @@ class Predictor:
         """Raise `CaseError` if the case has problems, or lacks modalities that the model needs."""
         if case.problems:
             raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
-        # a task of one modality, whose target is not ours
-        if case.release == releases.MEN_RT and (refusal := missing_problem(case)) is not None:
-            raise refusal
         self.model.require(case.case_id, case.modalities, case.location)
 
     def prepare(self, loaded: LoadedCase) -> Scan:
