@@ -14,7 +14,7 @@ from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import Decoding, FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
-from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, make_model, write_run
 
 ORDER = ("t2f", "t1n", "t1c", "t2w")
 
@@ -114,7 +114,6 @@ def test_windows_of_models(tmp_path: Path, patch: object, settings: dict, size: 
             load_model([run], CPU, PredictionSettings(window=(9, 8, 7)))
 
 
-DEFAULT_WINDOW = Window(size=(12, 12, 12), overlap=0.25)
 FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200)
 
 
@@ -124,7 +123,8 @@ FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_e
 )
 def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: object) -> None:
     settings = prediction_settings({name: value})
-    assert resolve(settings, FITTED, DEFAULT_WINDOW)[1] == FITTED.model_copy(update={name: value})
+    (member,) = make_model(decoding=FITTED).members
+    assert resolve(settings, member).decoding == FITTED.model_copy(update={name: value})
     # results must be told apart
     assert settings != PredictionSettings()
     assert settings.result_text != PredictionSettings().result_text

@@ -28,23 +28,6 @@ from brats_seg.voxels.box import Triple, rounded_up, shape_text
 from brats_seg.wings import Notes, foreign_reader
 
 
-def resolve(
-    settings: PredictionSettings, fitted: weights.Decoding, default: Window
-) -> tuple[Window, weights.Decoding]:
-    """Return the window and the decoding of a network: as the user says, else as fitted, else the defaults.
-
-    Args:
-        settings: What the user gave.
-        fitted: Thresholds and smallest volumes that were fitted to the network.
-        default: Window of the network where none is given.
-    """
-    size = default.size if settings.window == "auto" else settings.window
-    overlap = default.overlap if settings.overlap is None else settings.overlap
-    window = Window(size=None if size == "whole" else size, overlap=overlap)
-    given = settings.model_dump(include=set(weights.Decoding.model_fields), exclude_none=True)
-    return window, fitted.model_copy(update=given)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Member:
     """One network of an ensemble, of this package or another, and how it is applied to a scan."""
@@ -249,17 +232,13 @@ def _as_model(
     """
     if device.torch_device.type == "cpu":
         keep_freed_memory()
-    resolved = []
     for member in members:
-        window, decoding = resolve(settings, member.decoding, member.window)
-        _check_window(window, member)
         member.network.to(device.torch_device)
         check_in_place(member.network)
         member.network.eval()
-        resolved.append(replace(member, window=window, decoding=decoding))
     subsets, foreign = [m.identity.subsets for m in members], members[0].identity.fingerprint
     return Model(
-        members=tuple(resolved),
+        members=tuple(resolve(settings, member) for member in members),
         fingerprint=weights.fingerprint_of(networks) if networks else foreign,
         device=device,
         settings=settings,
@@ -273,14 +252,23 @@ def _as_model(
     )
 
 
-def _check_window(window: Window, member: Member) -> None:
-    size = window.size
+def resolve(settings: PredictionSettings, member: Member) -> Member:
+    """Return a network with the window and the decoding of the user, else as fitted, else its defaults.
+
+    `ConfigError` is raised if the network cannot take the window.
+    """
+    size = member.window.size if settings.window == "auto" else settings.window
+    size = None if size == "whole" else size
     if size is not None and (above := rounded_up(size, member.multiple)) != size:
         msg = (
             f"--window {shape_text(size)} does not fit model.name {member.name!r}; expected "
             f"multiples of {shape_text(member.multiple)}. Nearest above: {','.join(map(str, above))}."
         )
         raise ConfigError(msg)
+    overlap = member.window.overlap if settings.overlap is None else settings.overlap
+    given = settings.model_dump(include=set(weights.Decoding.model_fields), exclude_none=True)
+    window, decoding = Window(size=size, overlap=overlap), member.decoding.model_copy(update=given)
+    return replace(member, window=window, decoding=decoding)
 
 
 def _check_known(identity: weights.ModelIdentity) -> None:
