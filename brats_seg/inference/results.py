@@ -106,18 +106,18 @@ def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultF
         >>> result_files("bids", "BraTS-GLI-00001-000", "brats2023").label_map
         'sub-BraTSGLI00001000/anat/sub-BraTSGLI00001000_desc-brats2023_dseg.nii.gz'
     """
-    is_bids, name = layout == "bids", bids_name(case_id)
-    start = f"{name.replace('_', '/')}/anat/{name}"
-    labels = f"{start}_desc-{bids_letters(convention)}_dseg" if is_bids else case_id
-    entropy = f"{start}_desc-entropy_probseg" if is_bids else f"uncertainty/{case_id}"
+    if layout == "bids":
+        name = bids_name(case_id)
+        start = f"{name.replace('_', '/')}/anat/{name}"
+        labels = f"{start}_desc-{bids_letters(convention)}_dseg"
+        regions = [f"{start}_label-{region.upper()}_probseg" for region in REGIONS]
+        entropy = f"{start}_desc-entropy_probseg"
+    else:
+        labels, entropy = case_id, f"uncertainty/{case_id}"
+        regions = [f"probabilities/{case_id}-{region}" for region in REGIONS]
     return ResultFiles(
         label_map=f"{labels}.nii.gz",
-        probabilities=tuple(
-            f"{start}_label-{region.upper()}_probseg.nii.gz"
-            if is_bids
-            else f"probabilities/{case_id}-{region}.nii.gz"
-            for region in REGIONS
-        ),
+        probabilities=tuple(f"{region}.nii.gz" for region in regions),
         uncertainty=f"{entropy}.nii.gz",
         preview=f"previews/{case_id}.png",
         page=f"reports/{case_id}.html",

@@ -29,7 +29,6 @@ from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import SubsetScores, pool_scores
 from brats_seg.inference import held_out
-from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelCard, run_locked
@@ -44,14 +43,12 @@ SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
 SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
 _TUNED = (
-    *(
-        (name, region, label.format(REGIONS[region].upper()), values)
-        for name, label, values in (
-            ("thresholds", "threshold of {}", THRESHOLDS),
-            ("smallest_mm3", "smallest component of {}, mm3", SMALLEST_MM3),
-        )
-        for region in (2, 1, 0)
-    ),
+    ("thresholds", 2, "threshold of ET", THRESHOLDS),
+    ("thresholds", 1, "threshold of TC", THRESHOLDS),
+    ("thresholds", 0, "threshold of WT", THRESHOLDS),
+    ("smallest_mm3", 2, "smallest component of ET, mm3", SMALLEST_MM3),
+    ("smallest_mm3", 1, "smallest component of TC, mm3", SMALLEST_MM3),
+    ("smallest_mm3", 0, "smallest component of WT, mm3", SMALLEST_MM3),
     ("smallest_et_mm3", None, "less ET than this is necrosis, mm3", SMALLEST_ET_MM3),
 )
 """Fields of `Decoding` in the order of fitting, the innermost region first: the index of the region,
