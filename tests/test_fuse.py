@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import nibabel as nib
@@ -52,6 +53,26 @@ def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> 
     assert {one.spreads[0].mean for one in scored.summaries} == {1.0}
     table = pd.read_csv(first.parent / "volumes.csv").to_numpy().tolist()
     assert table == [["patient_1", "msd", "yes"], ["patient_2", "msd", "no"]]
+
+
+def test_two_processes_do_not_fuse_into_one_folder(tmp_path, monkeypatch):
+    """Each would write a table without the cases of the other; what a killed one left is removed."""
+    monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
+    sets = [write_set(tmp_path / name) for name in "ab"]
+    first, second = ([path / f"{case_id}.nii.gz" for path in sets] for case_id in CASES)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".123-0a1b2c-a.nii.gz").touch()
+
+    def track(items: Iterable[object], **_: object) -> Iterable[object]:
+        with pytest.raises(UsageError, match=r"another process writes to .*out"):
+            fuse_label_maps(second, tmp_path / "out")
+        return items
+
+    fuse_label_maps(first, tmp_path / "out", track=track)
+    fuse_label_maps(second, tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out" / "volumes.csv")
+    assert table["case_id"].tolist() == list(CASES)
+    assert not [*(tmp_path / "out").glob(".123*")]
 
 
 @pytest.mark.parametrize(("n_readers", "expected"), [(3, [1, 1, 4, 0, 0]), (2, [1, 2, 4, 0, 0])])

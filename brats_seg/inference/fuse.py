@@ -11,15 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from brats_seg.cases import layouts, releases
+from brats_seg.cases import releases
 from brats_seg.cases.case import check_one_grid, label_values_of
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
 from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME
-from brats_seg.files import write_json
 from brats_seg.inference.method import Field
-from brats_seg.inference.results import MANIFEST_NAME, result_files
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, result_files
 from brats_seg.labels import LabelConvention, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
@@ -59,7 +58,7 @@ def fuse_label_maps(
 
     Raises:
         UsageError: The method is unknown, there are fewer than two inputs, one lacks a case, or the
-            output folder is one of them, or holds predictions.
+            output folder is one of them, or holds predictions, or another process writes to it.
         LayoutError: A folder holds no label map.
         CaseError: A file cannot be read, has another grid than the first of its case, or values that
             regions do not distinguish.
@@ -71,27 +70,32 @@ def fuse_label_maps(
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
-    # of cases that were fused earlier
-    columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
-    rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
-    for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
-        if method == "mean":
-            inside = _mean_probabilities(case_id, label_maps)
-        else:
-            arrays = [read_label_map(item.path, case_id=case_id).array for item in label_maps]
-            masks = [regions_of(a, i.convention) for a, i in zip(arrays, label_maps, strict=True)]
-            inside = np.mean(masks, axis=0, dtype=np.float32)
-            if method == "staple":
-                inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
-        regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
-        written.append(output / f"{case_id}.nii.gz")
-        # the table must not be read with an earlier label map
-        written[-1].unlink(missing_ok=True)
-        convention, answers = label_maps[0].convention, {item.in_training for item in label_maps}
-        rows[case_id] = case_id, convention.name, "yes" if "yes" in answers else min(answers)
-        write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
-        write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
-    write_json(output / layouts.OUTPUT_MARKER, {"holds": "predictions"})
+    with OutputFolder(output).opened():
+        # of cases that were fused earlier
+        columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
+        rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
+        for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
+            if method == "mean":
+                inside = _mean_probabilities(case_id, label_maps)
+            else:
+                masks = [
+                    regions_of(read_label_map(item.path, case_id=case_id).array, item.convention)
+                    for item in label_maps
+                ]
+                inside = np.mean(masks, axis=0, dtype=np.float32)
+                if method == "staple":
+                    inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
+            regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
+            written.append(output / f"{case_id}.nii.gz")
+            # the table must not be read with an earlier label map
+            written[-1].unlink(missing_ok=True)
+            convention, answers = (
+                label_maps[0].convention,
+                {item.in_training for item in label_maps},
+            )
+            rows[case_id] = case_id, convention.name, "yes" if "yes" in answers else min(answers)
+            write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
+            write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
     return tuple(written)
 
 

@@ -158,7 +158,7 @@ class OutputFolder:
     def opened(self) -> Iterator[Self]:
         """Lock the folder for this process, and remove temporary files before and after."""
         self._mark(self.path)
-        msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
+        msg = f"another process writes to {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
             self._tidy_up()
             self.entries = self._read_entries()
