@@ -88,7 +88,8 @@ def test_a_majority_by_hand(tmp_path: Path, n_readers: int, expected: list[int])
 def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
     """One network is sure of the core, the other less sure that there is none."""
     first, second = write_set(tmp_path / "a"), write_set(tmp_path / "b")
-    with pytest.raises(CaseError, match=r"file patient_1-wt.nii.gz: found a file that cannot"):
+    missing = r"a/probabilities/patient_1-wt.nii.gz is missing; .*`predict --probabilities`"
+    with pytest.raises(UsageError, match=missing):
         fuse_label_maps([first, second], tmp_path / "out", "mean")
     shape = make_label_map().shape
     for folder, shares in ((first, (0.9, 0.8, 0.1)), (second, (0.9, 0.3, 0.8))):
@@ -109,9 +110,14 @@ def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path
     both, predicted = [first, second], tmp_path / "predicted"
     predicted.mkdir()
     (predicted / "manifest.jsonl").touch()
-    refused = (([first], out), (both, second), (both, predicted), ([first, second / "x"], out))
-    for inputs, to in refused:
-        with pytest.raises(UsageError):
+    refused = (
+        ([first], out, "there is one input; expected two"),
+        (both, second, "b holds inputs; expected another --output"),
+        (both, predicted, "predicted holds predictions; expected another --output"),
+        ([first, second / "x"], out, "the inputs are folders and files; expected either"),
+    )
+    for inputs, to, message in refused:
+        with pytest.raises(UsageError, match=message):
             fuse_label_maps(inputs, to)
     with pytest.raises(UsageError, match="method 'medain' is unknown; there are majority, staple"):
         fuse_label_maps([first, second], out, "medain")
@@ -139,7 +145,7 @@ def test_files_of_one_case_are_fused_by_the_command(run, tmp_path, monkeypatch):
     assert run("fuse", *files, "-o", "out").code == 0
     np.testing.assert_array_equal(voxels(Path("out/patient_1.nii.gz")), make_label_map())
     mixed = run("fuse", folder, "reader1.nii.gz", "-o", "out")
-    assert (mixed.code, "label maps or more" in mixed.err) == (2, True)
+    assert (mixed.code, "folders and files" in mixed.err) == (2, True)
     monkeypatch.setitem(sys.modules, "SimpleITK", None)
     with pytest.raises(EnvironmentalError, match="pip install SimpleITK"):
         fuse_label_maps([folder, folder], tmp_path / "out2", "staple")

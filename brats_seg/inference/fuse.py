@@ -120,6 +120,9 @@ def _mean_probabilities(case_id: str, label_maps: Sequence[_LabelMap]) -> Field:
     grid = (str(first.path), first.geometry)
     for name in result_files("plain", case_id, first.convention.name).probabilities:
         paths = [label_map.path.parent / name for label_map in label_maps]
+        if missing := [path for path in paths if not path.exists()]:
+            msg = f"{missing[0]} is missing; expected the maps that `predict --probabilities` wrote, in --layout plain"
+            raise UsageError(msg)
         volumes = [read_volume(path, case_id=case_id) for path in paths]
         check_one_grid(case_id, [grid, *((volume.file, volume.geometry) for volume in volumes)])
         sums.append(sum(volume.array for volume in volumes))
@@ -128,12 +131,16 @@ def _mean_probabilities(case_id: str, label_maps: Sequence[_LabelMap]) -> Field:
 
 def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     """Return the label maps of each input by case; raise `UsageError` unless all have the same cases."""
-    is_folder = {path.is_dir() for path in inputs}
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
-    is_taken = output.resolve() in folders or (output / MANIFEST_NAME).exists()
-    if len(inputs) < 2 or len(is_folder) > 1 or is_taken:
-        msg = f"expected two label maps or more, or folders, and an output without predictions, not {output}"
-        raise UsageError(msg)
+    refusals = {
+        "there is one input; expected two label maps or more, or folders": len(inputs) < 2,
+        "the inputs are folders and files; expected either": len({p.is_dir() for p in inputs}) > 1,
+        f"{output} holds inputs; expected another --output": output.resolve() in folders,
+        f"{output} holds predictions; expected another --output": (output / MANIFEST_NAME).exists(),
+    }
+    for message, is_true in refusals.items():
+        if is_true:
+            raise UsageError(message)
     sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
     for path, label_maps in zip(inputs, sets, strict=True):
         if missing := sorted(set().union(*sets) - label_maps.keys()):
