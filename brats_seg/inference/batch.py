@@ -175,16 +175,14 @@ def watched_scans(
             for name in (*(scan.path.name for scan in folder.scans), *folder.other_names)
         )
         looks[:] = *looks[1:], {path: file_state(path) for path in paths}
-        cases: tuple[Case, ...] = ()
         if not looks[0] == looks[1] == looks[2]:
             try:
-                cases = find_scans([root], output, options, is_ready=is_ready)
+                if cases := find_scans([root], output, options, is_ready=is_ready):
+                    yield cases
             except (LayoutError, UsageError) as error:
                 # files that are still arriving need not be a case
                 if looks[1] == looks[2]:
                     log.warning("%s", error)
-        if cases:
-            yield cases
         time.sleep(quiet_s)
 
 

@@ -9,7 +9,7 @@ A MONAI bundle or ONNX files are added on request.
 
 import logging
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -213,7 +213,7 @@ def _card(
             *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
         ],
         windows=[str(default_of(network.card)) for network in networks],
-        validations=[*_validations(facts)],
+        validations=_validations(facts),
         is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
         subset_scores=pool_scores(part for item in networks for part in item.card.subset_scores),
         conventions=_conventions(networks),
@@ -227,20 +227,17 @@ def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConventi
 
 def _validations(
     facts: Sequence[NetworkFacts],
-) -> Iterator[tuple[str, tuple[RegionSummary, ...]]]:
-    """Yield the scores of all held-out cases together, if each was held out once, or by network."""
+) -> list[tuple[str, tuple[RegionSummary, ...]]]:
+    """Return the scores of all held-out cases together, if each was held out once, or by network."""
     of_networks = [fact.validation for fact in facts]
+    validations = {f"Network {index}": counts for index, counts in enumerate(of_networks) if counts}
     together = dict(ChainMap(*of_networks))
     if all(of_networks) and len(together) == sum(map(len, of_networks)):
-        yield "", _summarise(together)
-        return
-    for index, counts in enumerate(of_networks):
-        if counts:
-            yield f"Network {index}" if len(facts) > 1 else "", _summarise(counts)
-
-
-def _summarise(counts: CaseCounts) -> tuple[RegionSummary, ...]:
-    return summarise_counts(starmap(region_counts, counts.items()), np.random.default_rng(0))
+        validations = {"": together}
+    return [
+        (title, summarise_counts(starmap(region_counts, counts.items()), np.random.default_rng(0)))
+        for title, counts in validations.items()
+    ]
 
 
 def _read_facts(path: Path) -> list[NetworkFacts]:
