@@ -183,6 +183,27 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     ]
 
 
+def test_a_label_map_is_not_taken_for_that_of_an_earlier_record(tmp_path, monkeypatch):
+    """The process is killed when the label map is replaced, and the new record not written yet."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    write_case(tmp_path / "scans", CASES[0])
+    predict = partial(predict_into, tmp_path / "scans", tmp_path / "out")
+    predict()
+    label_map = (tmp_path / "out" / f"{CASES[0]}.nii.gz").read_bytes()
+    other = PLAIN_SETTINGS.model_copy(update={"labels": "brats2023"})
+    with monkeypatch.context() as patched:
+        patched.setattr(OutputFolder, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            predict(settings=other)
+    assert (tmp_path / "out" / f"{CASES[0]}.nii.gz").read_bytes() != label_map
+    assert [predict()[0].n_skipped for _ in range(2)] == [0, 1]
+    assert (tmp_path / "out" / f"{CASES[0]}.nii.gz").read_bytes() == label_map
+    assert not [*(tmp_path / "out").glob(".*.writing")]
+
+
 def test_no_result_depends_on_a_label_map(brats_root: Path, tmp_path: Path) -> None:
     cases, run = find_cases(brats_root).cases[:1], write_run(tmp_path / "run")
     for n_predicted in (1, 0):

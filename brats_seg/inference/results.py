@@ -182,7 +182,8 @@ class OutputFolder:
 
     def is_finished(self, record: Record, key: str) -> bool:
         """Return whether a record has the same scans, model and settings, and its files are there."""
-        return record.key == key and all((self.path / name).exists() for name in record.outputs)
+        is_recorded = record.key == key and not self._mark_of_writing(record.case_id).exists()
+        return is_recorded and all((self.path / name).exists() for name in record.outputs)
 
     def write_case(
         self, scan: Scan, prediction: Prediction, settings: PredictionSettings, source: Any = None
@@ -192,6 +193,10 @@ class OutputFolder:
         Returns the names of the files, and the reason if those in DICOM could not be written. `source` is
         what the scan was made from, see `dicom.preprocess.ScanSource`.
         """
+        if scan.case.case_id in self.entries:
+            # until the case is recorded again, its files are not those of the earlier record
+            with whole_file(self._mark_of_writing(scan.case.case_id)) as mark:
+                mark.touch()
         names = result_files(settings.layout, scan.case.case_id, prediction.convention.name)
         pictures = names.uncertainty, names.preview, names.page
         for old in map(self.path.joinpath, (*names.probabilities, *pictures, *names.dicom)):
@@ -269,6 +274,7 @@ class OutputFolder:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+            self._mark_of_writing(entry.case_id).unlink(missing_ok=True)
 
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
@@ -284,6 +290,9 @@ class OutputFolder:
         columns = _VOLUME_COLUMNS + _DICE_COLUMNS * any(record.predicted_dice for record in done)
         write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
         return done
+
+    def _mark_of_writing(self, case_id: str) -> Path:
+        return self.path / f".{case_id}.writing"
 
     def _tidy_up(self) -> None:
         for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
