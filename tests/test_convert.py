@@ -66,6 +66,17 @@ def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: P
     assert "CT, not MR" in bad.problems[0]
 
 
+def test_a_message_does_not_name_the_folder_of_a_patient(tmp_path: Path) -> None:
+    write_examination(tmp_path / "dicom/DOE_JOHN", edge_mm=2)
+    header = {"study": "2", "Modality": "CT"}
+    folder = tmp_path / "dicom/HOSPITAL-4711"
+    write_series(folder, make_volumes()[0], oriented_affine("LPS"), **header)
+    cases = convert.cases_of_dicom(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
+    problems = [problem for case in cases for problem in case.problems]
+    assert len(problems) == 2
+    assert not any(word in problem for word in PATIENT for problem in problems)
+
+
 def test_scans_that_are_not_ready_are_converted_and_refused_with_the_means(tmp_path: Path) -> None:
     write_examination(tmp_path / "dicom", edge_mm=2)
     for _ in range(2):

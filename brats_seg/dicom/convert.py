@@ -96,7 +96,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
         problem = f"{'; '.join(source.unready)} (converted files: {folder})"
         expected = "scans registered, skull-stripped and of 1 mm"
         next_step = "Prepare the converted files with other programs, or use predict --preprocess."
-        raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
+        raise CaseError(study.case_id, "(all)", problem, expected, next_step)
     return single_input(study.case_id, files)
 
 
@@ -110,7 +110,7 @@ def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
         problem = f"{problem}; not used: {some_of(unused)}"
     expected = f"a whole series for each of {', '.join(MODALITIES)}"
     next_step = "Export the examination again." if study.problem else OVERRIDE
-    raise CaseError(study.case_id, str(study.folder), problem, expected, next_step)
+    raise CaseError(study.case_id, "(all)", problem, expected, next_step)
 
 
 def _volume(series: Series, case_id: str) -> Volume:
@@ -133,7 +133,8 @@ def _volume(series: Series, case_id: str) -> Volume:
         if done.returncode < 0 or len(volumes) != 1:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"
             if cut := re.search(r"not large enough .*?(\d{5})\.dcm", done.stdout):
-                problem = f"a file that is cut off inside its pixels, {series.files[int(cut[1])]}"
+                path = series.files[int(cut[1])]
+                problem = f"a file that is cut off inside its pixels, {path.name}"
             next_step = "Export it again, or name another series."
             raise CaseError(case_id, str(series), problem, "one volume", next_step)
         return nifti.read_volume(volumes[0], case_id=case_id)

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def write_segmentation(
 ) -> str:
     """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.
 
-    The remark of its networks is a parameter of the algorithm, and begins in the name of the series.
+    The remark of its networks is a parameter of the algorithm.
     Returns nothing, or the reason why none was written: the DICOM files are gone or damaged, or pydicom or
     highdicom is not installed. `EnvironmentalError` is raised if the file cannot be written.
     """
@@ -68,7 +67,7 @@ def write_segmentation(
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
             # an equal label map gets the same UIDs, so that an archive stores it once
             digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
-            about = [_common(images[0], digest, index, remark) for index in range(len(paths))]
+            about = [_common(images[0], digest, index) for index in range(len(paths))]
             volume = Volume(array=label_map, geometry=geometry, file=paths[0].name)
             segmentation = _segmentation(images, on_images, convention, remark, about[0])
             written = (
@@ -81,7 +80,7 @@ def write_segmentation(
     except Exception as error:  # noqa: BLE001 - pydicom and highdicom raise errors of many kinds
         # its message may quote what identifies the patient
         why = f"are gone or not as the standard says ({type(error).__name__})"
-        return f"no DICOM segmentation was written: files of its series, such as {files[0]}, {why}"
+        return f"no DICOM segmentation was written: files of its series, such as {files[0].name}, {why}"
     for path, dataset in zip(paths, written, strict=True):
         dataset.SpecificCharacterSet = _CHARACTERS
         with whole_file(path) as temporary:
@@ -289,10 +288,9 @@ def _outlines(masks: Iterable[Any], slices: Iterable[tuple[Any, Any]]) -> list[A
     return outlines
 
 
-def _common(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
+def _common(image: Any, digest: str, index: int) -> dict[str, Any]:
     """Return what the objects of a series have in common: segmentation (index 0), report, structure set."""
     series_uid = image.SeriesInstanceUID
-    description = f"brats_seg (research use only) {remark}"
     return {
         "series_instance_uid": _uid(series_uid, "series", index),
         "sop_instance_uid": _uid(series_uid, digest, index),
@@ -302,8 +300,7 @@ def _common(image: Any, digest: str, index: int, remark: str) -> dict[str, Any]:
         "manufacturer_model_name": "brats_seg",
         "software_versions": version("brats_seg"),
         "device_serial_number": "0",
-        # an element of 64 characters
-        "series_description": shorten(description, 64, placeholder="..."),
+        "series_description": "brats_seg, research use only",
     }
 
 
