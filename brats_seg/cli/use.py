@@ -112,13 +112,13 @@ def predict(
         )
     except KeyboardInterrupt:
         # watching has no other end
-        every = f" of {len(cases)}" if isinstance(cases, Sequence) else ""
+        part = f"{len(done)} of {len(cases)} cases" if isinstance(cases, Sequence) else ""
         print(
-            f"interrupted after {len(done)}{every} cases. Results are in {output}; the same command "
-            f"continues with the other cases:\n    {command_again()}",
+            f"interrupted after {part or counted(len(done), 'case')}. Results are in {output}; the same "
+            f"command continues with the other cases:\n    {command_again()}",
             file=sys.stderr,
         )
-        return 128 + signal.SIGINT if every else 0
+        return 128 + signal.SIGINT if part else 0
     for remark in outcome.remarks:
         print(remark if convention else f"{remark}; --convention chooses another")
     predicted, skipped, failed = len(outcome.predicted), outcome.n_skipped, len(outcome.failures)
