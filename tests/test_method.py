@@ -70,5 +70,5 @@ def test_real_scans_have_no_warning_and_four_grids_are_refused(real_data: Path) 
         scan = read_scan(real_data / "unlabelled" / name)
         assert scan.case.remarks == ()
         assert all(120 < n < 200 for n in scan.box.shape)
-    with pytest.raises(CaseError, match="Register and resample all files to one grid"):
+    with pytest.raises(CaseError, match="Register all files to one grid"):
         read_scan(real_data / "unlabelled" / "TCGA-FG-6692_native")

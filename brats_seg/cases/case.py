@@ -333,7 +333,7 @@ def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) ->
         files = " and ".join(file for file, _ in differing)
         problem = " and ".join(_describe_grid(grid, first) for _, grid in differing)
         expected = f"the grid of {first_file}: {_describe_grid(first, first)}"
-        next_step = "Register and resample all files to one grid (for BraTS SRI24, without skull)."
+        next_step = "Register all files to one grid (for BraTS SRI24, without skull), as predict --preprocess does with scans."
         raise CaseError(case_id, files, problem, expected, next_step)
 
 

@@ -45,7 +45,7 @@ _UNREAD = (
     ("HDF5 files are not read", (".h5", ".hdf5"), "they hold slices; whole volumes are needed"),
 )
 """Kind of file, suffixes, what to do."""
-_CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes them as they are"
+_CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes a folder of them alone"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = re.compile(
     r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
