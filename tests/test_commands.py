@@ -509,9 +509,9 @@ def test_ctrl_c_says_how_to_go_on(run, tiny_scans, model, monkeypatch, place, n_
     assert f"brats-seg predict {tiny_scans} -o out --model {model} --set preview=false" in said
 
 
-def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, model, monkeypatch):
+def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, tiny_scans, model, monkeypatch):
     Path("empty").mkdir()
-    n_looks = iter(range(3))
+    n_looks = iter([0, 1, 2] * 2)
 
     def wait(_: float) -> None:
         if next(n_looks) == 2:
@@ -526,6 +526,9 @@ def test_watching_ends_by_ctrl_c_and_waits_for_the_first_scan(run, model, monkey
     assert (done.code, "cases are taken after 1 s" in done.out) == (0, True), done.err
     assert "interrupted after 0 cases. Results are in out; the same command continues" in done.err
     assert f"predict empty -o out --model {model}" in done.err
+    first = next(path for path in sorted(tiny_scans.iterdir()) if path.is_dir())
+    shutil.copytree(first, Path("incoming") / first.name)
+    assert "interrupted after 1 case. Results" in run("predict", "incoming", *options).err
 
 
 def test_paths_that_typer_keeps_as_text_are_checked(tmp_path: Path) -> None:
