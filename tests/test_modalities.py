@@ -105,14 +105,17 @@ def test_the_best_of_several_series_is_taken() -> None:
     found = sort_series([thick, thin, broken, derived])
     equal = sort_series([series("AX T2", number, **T2) for number in (3, 9, 5)])
     assert [one.modality for one in found] == ["", "t2w", "", ""]
-    assert found[0].reason.startswith("t2w, but series 1 has thinner slices")
-    assert found[2].reason == "t2w, but gap"
+    reasons = [item.reason for item in found if not item.modality]
+    thinner, original = "series 1 has thinner slices", "series 1 is no reformatted image"
+    assert reasons == [f"t2w, but {why}" for why in (thinner, "gap", original)]
     # of equal ones the later
     assert [one.number for one in equal if one.modality] == [9]
+    assert equal[0].reason == "t2w, but series 9 is later"
     echoes = [series("dual", 5, **T2 | {"echo_ms": echo_ms}) for echo_ms in (20, 90)]
     for modality, echo_ms in (("t2w", 90), ("t1n", 20)):
         chosen = sort_series(echoes, {modality: "5"})
         assert [one.echo_ms for one in chosen if one.modality] == [echo_ms]
+        assert "but series 5 has a better echo" in "".join(item.reason for item in chosen)
 
 
 def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:

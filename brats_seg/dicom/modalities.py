@@ -26,6 +26,11 @@ _FEWEST_SLICES = 8
 """Slices of a series that can hold a whole brain: with 5 mm there are 25 or more."""
 _T1 = "t1"
 """Weighting of t1n and t1c, and of a series that does not say which of them it is."""
+_BETTER = (
+    *("was chosen", "can be converted", "is no reformatted image"),
+    *("has thinner slices", "is later", "has a better echo"),
+)
+"""What the values of `_rank` say of the series that is taken."""
 _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
 _WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 """Regular expressions of what the headers of series contain."""
@@ -59,8 +64,10 @@ def sort_series(series: Sequence[Series], overrides: Mapping[str, str] = {}) -> 
     for item in series:
         better = max((other for other in series if other.modality == item.modality), key=rank)
         if item.modality and item is not better:
-            why = f"series {better.number} has thinner slices or a better echo, is later, or was chosen"
-            item = replace(item, modality="", reason=f"{item.modality}, but {item.problem or why}")
+            ranks = zip(_BETTER, rank(better), rank(item), strict=True)
+            why = next((text for text, one, other in ranks if one != other), "is its equal")
+            why = item.problem or f"series {better.number} {why}"
+            item = replace(item, modality="", reason=f"{item.modality}, but {why}")
         chosen.append(item)
     return tuple(chosen)
 

@@ -303,6 +303,8 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
         problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
     names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
+    stated = ELEMENTS["techniques"].items()
+    techniques = [name for name, (element, text) in stated if first.text(element) == text]
     expected = first.number("ImagesInAcquisition") or 0
     if not problem and n_images < expected:
         problem = f"slices are missing: {n_images} of {expected:.0f}"
@@ -313,7 +315,7 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
         n_slices=len(images),
         files=tuple(dict.fromkeys(map(Path.absolute, files))),
         image_type=first.texts["ImageType"],
-        techniques=_techniques(first),
+        techniques=(*first.texts["ScanningSequence"], *techniques),
         echo_ms=first.number("EchoTime"),
         repetition_ms=first.number("RepetitionTime"),
         inversion_ms=first.number("InversionTime"),
@@ -334,18 +336,6 @@ def _wrong_pixels(images: Sequence[_Image]) -> str:
     slopes = {image.text("RescaleSlope"): image.number("RescaleSlope") for image in images}
     wrong = [text for text, slope in slopes.items() if text and (slope or 0) <= 0]
     return f"its rescale slope is {wrong[0]}, not above 0" if wrong else ""
-
-
-def _techniques(image: _Image) -> tuple[str, ...]:
-    """Return the scanning sequences, also where enhanced MR states them in other elements."""
-    stated = (
-        ("SE", "EchoPulseSequence", "SPIN"),
-        ("GR", "EchoPulseSequence", "GRADIENT"),
-        ("IR", "InversionRecovery", "YES"),
-        ("EP", "EchoPlanarPulseSequence", "YES"),
-    )
-    more = [name for name, element, text in stated if image.text(element) == text]
-    return (*image.texts["ScanningSequence"], *more)
 
 
 def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
