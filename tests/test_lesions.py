@@ -57,7 +57,8 @@ def scored(
     )
     grouped = lesions.group_lesions(true, protocol)
     rows = lesions.score_lesions(grouped, found, protocol, scale).itertuples(index=False)
-    return dict(zip(protocol.region_names, map(LesionScores._make, rows), strict=True))
+    names = [region.name for region in protocol.regions]
+    return dict(zip(names, map(LesionScores._make, rows), strict=True))
 
 
 def dice_of(reference: Mask, prediction: Mask) -> float:
@@ -184,7 +185,7 @@ def matched_table(pair: tuple[LabelMap, LabelMap], protocol: ScoringProtocol) ->
         for side in pair
     )
     return lesions.match_lesions(*sides, protocol.matching, scale).set_axis(
-        list(protocol.region_names)
+        [region.name for region in protocol.regions]
     )
 
 

@@ -18,7 +18,7 @@ from nibabel.affines import apply_affine, voxel_sizes
 
 from brats_seg.evaluation import metrics, protocols
 from brats_seg.evaluation.metrics import Values
-from brats_seg.evaluation.protocols import LesionRules, MatchingRules, ScoringProtocol
+from brats_seg.evaluation.protocols import LesionRules, MatchingRules, ScoredRegion, ScoringProtocol
 from brats_seg.evaluation.scores import LESION_COLUMNS, MATCHED_COLUMNS
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels import shapes
@@ -69,7 +69,7 @@ def score_lesions(
     """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion: a row for each region.
 
     `references` are the lesions of the reference, of `group_lesions`. Dice, HD95 in mm and surface Dice at
-    each of `NSD_TOLERANCES_MM` are means over them, without the small ones, and the false positives;
+    each of `protocols.NSD_TOLERANCES_MM` are means over them, without the small ones, and the false positives;
     without either they are the best.
     """
     rules, regions = protocol.lesions, protocol.regions
@@ -93,13 +93,11 @@ def group_lesions(masks: RegionMasks, protocol: ScoringProtocol) -> list[Lesions
 
 def number_lesions(mask: Mask, dilation: int) -> Lesions:
     """Number the components of a mask; components whose dilations touch are one lesion."""
-    lesions = np.zeros(mask.shape, np.int32)
-    box = bounding_box(mask)
-    if box is not None:
-        # two dilations that meet outside the box also meet at its edge
-        cut = mask[box.slices]
-        lesions[box.slices] = np.where(cut, number_components(dilated(cut, dilation)), 0)
-    return lesions
+    # two dilations that meet outside the box also meet at its edge
+    box = bounding_box(mask) or Box.at((0, 0, 0), (1, 1, 1))
+    cut = mask[box.slices]
+    lesions = np.where(cut, number_components(dilated(cut, dilation)), 0)
+    return box.placed(lesions, triple(mask.shape))
 
 
 def dilated(mask: Mask, steps: int) -> Mask:
@@ -115,22 +113,17 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     chain of shared neighbours all become one.
     """
     grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
-    touched = {
-        (tissue, name): _find_touching(lesions[tissue], lesions[name], grown[name])
-        for tissue, neighbours in _TOUCHING
-        for name in neighbours
-    }
-    # the joined lesion that each lesion belongs to so far
-    part_of = {name: np.arange(lesions[name].max() + 1, dtype=np.int32) for name, _ in _TOUCHING}
-    for _ in range(2):
-        for tissue, neighbours in _TOUCHING:
-            keys = [[(tissue, lesion)] for lesion in part_of[tissue].tolist()]
-            for name in neighbours:
-                for lesion, neighbour in touched[tissue, name]:
-                    keys[lesion].append((name, int(part_of[name][neighbour])))
-            for group in shapes.group_by(range(len(keys)), keys.__getitem__):
-                part_of[tissue][group] = group[0]
-    return {**lesions, **{name: numbers[lesions[name]] for name, numbers in part_of.items()}}
+    joined = {**lesions}
+    for tissue, neighbours in 2 * _TOUCHING:
+        numbers = np.arange(joined[tissue].max() + 1, dtype=np.int32)
+        touched = [[(tissue, number)] for number in numbers.tolist()]
+        for name in neighbours:
+            for number, neighbour in _find_touching(joined[tissue], joined[name], grown[name]):
+                touched[number].append((name, neighbour))
+        for group in shapes.group_by(range(len(touched)), touched.__getitem__):
+            numbers[group] = group[0]
+        joined[tissue] = numbers[joined[tissue]]
+    return joined
 
 
 def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
@@ -142,47 +135,34 @@ def _find_touching(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[t
     return sorted(set(zip(labels[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
 
 
-def _without_small(lesions: Lesions, region: protocols.ScoredRegion, scale: Scale) -> Lesions:
+def _without_small(lesions: Lesions, region: ScoredRegion, scale: Scale) -> Lesions:
     kept = np.bincount(lesions.ravel()) * scale.voxel_mm3 > region.minimum_mm3
     return np.where(kept[lesions], lesions, 0)
 
 
 def _score_region(
-    lesions: Lesions,
-    predicted: Lesions,
-    region: protocols.ScoredRegion,
-    rules: LesionRules,
-    scale: Scale,
+    lesions: Lesions, predicted: Lesions, region: ScoredRegion, rules: LesionRules, scale: Scale
 ) -> tuple[float, ...]:
     """Return the scores of a region, in the order of `LESION_COLUMNS`."""
-    scores, n_untouched = _score_each_lesion(lesions, predicted, region, scale)
-    n_false_positive = n_untouched if rules.counts_false_positives else 0
-    worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
-    rows = [*(found or worst for found in scores), *[worst] * n_false_positive]
-    means = np.mean(rows or [_BEST], axis=0).tolist()
-    return (*means, len(scores), n_false_positive, scores.count(None))
-
-
-def _score_each_lesion(
-    lesions: Lesions, predicted: Lesions, region: protocols.ScoredRegion, scale: Scale
-) -> tuple[list[tuple[float, ...] | None], int]:
-    """Return the scores of each lesion, None if it is missed, and how many predicted ones touch none."""
     predicted_boxes = _boxes(predicted)
-    untouched = {*predicted_boxes}
-    scores: list[tuple[float, ...] | None] = []
+    untouched, n_missed = {*predicted_boxes}, 0
+    worst = (0.0, scale.penalty_mm, *(0.0 for _ in protocols.NSD_TOLERANCES_MM))
+    scores = list[tuple[float, ...]]()
     for number, box in _boxes(lesions).items():
         neighbourhood = box.grown(region.dilation).within(triple(lesions.shape)).slices
         lesion = lesions[neighbourhood] == number
         touched = np.unique(predicted[neighbourhood][dilated(lesion, region.dilation)])
         numbers = touched[touched > 0].tolist()
         # a predicted lesion that touches a small one is no false positive
-        untouched -= set(numbers)
-        if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
-            continue
-        around = reduce(Box.joined, [predicted_boxes[touching] for touching in numbers], box).slices
-        pair = lesions[around] == number, np.isin(predicted[around], numbers)
-        scores.append(_score_lesion(*pair, scale) if numbers else None)
-    return scores, len(untouched)
+        untouched -= {*numbers}
+        if np.count_nonzero(lesion) * scale.voxel_mm3 > region.minimum_mm3:
+            around = reduce(Box.joined, map(predicted_boxes.__getitem__, numbers), box).slices
+            pair = lesions[around] == number, np.isin(predicted[around], numbers)
+            scores.append(_score_lesion(*pair, scale) if numbers else worst)
+            n_missed += not numbers
+    n_false_positive = len(untouched) if rules.counts_false_positives else 0
+    means = np.mean([*scores, *[worst] * n_false_positive] or [_BEST], axis=0).tolist()
+    return (*means, len(scores), n_false_positive, n_missed)
 
 
 def _score_lesion(lesion: Mask, predicted: Mask, scale: Scale) -> tuple[float, ...]:
@@ -353,8 +333,7 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    pairs = zip(REGIONS, regions, strict=True)
-    return tuple(_list_region(region, mask, affine) for region, mask in pairs)
+    return tuple(_list_region(*pair, affine) for pair in zip(REGIONS, regions, strict=True))
 
 
 def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import scipy as sp  # imports its modules when they are used
-from scipy import ndimage
 
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Array, Box, Mask, bounding_box
@@ -25,8 +24,6 @@ Values = npt.NDArray[np.float64]
 
 BOTH_EMPTY = 1.0
 """Dice and Jaccard of a region that is empty on both sides; one that is empty on one side scores 0."""
-
-_FACE_NEIGHBOURS = ndimage.generate_binary_structure(3, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,8 +130,7 @@ def surface_distances(
     """
     # a surface voxel has at least one of its six neighbours outside the mask
     true, found = (
-        side & ~ndimage.binary_erosion(side, _FACE_NEIGHBOURS)
-        for side in cropped(reference, prediction)
+        side & ~sp.ndimage.binary_erosion(side) for side in cropped(reference, prediction)
     )
     return _distances(true, found, spacing_mm), _distances(found, true, spacing_mm)
 

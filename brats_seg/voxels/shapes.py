@@ -16,7 +16,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import scipy as sp  # imports its modules when they are used
-from scipy import ndimage
 
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 
@@ -24,7 +23,7 @@ Lesions = npt.NDArray[np.int32]
 """Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
 Points = npt.NDArray[np.float64]
 Item = TypeVar("Item")
-_ALL_NEIGHBOURS = ndimage.generate_binary_structure(3, 3)
+_ALL_NEIGHBOURS = sp.ndimage.generate_binary_structure(3, 3)
 
 
 def number_components(mask: Mask) -> Lesions:
@@ -40,7 +39,7 @@ def number_components(mask: Mask) -> Lesions:
     box = bounding_box(mask)
     if box is not None:
         # a tumour fills little of a brain
-        ndimage.label(mask[box.slices], _ALL_NEIGHBOURS, output=lesions[box.slices])
+        sp.ndimage.label(mask[box.slices], _ALL_NEIGHBOURS, output=lesions[box.slices])
     return lesions
 
 
