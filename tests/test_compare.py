@@ -64,6 +64,8 @@ def test_a_missing_prediction_counts_against_its_set(brats_root: Path, tmp_path:
         path.rename(path.with_name(f"BraTS2021_{number + 4:05d}.nii.gz"))
     with pytest.raises(LayoutError, match=r"long and .*short predict no case in common"):
         compare_folders(brats_root, folders, LEGACY, only_predicted=True)
+    with pytest.raises(UsageError, match=r"volumes.csv is no table of scores"):
+        compare_folders(brats_root, folders, LEGACY, output=folders[0] / "volumes.csv")
 
 
 def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:

@@ -92,8 +92,8 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     assert [summary[name]["dice"]["mean"] for name in ("wt", "tc", "et")] == [
         one.spread("dice").mean for one in partial.summaries
     ]
-    for name in ("s.json", "volumes.csv", "failures.csv"):
-        with pytest.raises(UsageError, match=f"{name} is the name of the summary .*another"):
+    for name in ("s.json", "s.nii.gz", "volumes.csv", "failures.csv"):
+        with pytest.raises(UsageError, match=f"{name} is no table of scores .*expected a .csv"):
             evaluate.score_folders(*folders[:2], tmp_path / name, LEGACY)
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.scores import LARGE_DISTANCE, LOWER_IS_BETTER, PROTOCOL
+from brats_seg.evaluation.scores import LARGE_DISTANCE, LOWER_IS_BETTER, PROTOCOL, check_output
 from brats_seg.evaluation.significance import Values, permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
@@ -113,6 +113,8 @@ def compare_folders(
         LayoutError: A folder holds no label map, or no case is in all that are compared.
         EnvironmentalError: A process was killed, or the table cannot be written.
     """
+    if output is not None:
+        check_output(output)
     pairings = [find_pairs(reference, path) for path in predictions]
     names = str(predictions[0]), str(predictions[1])
     if only_predicted:

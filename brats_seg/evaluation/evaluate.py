@@ -146,8 +146,8 @@ def score_folders(
         track: Shows the progress.
 
     Raises:
-        UsageError: The paths are not two files or two folders, a case occurs twice, or the table
-            has the name of its summary, or of a table of predictions.
+        UsageError: The paths are not two files or two folders, a case occurs twice, or the table is no
+            `.csv`, or has the name of a table of predictions.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
 
@@ -162,9 +162,7 @@ def score_folders(
         >>> [(part.region, part.n_cases, part.spreads[0].mean) for part in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
-    if output.suffix == ".json" or output.name in {scores.VOLUMES_NAME, "failures.csv"}:
-        msg = f"{output} is the name of the summary or of a table of predict; expected another .csv"
-        raise UsageError(msg)
+    scores.check_output(output)
     pairing = find_pairs(reference, prediction, only_predicted=only_predicted)
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     with alone_at(output, wait=True):

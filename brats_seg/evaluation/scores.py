@@ -159,6 +159,13 @@ def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     return scores.assign(**worst).astype(scores.dtypes)
 
 
+def check_output(path: Path) -> None:
+    """Raise `UsageError` unless a file can be a table of scores, and is none that `predict` writes."""
+    if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv"}:
+        msg = f"{path} is no table of scores by its name; expected a .csv, and none of predict"
+        raise UsageError(msg)
+
+
 def write_scores(scores: pd.DataFrame, path: Path) -> None:
     """Write the table as CSV with six decimals, atomically.
 
