@@ -52,9 +52,9 @@ class ShownLabels:
     case_id: str
     file: str
     values: frozenset[int]
-    outermost: int | None
+    outermost: int | None = None
     """Value that surrounds the others, as oedema does; None if that is not clear."""
-    enhancing: int | None
+    enhancing: int | None = None
     """Value that takes up contrast agent; None if that is not clear."""
     is_on_scan: bool = True
     """Whether the scan was there; an outline alone is weaker evidence."""

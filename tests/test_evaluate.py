@@ -346,7 +346,7 @@ def test_label_maps_of_bids_belong_to_the_cases_of_the_table_of_volumes(tmp_path
         evaluate.label_maps_in(touch(tmp_path, "BraTS2021_00000.nii.gz"))
 
 
-def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> None:
+def test_folders_and_files_of_any_name_are_paired(tmp_path: Path) -> None:
     case = write_case(tmp_path / "data", "BraTS2021_00000")
     write_case(tmp_path / "data", "BraTS2021_00001")
     predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
@@ -356,8 +356,14 @@ def test_a_flat_folder_and_two_files_of_any_name_are_paired(tmp_path: Path) -> N
     assert (first.case_id, first.reference, first.prediction) == (case.name, reference, prediction)
     assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
     assert pairing.without_reference == ("BraTS2021_00007",)
-    (pair,) = evaluate.find_pairs(reference, predictions / "BraTS2021_00007.nii").pairs
-    assert (pair.case_id, pair.prediction) == (case.name, predictions / "BraTS2021_00007.nii")
+    other = predictions / "BraTS2021_00007.nii"
+    for one, file, expected in (
+        (reference, other, other),
+        (case, other, other),
+        (reference, predictions, prediction),
+    ):
+        (pair,) = evaluate.find_pairs(one, file).pairs
+        assert (pair.case_id, pair.reference, pair.prediction) == (case.name, reference, expected)
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:
@@ -372,8 +378,8 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_p
 @pytest.mark.parametrize(
     ("one", "other", "error", "words"),
     [
-        ("two", "nowhere", UsageError, "nowhere does not exist"),
-        ("two", "a.nii.gz", UsageError, "expected two label maps, or two folders; found"),
+        ("six", "nowhere", UsageError, "nowhere does not exist"),
+        ("six", "a.nii.gz", UsageError, "a.nii.gz is one label map, for 6 cases; give a folder"),
         ("notes.txt", "a.nii.gz", UsageError, "notes.txt is not a NIfTI file by its name"),
         ("none", "six", LayoutError, r"holds no label map; expected <case>\.nii\.gz"),
         ("two", "six", UsageError, r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"),

@@ -77,7 +77,7 @@ def test_the_tasks_of_2025_have_the_regions_of_the_program(year: int, metastases
         protocol = protocol_named(f"brats{year}", task)
         labels = protocol.labels or BRATS2024
         values = ("".join(map(str, region.values(labels))) for region in protocol.regions)
-        pairs = zip(protocol.region_names, values, strict=True)
+        pairs = zip([region.name for region in protocol.regions], values, strict=True)
         assert " ".join(f"{name} {those}" for name, those in pairs) == regions
         assert (protocol.penalty_mm, protocol.lesions) == (373, None)
         numbers = metastases if task == "MET" else (0, 0)

@@ -33,7 +33,7 @@ from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
 from brats_seg.voxels.grids import MM3_PER_ML
-from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
+from brats_seg.wings import ShownLabels, judges
 
 LEAST_GAIN = 0.3
 """Gain in Dice from which another numbering of a prediction is reported."""
@@ -49,7 +49,7 @@ class Pair:
 
     case_id: str
     reference: Path
-    prediction: Path | None
+    prediction: Path | None = None
     """None if there is no prediction."""
     case: Case | None = None
     """The scans next to the reference, if there are any."""
@@ -146,8 +146,8 @@ def score_folders(
         track: Shows the progress.
 
     Raises:
-        UsageError: The paths are not two files or two folders, a case occurs twice, or the table is no
-            `.csv`, or has the name of a table of predictions.
+        UsageError: A path does not exist, the prediction is a file for several cases, a case occurs
+            twice, or the table is no `.csv`, or has the name of a table of predictions.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
 
@@ -204,36 +204,23 @@ def evaluate_pairs(
 
 
 def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = False) -> Pairing:
-    """Pair two label maps, or the label maps in two folders.
+    """Pair the label maps in two folders, or two label maps, or one with that of its case in a folder.
 
     A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
     maps, as may a table of paths. The references are compared with these scans.
 
     Raises:
-        UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
+        UsageError: A path does not exist, the prediction is a file for several cases, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
     """
-    for path in (reference, prediction):
-        if not path.exists():
-            msg = f"{path} does not exist; expected a label map, or a folder of label maps"
-            raise UsageError(msg)
-    is_pair = reference.is_file() and not is_path_table(reference)
-    if is_pair != prediction.is_file():
-        msg = f"expected two label maps, or two folders; found {reference} and {prediction}"
-        raise UsageError(msg)
-    if is_pair:
-        pair = Pair(case_id=case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,), recorded=recorded(prediction))
-    scans = _labelled_scans(reference)
-    references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
+    references = _find_references(reference)
+    predictions = label_maps_in(prediction, [*references])
     if not references.keys() & predictions.keys():
         names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
-        msg = f"no case is in both folders: {names}. Name each prediction as its case."
+        msg = f"no case is in both: {names}. Name each prediction as its case."
         raise LayoutError(msg)
-    cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
     pairs = [
-        Pair(case_id, path, predictions.get(case_id), cases.get(path))
-        for case_id, path in references.items()
+        replace(pair, prediction=predictions.get(case_id)) for case_id, pair in references.items()
     ]
     written = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
     remark = f"{reference}, given first, was written by `predict`, and is scored as the reference"
@@ -263,13 +250,10 @@ def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
         UsageError: A case occurs twice, or a file is given for no case or for several.
         LayoutError: There are none.
     """
-    if path.is_dir():
-        return _label_maps_of(path, _labelled_scans(path))
-    if not path.exists():
-        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
-        raise UsageError(msg)
+    if not path.is_file():
+        return {case_id: pair.reference for case_id, pair in _find_references(path).items()}
     if len(case_ids) != 1:
-        msg = f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one: --case"
+        msg = f"{path} is one label map, for {counted(len(case_ids), 'case')}; give a folder with one for each, or one --case where that is an option"
         raise UsageError(msg)
     return {case_ids[0]: path}
 
@@ -306,17 +290,16 @@ def read_pair(pair: Pair) -> LabelPair:
         LabelError: The reference does not lie on a tumour of the scans.
     """
     label = _read_side("reference", pair.reference, pair.case_id)
-    predicted, remarks = None, tuple[str, ...]()
+    predicted = replace(label, array=np.zeros_like(label.array), file="")
     if pair.prediction is not None:
         predicted = _read_side("prediction", pair.prediction, pair.case_id)
-        remarks = _check_grids(pair.case_id, label, predicted)
-    prediction = np.zeros_like(label.array) if predicted is None else predicted.array
-    both = np.stack(metrics.cropped(label.array, prediction))
+    remarks = _check_grids(pair.case_id, label, predicted)
+    both = np.stack(metrics.cropped(label.array, predicted.array))
     reference, unclear = _judge_reference(label, both[0], pair)
     return LabelPair(
         case_id=pair.case_id,
         reference=reference,
-        predicted_file=predicted.file if predicted else "",
+        predicted_file=predicted.file,
         predicted_values=label_values_of(both[1]) | {0},
         geometry=label.geometry,
         shape=both.shape,
@@ -345,7 +328,8 @@ def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     counts = metrics.count_regions(prediction, reference, pair.case_id)
     n_outside = int(np.prod(shape)) - label_maps[0].size
     counts = replace(counts, true_negative=counts.true_negative + n_outside)
-    table = scores.scores_of_counts(counts, protocol.region_names, scale.voxel_mm3 / MM3_PER_ML)
+    names = [region.name for region in protocol.regions]
+    table = scores.scores_of_counts(counts, names, scale.voxel_mm3 / MM3_PER_ML)
     if protocol.matching is not None:
         # its Dice of whole regions is NaN where both sides are empty
         measured = match_lesions(reference, prediction, protocol.matching, scale)
@@ -433,36 +417,28 @@ def _judge_reference(
 
     `labelled` is the box around its labels.
     """
-    quality, judgement = judges("label_map"), NO_JUDGEMENT
-    scans = _readable_scans(pair.case) if quality else ()
-    turned = oriented(label)
-    is_on_scan = bool(scans) and have_one_grid(scans[0].geometry, turned.geometry)
-    if quality and is_on_scan:
-        judgement = quality.judge_labels(pair.case_id, scans, turned)
-    elif quality:
-        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
-        judgement = Judgement(outermost=outermost)
-    if judgement.refusal is not None:
-        raise judgement.refusal
     shown = ShownLabels(
         case_id=pair.case_id,
         file=label.file,
         values=label_values_of(labelled) | {0},
-        outermost=judgement.outermost,
-        enhancing=judgement.enhancing,
-        is_on_scan=is_on_scan,
+        is_on_scan=False,
     )
-    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.remarks)
-
-
-def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
-    """Return the scans of a case in the axes of BraTS; none if they cannot be used.
-
-    Only label maps are scored, so that a damaged scan does not matter.
-    """
+    quality = judges("label_map")
+    if quality is None:
+        return shown, ()
+    scans, turned = tuple[Volume, ...](), oriented(label)
+    # only label maps are scored, so that a damaged scan does not matter
     with suppress(CaseError):
-        return () if case is None else load_case(case, with_label=False).volumes
-    return ()
+        scans = load_case(pair.case, with_label=False).volumes if pair.case else ()
+    if not scans or not have_one_grid(scans[0].geometry, turned.geometry):
+        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
+        return replace(shown, outermost=outermost), ()
+    judgement = quality.judge_labels(pair.case_id, scans, turned)
+    if judgement.refusal is not None:
+        raise judgement.refusal
+    outermost, enhancing = judgement.outermost, judgement.enhancing
+    shown = replace(shown, outermost=outermost, enhancing=enhancing, is_on_scan=True)
+    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.remarks)
 
 
 def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, ...]:
@@ -511,26 +487,27 @@ def _with_conventions(
             yield replace(pair, conventions=both, refusal=refusal)
 
 
-def _labelled_scans(root: Path) -> tuple[Case, ...]:
-    """Return the cases in a folder or a table of paths that have scans and a label map."""
+def _find_references(root: Path) -> dict[str, Pair]:
+    """Return the label maps of scans, and others by their names, without predictions, sorted by case id."""
+    if not root.exists():
+        msg = f"{root} does not exist; expected a label map, or a folder of label maps"
+        raise UsageError(msg)
+    if root.is_file() and not is_path_table(root):
+        return {case_of(root): Pair(case_of(root), root)}
+    label_maps = dict[str, Pair]()
     with suppress(LayoutError):
-        return tuple(case for case in find_cases(root).cases if case.label)
-    return ()
-
-
-def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
-    """Return the label maps of the scans, and those of other cases by their names."""
-    label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
-    of_scans, used = {*label_maps}, {*label_maps.values()}
+        for case in find_cases(root).cases:
+            if case.label:
+                label_maps[case.case_id] = Pair(case.case_id, case.path_of(case.label), case=case)
+    used = {pair.reference for pair in label_maps.values()}
     ids = {layouts.bids_name(name): name for name in recorded(root).get("case_id", {})}
-    for name, path in _named_label_maps(root, is_any_kind=not scans):
-        case_id = ids.get(name, name)
-        if path in used or case_id in of_scans:
-            continue
-        if case_id in label_maps:
-            msg = f"case {case_id} has two label maps, {label_maps[case_id]} and {path}; keep one"
+    for name, path in _named_label_maps(root, is_any_kind=not used):
+        pair = Pair(ids.get(name, name), path)
+        known = label_maps.setdefault(pair.case_id, pair) if path not in used else pair
+        # a label map that lies with its scans is the one of the case
+        if known is not pair and known.case is None:
+            msg = f"case {pair.case_id} has two label maps, {known.reference} and {path}; keep one"
             raise UsageError(msg)
-        label_maps[case_id] = path
     if not label_maps:
         msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
         raise LayoutError(msg)

@@ -91,11 +91,6 @@ class ScoringProtocol:
         """Name and task of the protocol, with the challenge and the program that it follows."""
         return f"{self.name} {self.task}".rstrip() + f": {PROGRAMS[self.name]}"
 
-    @property
-    def region_names(self) -> tuple[str, ...]:
-        """Names of the regions."""
-        return tuple(region.name for region in self.regions)
-
     def hd95_penalty(self, shape: tuple[int, ...], spacing_mm: Spacing) -> float:
         """Return the HD95 in mm of a missed or a false positive region, for an image of that size."""
         if self.penalty_mm is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Self, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pydantic import Field
 from pydantic_core import to_jsonable_python
@@ -18,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from brats_seg.config import Section
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation import metrics
-from brats_seg.evaluation.metrics import RegionCounts
+from brats_seg.evaluation.metrics import RegionCounts, Values
 from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import write_json
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
@@ -183,14 +182,13 @@ def read_scores(path: Path) -> pd.DataFrame:
         UsageError: The file does not exist, is not a table of scores, or has a case and region twice.
     """
     table = read_table(path, required=(*_KEYS, *REGION_COLUMNS))
-    columns = score_columns(table)
     if table.duplicated([*_KEYS]).any():
         msg = f"{path} holds two rows for a case and region; expected the scores of one set of predictions"
         raise UsageError(msg)
     try:
-        kinds = {c: int if c in _COUNTS else float for c in columns}
+        kinds = {c: int if c in _COUNTS else float for c in score_columns(table)}
         return table.drop(columns=IN_TRAINING, errors="ignore").astype(kinds)
-    except (KeyError, ValueError) as error:
+    except ValueError as error:
         msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
         raise UsageError(msg) from None
 
@@ -272,12 +270,7 @@ class SubsetScores(Section):
     squared_loss_sum: PerRegion
 
     @classmethod
-    def of_cases(
-        cls,
-        modalities: Sequence[str],
-        dice: npt.NDArray[np.float64],
-        dice_of_all: npt.NDArray[np.float64],
-    ) -> Self:
+    def of_cases(cls, modalities: Sequence[str], dice: Values, dice_of_all: Values) -> Self:
         """Sum the Dice (n, 3) of cases predicted from a subset, and from all modalities."""
         loss = dice_of_all - dice
         sums = (values.sum(axis=0).tolist() for values in (dice, loss, loss**2))
