@@ -41,12 +41,12 @@ def test_unknown_scores_are_not_counted_and_infinite_ones_give_no_warning() -> N
     assert words == ["WT\nmedian 0.25\nmean 0.25", "ET\nmedian 0.3\nmean 0.3"]
     (axes,) = score_figure(scores, column="hd95").axes
     assert axes.get_xticklabels()[0].get_text() == "WT\nmedian inf\nmean inf"
-    with pytest.raises(UsageError, match="no scores to draw"):
+    with pytest.raises(UsageError, match="no case has a score 'dice'"):
         score_figure(scores.assign(dice=None))
 
 
 def test_no_scores_and_unknown_ones_are_an_error() -> None:
-    with pytest.raises(UsageError, match="no scores to draw"):
+    with pytest.raises(UsageError, match="no case has a score 'dice'"):
         score_figure(join_scores(()))
     with pytest.raises(UsageError, match="no column 'dyce'; there are dice, jaccard"):
         score_figure(make_scores(), column="dyce")

@@ -172,7 +172,7 @@ def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
     # some protocols give no score to a region that both sides lack
     known = scores.dropna(subset=[column])
     if known.empty:
-        msg = "there are no scores to draw; expected a row for each case and region"
+        msg = f"no case has a score {column!r}; expected one of a case, or another --column"
         raise UsageError(msg)
     by_region = known.groupby("region", sort=False)[column]
     return {str(region): values.to_numpy(np.float64) for region, values in by_region}
@@ -265,7 +265,7 @@ def read_history(run_path: Path) -> pd.DataFrame:
     except ValueError:
         table = pd.DataFrame()
     if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
-        msg = f"{path} holds no epochs; the run writes it again after its next epoch"
+        msg = f"{path} holds no epochs to read; the run writes it again after its next epoch"
         raise UsageError(msg)
     return table
 
