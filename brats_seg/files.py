@@ -71,7 +71,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            temporary.unlink()
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -5,10 +5,12 @@ import fcntl
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 from tests.builders import touch
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+REFUSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR)
 GONE = (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
 whole = pytest.mark.parametrize("write", [files.whole_file, files.whole_folder])
 
@@ -62,7 +65,8 @@ def test_files_and_folders_appear_as_a_whole(tmp_path: Path, write: Callable[[Pa
     ("number", "error", "message"),
     [
         *((number, EnvironmentalError, "disk is full: .*a could not") for number in FULL),
-        (errno.ENOTDIR, EnvironmentalError, "a cannot be written: .*Choose a folder"),
+        (errno.EFBIG, EnvironmentalError, "a could not be written: it would be larger"),
+        *((number, EnvironmentalError, "a cannot be written: .*Choose a f") for number in REFUSED),
         *((number, EnvironmentalError, "a could not be written: .* still conn") for number in GONE),
         # as `np.save` reports a short write
         (None, EnvironmentalError, "could not be written: 9 requested and 3 written"),
@@ -106,7 +110,9 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path, folders: boo
     )
     touch(tmp_path, *(f"{name}/file" for name in killed | mine), ".2024-notes.txt")
     touch(tmp_path, ".5-123abc-folds.csv")  # with folders, another process may be writing it
+    before = set(tmp_path.iterdir())
     files.remove_leftovers(tmp_path, folders=folders, name="new-b")
+    assert set(tmp_path.iterdir()) == before
     files.remove_leftovers(tmp_path, folders=folders)
     left = {".5-123abc-folds.csv"} if folders else killed
     assert {entry.name for entry in tmp_path.iterdir()} == {*mine, ".2024-notes.txt", *left}
@@ -155,22 +161,38 @@ def wait_for(is_true: Callable[[], bool]) -> None:
     pytest.fail("it did not happen within a minute")
 
 
-def test_a_taken_lock_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("lock", [files.locked, partial(files.alone_at, wait=True)])
+def test_a_taken_lock_is_waited_for(tmp_path, caplog, lock):
     caplog.set_level("INFO")
-    order = []
+    order, n_open = [], len(os.listdir("/dev/fd"))
 
     def second() -> None:
-        with files.locked(tmp_path / ".lock"):
+        with lock(tmp_path / "a"):
             order.append("second")
 
-    with files.locked(tmp_path / ".lock"):
+    with lock(tmp_path / "a"):
         thread = threading.Thread(target=second)
         thread.start()
         wait_for(lambda: "waiting for another process" in caplog.text)
+        time.sleep(4 * files._POLL_S)
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-    assert f"waiting for another process that works in {tmp_path}" in caplog.text
+    # however often it was tried
+    assert caplog.text.count(f"waiting for another process that works in {tmp_path}") == 1
+    assert len(os.listdir("/dev/fd")) <= n_open
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):
+    path, flock, removals = tmp_path / ".lock", fcntl.flock, iter([Path.unlink])
+
+    def remove_first(descriptor: int, kind: int) -> None:
+        next(removals, Path.exists)(path)
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with files.locked(path):
+        assert path.exists()
 
 
 def hold_with_a_child_and_die(path: Path) -> None:
@@ -231,3 +253,33 @@ def test_errors_name_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monk
     found = re.escape(f"{tmp_path} cannot be written: Read-only file system. Choose")
     with pytest.raises(EnvironmentalError, match=found), files.explained_writing(Path()):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
+def test_a_folder_that_does_not_exist_is_on_the_disk_of_the_one_above(tmp_path, monkeypatch):
+    file = touch(tmp_path, "file") / "file"
+    usage = {tmp_path: shutil.disk_usage(tmp_path)._replace(free=2**30, total=2**31)}
+    monkeypatch.setattr(shutil, "disk_usage", usage.__getitem__)
+    assert files.size_text(files.free_bytes(tmp_path / "a" / "b")) == "1.0 GiB"
+    assert files.size_text(2**30 - 2**20) == "1023 MiB"
+    with pytest.raises(EnvironmentalError, match="below cannot be written: Not a directory"):
+        files.check_writable(file / "below")
+    # what cannot be written to is read without a lock
+    with files.reading(file):
+        pass
+
+
+def test_a_file_is_read_up_to_a_size_and_its_state_tells_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    states = {files.file_state(path)}
+    for text, changed_ns in (("a", 10**9), ("ab", 10**9), ("ab", 2 * 10**9)):
+        path.write_text(text)
+        os.utime(path, ns=(changed_ns, changed_ns))
+        states.add(files.file_state(path))
+    assert len(states) == 4
+    # a path below a file
+    assert files.file_state(path / "b") == ""
+    assert files.read_bounded(path, 2) == b"ab"
+    with pytest.raises(ValueError, match="it has 2 bytes, expected at most 1"):
+        files.read_bounded(path, 1)
+    with pytest.raises(OSError, match="it is a folder"):
+        files.read_bounded(tmp_path, 2**30)

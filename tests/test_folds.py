@@ -59,7 +59,9 @@ def test_a_written_table_is_read_back(tmp_path):
 def test_the_name_of_a_table_tells_its_settings(tmp_path):
     """A table of an earlier version is used where it has the number of folds."""
     stratified = [FoldConfig(n_folds=n) for n in (2, 3, 4)]
-    configs = [*stratified, FoldConfig(n_folds=3, seed=7), NOTEBOOK]
+    # the scheme of the notebook has seven folds, whatever the settings say
+    notebook = FoldConfig(scheme="notebook", n_folds=3)
+    configs = [*stratified, FoldConfig(n_folds=3, seed=7), notebook]
 
     def names() -> list[str]:
         return [folds.fold_table_path(tmp_path, config).name for config in configs]
@@ -67,7 +69,8 @@ def test_the_name_of_a_table_tells_its_settings(tmp_path):
     later = ["folds-3-seed7.csv", "folds-notebook.csv"]
     assert names() == ["folds-2-seed55.csv", "folds-3-seed55.csv", "folds-4-seed55.csv", *later]
     folds.write_folds(TABLE, tmp_path / "folds.csv")
-    assert names()[:3] == ["folds-2-seed55.csv", "folds.csv", "folds-4-seed55.csv"]
+    of_three = "folds.csv", "folds-4-seed55.csv", "folds.csv"
+    assert names() == ["folds-2-seed55.csv", *of_three, "folds-notebook.csv"]
 
 
 def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path):
@@ -92,7 +95,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         (b"case_id,patient_id,fold\nA,a,first\n", "case A has fold 'first'; expected a number"),
         (b"case_id,patient_id,fold\nA,a,-1\n", "case A has fold '-1'"),
         (b"case_id,patient_id,fold\nA,a,1.0\n", r"case A has fold '1\.0'"),
-        (b"case_id,patient_id,fold\nA,a,10000000000\n", "case A has fold '10000000000'"),
+        (b"case_id,patient_id,fold\nA,a,1000000000\n", "case A has fold '1000000000'"),
         (None, r"no fold table: .*folds\.csv does not exist.* Correct it, or remove it"),
         # a manual edit may separate the scans of a patient
         (b"case_id,patient_id,fold\nA,P3,1\nC,P3,2\nB,b,0", r"folds\.csv: patient P3 lies in"),
@@ -137,11 +140,17 @@ def test_the_split_of_a_run_is_read_as_it_was_written_and_nothing_else(tmp_path)
         folds.read_split(path)
     folds.write_split(TABLE.split(0), path)
     assert folds.read_split(path) == TABLE.split(0)
-    assert path.read_text().startswith("case_id,role\n")
+    header, *lines = path.read_text().splitlines()
+    assert header == "case_id,role"
+    path.write_text("\n".join([header, *lines[::-1]]))
+    assert folds.read_split(path) == TABLE.split(0)
     for text, match in (
         ("", "no split of a run: .* expected the columns case_id, role"),
         ("case_id,fold\nA,0\n", "no split of a run: .* has no column role"),
-        ("case_id,role\nA,test\n", r"split\.csv: found a role that is not train or validation"),
+        (
+            "case_id,role\nB,train\nA,test\n",
+            r"split\.csv: found a role that is not train or validation",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(FoldError, match=match):
@@ -196,11 +205,25 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
     cases = numbered_cases(10, grade="LGG")
     fold = fold_of(folds.make_folds([*often, *cases], FoldConfig()))
     assert Counter(fold[case.case_id] for case in cases) == dict.fromkeys(range(5), 2)
+    # and of its own kind, those with few scans fill the other folds
+    cases = [*often[:4], *numbered_cases(4, grade="HGG")]
+    fold = fold_of(folds.make_folds(cases, FoldConfig(n_folds=2)))
+    assert Counter(fold.values()) == {0: 4, 1: 4}
+
+
+def test_the_grade_of_a_patient_may_be_known_of_one_scan_alone():
+    first = [make_case(f"C{n}-1", patient_id=f"C{n}") for n in range(10)]
+    graded = [make_case(f"C{n}-2", patient_id=f"C{n}", grade="HL"[n % 2] + "GG") for n in range(10)]
+    fold = fold_of(folds.make_folds([*first, *graded], FoldConfig()))
+    for of_grade in (graded[::2], graded[1::2]):
+        assert sorted(fold[case.case_id] for case in of_grade) == [0, 1, 2, 3, 4]
 
 
 def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
+    """Of a scan without a label map the volume is not known."""
     cases = [make_case(f"C{n:03d}", tumour_ml=float((n * 37) % 100)) for n in range(100)]
-    fold = fold_of(folds.make_folds(cases, FoldConfig()))
+    others = [make_case(f"{case.case_id}-2", patient_id=case.patient_id) for case in cases]
+    fold = fold_of(folds.make_folds([*cases, *others], FoldConfig()))
     by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
     for start in range(0, 100, 5):
         neighbours = by_volume[start : start + 5]
@@ -285,3 +308,5 @@ def test_the_notebook_scheme_does_not_part_a_patient():
     table = folds.make_folds(cases, NOTEBOOK)
     assert len({(row.patient_id, row.fold) for row in table.rows}) == 30
     assert len(table.folds) == 7
+    # seven of one decade are enough
+    assert len(folds.make_folds(numbered_cases(7, age_years=50.0), NOTEBOOK).folds) == 7

@@ -58,6 +58,12 @@ def test_tissues_have_the_names_of_brats_since_2023() -> None:
     names = ("non-enhancing tumor core", "surrounding non-enhancing FLAIR hyperintensity (SNFH)")
     assert [*map(labels.tissue_named, names)] == ["ncr", "ed"]
     assert str(labels.BRATS2017) == "brats2017 (1 NCR/NET, 2 ED, 4 ET)"
+    # every tissue is in the regions of its name; the cavity is no tumour, and a cyst is in its core
+    n_regions = {"ed": 1, "ncr": 2, "et": 3, "RC": 0, "CC": 2}
+    for convention in labels.CONVENTIONS:
+        for value, tissue in convention.meanings:
+            n = sum(value in region for region in convention.regions)
+            assert n == n_regions[labels.tissue_named(tissue) or tissue]
 
 
 def test_a_convention_is_found_by_its_name_and_has_its_values() -> None:

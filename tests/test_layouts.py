@@ -132,8 +132,9 @@ ALL_OF_2024 = [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()]
         ("brats2024-gli", SHAPE, (0, 1, 2, 4), ("brats2024-gli", "brats2024")),
         ("brats-ped", SHAPE, (0, 1, 2, 4), ("brats-ped", "brats2024-ped")),
         ("brats-ped", SHAPE, (0, 1, 2, 3), ("brats-ped", "brats2023?")),
-        ("msd", SHAPE, (0, 1, 2, 3), ("msd", "msd")),
+        *(("msd", SHAPE, v, ("msd", "msd")) for v in ((0, 1, 2, 3), (0, 1, 2, 4))),
         ("nnunet", SHAPE, (0, 1, 2, 4), ("nnunet", "brats2017?")),
+        ("bids", SHAPE, (0, 1, 2, 4), ("bids", "brats2017?")),
         ("unknown", SHAPE, (0, 1, 2, 4), ("unknown", "brats2017?")),
         ("unknown", SHAPE, (0, 1, 2, 3), ("unknown", "brats2023?")),
         ("unknown", SHAPE, (0, 1, 2, 3, 4), ("unknown", "brats2024?")),
@@ -166,10 +167,11 @@ PED, MET, GLI = "BraTS-PED-0000", "BraTS-MET-0000", "BraTS-GLI-0000"
     [
         ({f"{GLI}1-000": {0, 1, 2, 4}}, [BRATS2017]),
         ({f"{GLI}5-100": {0, 1, 2, 3, 4}}, [BRATS2024]),
-        ({"BRATS_001": {0, 1, 2, 3}}, [MSD]),
+        ({"BRATS_001": {0, 1, 2, 3}, "BRATS_0001": {0, 1, 2, 3}}, [MSD, BRATS2023]),
         ({"patient7": {0}}, [BRATS2023]),
         # one map with 3 and 4 tells what 4 is in the others
         ({"a": {0, 1, 2, 4}, "b": {0, 3, 4}, "c": {0, 3}}, [BRATS2024] * 3),
+        ({"a": {0, 1, 2, 4}, "b": {0, 3, 4}}, [BRATS2024] * 2),
         # unless most have 4 alone: then that one is wrong, and not the others
         ({"a": {1, 2, 4}, "b": {1, 2, 4}, "c": {0, 3, 4}}, [BRATS2017, BRATS2017, BRATS2024]),
         # maps of two conventions in one folder are each read in their own

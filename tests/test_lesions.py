@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from brats_seg.evaluation import lesions
 from brats_seg.evaluation.metrics import Spacing, count_regions, dice, hausdorff95
-from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
+from brats_seg.evaluation.protocols import MatchingRules, ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2024, LabelMap
 from brats_seg.voxels.box import Mask
 from brats_seg.voxels.shapes import Lesions
@@ -215,6 +215,20 @@ def test_other_rules_are_noticed(monkeypatch: pytest.MonkeyPatch, name: str, rul
     """Faces alone that connect, a match by more than an overlap, and a larger tolerance."""
     monkeypatch.setattr(lesions, name, rule, raising=False)
     assert differing()
+
+
+def test_one_shared_voxel_makes_a_match_and_a_lesion_of_the_least_volume_is_large() -> None:
+    reference, prediction = (
+        cubes(((0, 0, 0), (13, 13, 13)), n=20),
+        cubes(((5, 5, 5), (1, 1, 1)), n=20),
+    )
+    rules = MatchingRules(large_mm3=13.0**3, found_dice=2 / (13**3 + 1))
+    scale = lesions.Scale(spacing_mm=MM, penalty_mm=373.0)
+    (found,) = lesions.match_lesions(reference[None], prediction[None], rules, scale).to_dict(
+        "records"
+    )
+    assert (found["n_false_positive"], found["n_false_negative"], found["f1"]) == (0, 0, 1)
+    assert (found["n_large_found"], found["n_large_missed"]) == (1, 0)
 
 
 def slow_scores(
