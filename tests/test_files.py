@@ -164,7 +164,7 @@ def wait_for(is_true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("lock", [files.locked, partial(files.alone_at, wait=True)])
 def test_a_taken_lock_is_waited_for(tmp_path, caplog, lock):
     caplog.set_level("INFO")
-    order, n_open = [], len(os.listdir("/dev/fd"))
+    order, n_open = [], len([*Path("/dev/fd").iterdir()])
 
     def second() -> None:
         with lock(tmp_path / "a"):
@@ -180,7 +180,7 @@ def test_a_taken_lock_is_waited_for(tmp_path, caplog, lock):
     assert order == ["first", "second"]
     # however often it was tried
     assert caplog.text.count(f"waiting for another process that works in {tmp_path}") == 1
-    assert len(os.listdir("/dev/fd")) <= n_open
+    assert len([*Path("/dev/fd").iterdir()]) <= n_open
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkeypatch):

@@ -90,6 +90,18 @@ def test_half_precision_is_summed_in_single_precision() -> None:
     half, criterion = reconstructions.bfloat16(), losses.ReconstructionLoss()
     assert criterion(half, images).dtype == torch.float32
     assert torch.equal(criterion(half, images), criterion(half.float(), images))
+    product = losses.LogitsLoss(lambda logits, target: logits.flatten() @ target.flatten())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product(half, images).dtype == torch.float32
+
+
+def test_a_loss_that_declares_nothing_returns_one_number() -> None:
+    def by_patch(logits: Tensor, target: Tensor) -> Tensor:
+        return bce(logits, target.double(), reduction="none").mean((1, 2, 3, 4))
+
+    assert losses.whole_loss(by_patch, *random_pair(1)).shape == ()
+    with pytest.raises(ConfigError, match=r"by_patch returned the shape \(2,\); expected a scalar"):
+        losses.whole_loss(by_patch, *random_pair(2))
 
 
 def test_batch_dice_pools_patches_before_the_ratio() -> None:
@@ -149,6 +161,7 @@ def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
     assert scores["dice"] == pytest.approx(sum(expected["dice"]) / 3)
     logits, target = torch.full((2, 3, 2, 2, 2), -1.0), torch.zeros(2, 3, 2, 2, 2)
     logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
+    logits[0, 0, 1] = 0  # even odds are outside
     target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
     assert losses.count_voxels(logits, target)[:, :, 0].tolist() == [[2, 2, 2, 2], [0, 0, 0, 8]]
     logits[1, 2, 1, 1, 1] = 1  # ET alone, which label maps write as part of TC and WT
@@ -162,18 +175,26 @@ def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
     scores = losses.overlap_columns(sums)
     assert scores["loss"] == 1.5
     assert scores["dice_wt"] == pytest.approx(2 * 6 / (8 + 8))
-    in_order, reversed_order = losses.RunningSums(n_patches=1), losses.RunningSums(n_patches=1)
-    for sums, ids in ((in_order, "abc"), (reversed_order, "cba")):
-        for case_id in ids:
-            sums.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
-    assert losses.overlap_columns(in_order) == losses.overlap_columns(reversed_order)
+    twice = losses.RunningSums()
+    for _ in range(2):
+        twice.add_all(sums)
+    assert (twice.loss_sum, twice.n_patches) == (6.0, 4)
+    assert losses.overlap_columns(twice) == scores
+    errors = np.arange(1, 9).reshape(2, 4)
+    for columns, counts in ((losses.overlap_columns, HALF_RIGHT), (losses.error_columns, errors)):
+        by_order = losses.RunningSums(n_patches=1), losses.RunningSums(n_patches=1)
+        for sums, ids in zip(by_order, ("abcdefg", "gfedcba"), strict=True):
+            for case_id in ids:
+                sums.add(case_id, np.add(counts, ord(case_id) - 96).tolist())
+        # to the last bit
+        assert columns(by_order[0]) == columns(by_order[1])
 
 
 def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
     """A voxel is brain if any modality is not zero."""
     image = torch.zeros(1, 4, 2, 2, 2, dtype=torch.float64)
     # 4 voxels of brain that are missed by 2, 4 of background missed by 1
-    image[:, 3, 0] = 5
+    image[:, 3, 0] = -5
     missed = torch.where((image != 0).any(1, keepdim=True), image + 2, 1.0)
     expected = (4 * 2**2 + 4 * losses.BACKGROUND_WEIGHT * 1**2) / (4 + 4 * losses.BACKGROUND_WEIGHT)
     assert losses.ReconstructionLoss()(missed, image).tolist() == [pytest.approx(expected)]
@@ -182,7 +203,9 @@ def test_errors_count_in_the_brain_and_a_tenth_in_the_background() -> None:
     nothing = torch.zeros_like(image)
     sums = losses.RunningSums(counts={"a": losses.add_squares(nothing + 1, nothing)[0].tolist()})
     assert losses.ReconstructionLoss()(nothing + 1, nothing).item() == pytest.approx(1)
-    assert math.isnan(losses.error_columns(sums)["rmse"])
+    columns = losses.error_columns(sums)
+    assert math.isnan(columns["rmse"])
+    assert math.isnan(columns["loss"])
 
 
 def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:

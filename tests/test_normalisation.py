@@ -13,7 +13,6 @@ from brats_seg.voxels.box import Box, background_of, brain_mask
 from brats_seg.voxels.grids import Resampling
 
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
-FINER = Resampling(before=(4, 1, 1), after=(8, 1, 1))
 
 
 def volume(array: npt.NDArray[np.generic], file: str = "t1.nii") -> Volume:
@@ -54,7 +53,7 @@ def test_the_box_holds_all_modalities_and_all_labels(rng: np.random.Generator) -
     brain = normalisation.extract_brain("a", volumes, volume(labels))
     assert brain.box == Box(start=(2, 1, 3), stop=(4, 4, 5))
     volumes[2].array[4, 4, 5] = -3  # values below the background are brain
-    labels[2, 1, 3], labels[0, 5, 3] = 2, 4
+    labels[2, 1, 3], labels[0, 5, 3] = 2, 1
     brain = normalisation.extract_brain("a", volumes, volume(labels, "seg.nii"))
     assert brain.box == Box(start=(0, 1, 3), stop=(5, 6, 6))
     assert brain.labels is not None
@@ -115,11 +114,14 @@ def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
         ((0, 2, 2, 0), [0, 0, 2, 2, 2, 2, 0, 0]),
         ((4, 2, 0, 0), [4, 4, 2, 2, 0, 0, 0, 0]),
         ((4, 1, 2, 0), [4, 4, 1, 1, 2, 2, 0, 0]),
+        # the fourth voxel lies 0.42 of the way to the tumour
+        ((0, 0, 0, 2, 2), [0, 0, 0, 0, 2, 2]),
     ],
 )
 def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
     line = volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
-    finer = normalisation.resample_labels(line, BRATS2017, FINER)
+    resampling = Resampling(before=(len(values), 1, 1), after=(len(expected), 1, 1))
+    finer = normalisation.resample_labels(line, BRATS2017, resampling)
     assert finer.array[:, 0, 0].tolist() == expected
 
 

@@ -372,7 +372,7 @@ def overlap_columns(sums: RunningSums) -> dict[str, float]:
 
 def add_squares(output: Output, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
-    difference = at_least_float32(as_output(output).logits[0]) - target
+    difference = as_output(output).logits[0] - target
     brain = foreground_mask(target)
     squares = (difference.square() * brain).sum(_VOXELS)
     return torch.stack([squares, brain.sum(_VOXELS).to(squares.dtype).expand_as(squares)], 1)
