@@ -140,6 +140,8 @@ def test_empty_masks() -> None:
 def test_distances_are_in_mm_and_surface_dice_averages_the_shares_of_the_two_sides() -> None:
     # two voxels seven steps of 2.5 mm apart
     assert metrics.hausdorff95(rod(2), rod(9), (2.5, 1.0, 1.0)) == pytest.approx(17.5)
+    # 19 of 20 equal pieces are 95 %
+    assert metrics._area_percentile(np.arange(20.0), np.ones(20)) == 18
     # one of one voxel is within 1 mm of three, and two of three are within 1 mm of one
     sides = metrics.surface_distances(rod(5), rod(5, 6, 9), MM)
     assert [metrics.surface_dice(sides, tolerance) for tolerance in (0.5, 1.0)] == pytest.approx(

@@ -615,7 +615,8 @@ def updated(optimizer: type[torch.optim.Optimizer], *shape: int, **options: obje
     parameter = nn.Parameter(drawn(*shape, seed=9))
     stepper = optimizer([parameter], lr=0.1, weight_decay=0.1, **options)
     for seed in range(4):
-        parameter.grad = drawn(*shape, seed=seed)
+        # small enough to show what is added to the denominator
+        parameter.grad = 1e-7 * drawn(*shape, seed=seed)
         stepper.step()
     return parameter.detach()
 
@@ -623,13 +624,28 @@ def updated(optimizer: type[torch.optim.Optimizer], *shape: int, **options: obje
 def test_a_matrix_is_updated_as_by_torch() -> None:
     expected = updated(torch.optim.Muon, 16, 40, adjust_lr_fn="match_rms_adamw")
     found = updated(Muon, 16, 40)
+    # a filter is the matrix of its output channels
+    assert torch.equal(updated(Muon, 16, 5, 2, 2, 2).flatten(1), found)
     # torch iterates in bfloat16, with seven bits after the first
     assert (found - expected).abs().max() < 0.02 * (found - drawn(16, 40, seed=9)).abs().max()
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 16, 1, 1, 1), (12, 4)])
+@pytest.mark.parametrize("shape", [(5,), (7, 16, 1, 1, 1), (12, 7)])
 def test_a_parameter_that_is_no_filter_is_updated_as_by_adamw(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(updated(Muon, *shape), updated(torch.optim.AdamW, *shape))
+
+
+def test_a_closure_makes_the_gradient_of_a_step() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = Muon([parameter], lr=0.1)
+
+    def closure() -> Tensor:
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss.detach()
+
+    assert float(optimizer.step(closure)) == 3
+    assert (parameter < 1).all()
 
 
 def scheduled(n_steps: int | None = None, lr: float = 1.0, **config: object) -> Schedule:
@@ -662,6 +678,8 @@ def rates(n_steps: int, lr: float = 1.0, **config: object) -> list[float]:
         ({"name": "polynomial"}, 4, [1.0, 0.75**0.9, 0.5**0.9, 0.25**0.9]),
         # warm-up rises to the full rate, and leaves the rest to the curve
         ({"name": "cosine", "warmup_steps": 3}, 7, [0.25, 0.5, 0.75, 1.0, None, 0.5, None]),
+        # a run may end with it
+        ({"name": "cosine", "warmup_steps": 3}, 3, [0.25, 0.5, 0.75]),
     ],
 )
 def test_the_rate_follows_its_curve(config, n_steps, expected):
@@ -670,26 +688,34 @@ def test_the_rate_follows_its_curve(config, n_steps, expected):
     lowered = scheduled(n_steps, **config)
     lowered.lower_to(0.3)
     assert rate_of(lowered) == pytest.approx(0.3 * expected[0])
-    # and does not fall below the lowest
+    # and does not fall below the lowest, unless the settings have a lower one
+    assert rates(1, lr=1e-8, name="constant") == [1e-8]
     assert min(rates(50, lr=1e-7, name="cosine")) == pytest.approx(1e-7)
 
 
 def test_until_the_length_of_the_run_is_known_the_rate_does_not_fall() -> None:
     schedule, found = scheduled(name="polynomial", warmup_steps=1), []
-    for step in range(4):
+    for step in range(6):
         found.append(rate_of(schedule))
         schedule.n_steps = 4 if step == 2 else schedule.n_steps
         schedule.optimizer.step()
         schedule.after_step()
-    assert found == pytest.approx([0.5, 1, 1, (1 - 2 / 3) ** 0.9])
+    # after its end the rate stays the lowest
+    assert found == pytest.approx([0.5, 1, 1, (1 - 2 / 3) ** 0.9, 1e-7, 1e-7])
 
 
 def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> None:
     schedule, found = scheduled(name="plateau", patience=2), []
-    for loss in (1, 2, 2, 2, 2, 2, 2):
+    # a gain of less than a ten thousandth is none
+    for loss in (1, 0.99995, 2, 2, 2, 2, 2):
         schedule.after_validation(loss)
         found.append(rate_of(schedule))
     assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
+    # no other schedule does
+    other = scheduled(name="constant", patience=0)
+    for loss in (1, 2):
+        other.after_validation(loss)
+    assert rate_of(other) == 1
 
 
 def test_a_plateau_ends_in_a_cool_down_to_zero_from_the_rate_that_it_has() -> None:

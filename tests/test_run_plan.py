@@ -1,5 +1,6 @@
 """Test what is fixed before the first step, and the batches that are read: each patch once."""
 
+from collections import Counter
 from collections.abc import Callable
 from math import ceil, prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.intensities import Item
 from brats_seg.data.loader import PatchDataset, PatchKey, Sample, whole_case
+from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.windows import predict_logits
 from brats_seg.training import run_plan
 from brats_seg.training.run_plan import Batch, RunPlan, plan_run, read_batches
@@ -62,6 +64,29 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
         assert [len(batch) for batch in keys] == sizes
         assert len({key for batch in keys for key in batch}) == 12
         assert keys == plan.keys(epoch)
+
+
+def test_epochs_that_are_validated_and_patches_that_are_watched_in_the_others(
+    data: FoldData,
+) -> None:
+    cosine, plateau, each_time, whole = (
+        plan_run(settings(f"validation.every={every}", f"schedule.name={name}", *more), data)
+        for every, name, *more in (
+            (3, "cosine"),
+            (3, "plateau"),
+            (1, "plateau"),
+            (3, "plateau", "patch.size=whole"),
+        )
+    )
+    assert [cosine.is_validated(epoch, 5) for epoch in range(5)] == [0, 0, 1, 0, 1]
+    assert cosine.is_validated(0, None)
+    assert cosine.watched_patches == each_time.watched_patches == ()
+    for plan, n_each in ((plateau, 4), (whole, 1)):
+        watched = Counter(key.case_id for key in plan.watched_patches)
+        assert watched == dict.fromkeys(data.split.validation, n_each)
+    assert cosine.identity.subsets == ()
+    dropping = plan_run(settings("training.modality_dropout=0.1"), data)
+    assert dropping.identity.subsets == MODALITY_SUBSETS
 
 
 @pytest.fixture
@@ -146,9 +171,10 @@ def test_modality_dropout_empties_whole_channels_alone(four: FoldData, augment: 
             assert is_empty or channel.equal(of_all)
         n_kept.add(4 - sum(empty))
     assert n_kept == {1, 2, 3}
-    # held-out patches keep all modalities
+    # held-out patches keep all modalities, and are not augmented
     keys = [PatchKey(epoch=0, case_id=four.split.validation[0], draw=draw) for draw in range(3)]
-    held_out = (run_plan.held_out_patches(plan, keys) for plan in (plain_plan, dropping))
+    plans = patch_plan(four, "training.augment=none"), dropping
+    held_out = (run_plan.held_out_patches(plan, keys) for plan in plans)
     assert all(one.image.equal(other.image) for one, other in zip(*held_out, strict=True))
 
 

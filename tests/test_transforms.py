@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from monai.transforms import Compose
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
@@ -17,12 +18,14 @@ from brats_seg.data.transforms import (
     FULL,
     ReadPatchd,
     SpatialTransform,
+    apply_transforms,
     choose_box,
     draw_spatial_transform,
     read_transformed,
     rotation_matrix,
     touched_box,
 )
+from brats_seg.errors import ConfigError
 from brats_seg.labels import BRATS2017
 from brats_seg.voxels.box import Box, Triple
 
@@ -201,6 +204,18 @@ def test_a_patch_larger_than_the_case_reaches_beyond_it_on_both_sides(fraction: 
     case, patch = case_of((143, 180, 128)), PatchConfig(size="whole", foreground=fraction)
     box = choose_box(case, patch, (16, 8, 32), np.random.default_rng(0))
     assert box == Box.at((0, 0, 0), (144, 184, 128))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(MemoryError(), MemoryError), (ConfigError("a"), ConfigError), (ValueError(), RuntimeError)],
+)
+def test_errors_of_this_package_and_of_memory_leave_a_pipeline_unchanged(error, raised) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    with pytest.raises(raised):
+        apply_transforms(Compose([fail]), {})
 
 
 def test_a_seed_may_be_an_integer_of_numpy() -> None:

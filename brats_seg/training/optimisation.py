@@ -338,7 +338,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
         factor = a * identity + b * product + c * (product @ product)
         factors = factor @ factors
         product = factor @ product @ factor
-    result = (factors @ wide).to(matrix.dtype)
+    result = factors @ wide
     return result if matrix.shape[0] <= matrix.shape[1] else result.T
 
 
