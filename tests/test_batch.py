@@ -120,6 +120,11 @@ def test_cases_that_the_model_was_trained_on_are_marked(two_folds, tiny_scans, r
     assert others == (f"2 cases, without {trained}", f"{dice['no']:.3f}")
     assert every[0] == f"6 cases, with {trained}"
     assert f"{CASES[3]}: the model was trained on them" in said
+    for case_id in (CASES[0], CASES[4]):
+        Path(f"first/{case_id}.nii.gz").unlink()
+    _, lacking, _ = run("evaluate", tiny_scans, "first", "-o", "lacking.csv")
+    assert f"2 cases, without {trained}; 1 without a prediction, with the worst scores" in lacking
+    assert f"6 cases, with {trained}; 2 without a prediction, with the worst scores" in lacking
     assert "trained on" not in unknown
     assert "in_training" not in pd.read_csv("unknown.csv")
     assert pd.read_csv("alone.pt/volumes.csv")["in_training"].isna().all()

@@ -133,29 +133,27 @@ def print_summaries(scored: "Evaluation") -> None:
 
     The first are those over the cases that the model was not trained on, if it was trained on some.
     """
-    summaries, n_missing = scored.summaries, len(scored.missing)
+    summaries, missing, in_training = scored.summaries, {*scored.missing}, {*scored.in_training}
     if not summaries:
         print("no case could be scored")
         return
-    n_cases, n_trained = summaries[0].n_cases, len(scored.in_training)
-    worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
-    every = worst if n_missing else counted(n_cases, "case")
-    if n_trained:
-        trained = f"{counted(n_trained, 'case')} that the model was trained on"
-        every = f"{every}, with {trained}"
-        if n_trained < n_cases:
-            held_out = counted(n_cases - n_trained, "case")
-            _print_means(scored.held_out_summaries, f"{held_out}, without {trained}")
-    _print_means(summaries, every)
+    n_cases, n_trained = summaries[0].n_cases, len(in_training)
+    trained = f"{counted(n_trained, 'case')} that the model was trained on"
+    if 0 < n_trained < n_cases:
+        held_out = f"{counted(n_cases - n_trained, 'case')}, without {trained}"
+        _print_means(scored.held_out_summaries, held_out, n_missing=len(missing - in_training))
+    every = f"{counted(n_cases, 'case')}, with {trained}" if n_trained else counted(n_cases, "case")
+    _print_means(summaries, every, n_missing=len(missing))
 
 
-def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
+def _print_means(summaries: "Sequence[RegionSummary]", cases: str, *, n_missing: int) -> None:
     from brats_seg.evaluation.scores import score_title
     from brats_seg.evaluation.significance import CONFIDENCE
 
     n_cases = summaries[0].n_cases
     interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
-    print(f"\nmean{interval} over {cases}")
+    worst = f"; {n_missing} without a prediction, with the worst scores" if n_missing else ""
+    print(f"\nmean{interval} over {cases}{worst}")
     scored = {spread.column for spread in summaries[0].spreads}
     for columns in (_WHOLE, _LESIONS, _MATCHED, _BY_SIZE):
         if not scored.issuperset(columns):
