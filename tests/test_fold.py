@@ -206,6 +206,18 @@ def test_a_read_only_folder_is_used(two: Path, caplog: pytest.LogCaptureFixture)
             opened(two, "store.spacing_mm=[2,2,2]")
 
 
+def test_remarks_on_scans_are_made_once(two: Path, caplog: pytest.LogCaptureFixture) -> None:
+    label_map = two / "BraTS2021_00000/BraTS2021_00000_seg.nii.gz"
+    # so is one named in BraTS 2020
+    label_map.rename(label_map.with_name("W39_1998.09.19_Segm.nii.gz"))
+    said = []
+    for _ in range(2):
+        caplog.clear()
+        opened(two)
+        said.append("remarks:" in caplog.messages)
+    assert said == [True, False]
+
+
 def test_a_table_that_has_not_changed_is_not_written_again(two: Path) -> None:
     path, is_written, tables = two.with_name("cases.csv"), [], []
     for n in range(3):

@@ -178,9 +178,9 @@ def prepare_data(
     check_replaceable(index.usable, folder)
     if is_new:
         _try_to_write(index, folder / CASES_NAME)
+        for line in remark_lines(index.trainable):
+            log.warning(line)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
-    for line in remark_lines(cases):
-        log.warning(line)
     folds_path = folds.fold_table_path(folder, config.folds)
     table = open_folds(cases, folds_path, config)
     failures = prepare_cases(
