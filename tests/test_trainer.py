@@ -395,6 +395,12 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
         check_unchanged(replace(data, fingerprint="another"))
 
 
+def test_a_finished_run_is_not_said_to_resume(data, copied, caplog):
+    with caplog.at_level(logging.INFO):
+        train(data, copied, settings("training.n_epochs=2"))
+    assert not re.search("resuming|whole cases are validated", caplog.text)
+
+
 def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, monkeypatch):
     bars: list[tuple[str, str]] = []
 

@@ -156,10 +156,11 @@ class RunFolder:
         state.load_state_dict(entries)
         training, progress = state.plan.config.training, state.progress
         state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
-        if progress.is_finished and not self.best_path.exists():
+        if not progress.is_finished:
+            log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
+        elif not self.best_path.exists():
             msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: use --fresh, or more --epochs if schedule.name is plateau or constant, without --hours"
             raise ResumeError(msg)
-        log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
 
     def _check_unchanged(self, begun: weights.ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""

@@ -198,7 +198,7 @@ class Trainer:
 
     def _run(self, track: Track) -> Outcome:
         config, progress, stop = self.plan.config, self.state.progress, self._stop
-        if config.validation.every == "auto":
+        if config.validation.every == "auto" and not progress.is_finished:
             every = counted(self.plan.validate_every, "epoch")
             log.info("whole cases are validated every %s, and after the last one", every)
         stop.limit_sessions(config.training.hours, progress.spent_s)
