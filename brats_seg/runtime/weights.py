@@ -201,7 +201,8 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
         raise UsageError(msg) from None
     if is_there:
         return (load_trained(file),)
-    found = "a folder without one" if path.is_dir() else "nothing"
+    names = sorted(file.name for file in path.glob("*"))
+    found = f"a folder with {some_of(names)}" if names else "nothing"
     msg = f"{path} holds no model: found {found}; expected {MODEL_NAME}, or {BEST_NAME} of a validated run."
     raise UsageError(msg)
 
