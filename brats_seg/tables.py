@@ -7,6 +7,7 @@ written with an apostrophe in front, which spreadsheets do not show, and read wi
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def read_table(
 ) -> pd.DataFrame:
     """Read a CSV file with a header; every cell is a str, and rows of empty cells are skipped.
 
-    Spreadsheets of many countries separate cells by semicolon, and leave empty rows at the end.
+    Spreadsheets separate cells by comma, semicolon or tab, and leave empty rows at the end.
 
     Args:
         path: The file; a byte order mark, as Excel writes it, is skipped.
@@ -60,17 +61,18 @@ def read_table(
     """
     try:
         check_regular(path)
-        with path.open(encoding="utf-8", errors="replace") as stream, warnings.catch_warnings():
-            header = stream.readline()
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        if "\0" in text:
+            msg = "it holds NUL characters, as UTF-16 does. Save it as CSV in UTF-8"
+            raise ValueError(msg)
+        with warnings.catch_warnings():
             # pandas cuts rows that are too long, and only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                path,
+                StringIO(text, newline=""),
                 dtype=str,
                 keep_default_na=False,
-                sep=";" if header.count(";") > header.count(",") else ",",
-                encoding="utf-8-sig",
-                encoding_errors="surrogateescape",
+                sep=max(",;\t", key=text.partition("\n")[0].count),
                 index_col=False,
                 engine="python",
             )
@@ -79,7 +81,9 @@ def read_table(
         problem = "does not exist"
     except OSError as error:
         problem = f"cannot be read: {error.strerror}"
-    except (pd.errors.ParserWarning, ValueError) as error:
+    except pd.errors.ParserWarning:
+        problem = "is not a CSV table: a row has more cells than the header"
+    except ValueError as error:
         problem = f"is not a CSV table: {error}"
     if problem:
         msg = f"{path} {problem}"

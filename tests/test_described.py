@@ -52,13 +52,11 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
 
 
 def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path) -> None:
-    rows = rows_of(brats_root, tmp_path)[:5]
+    rows = rows_of(brats_root, tmp_path)[:3]
     rows[1] |= dict.fromkeys(HEADINGS, "")
     rows[2]["FLAIR"] = "nowhere.nii.gz"
-    rows[3]["FLAIR"] = rows[4]["Segmentation"] = "a\0b.nii"
     table = write_rows(tmp_path / "cases.csv", rows)
-    good, empty, absent, *impossible = index_cases(table).cases
+    good, empty, absent = index_cases(table).cases
     assert good.usable
     assert "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected" in empty.problems[0]
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in absent.problems[0]
-    assert all("found no path of a file" in case.problems[0] for case in impossible)

@@ -37,7 +37,8 @@ def test_any_text_is_read_back(tmp_path: Path, text: str) -> None:
     ("content", "match"),
     [
         ("", "is not a CSV table"),
-        ("a,b\n1,2,3\n", "is not a CSV table"),
+        ("a,b\n1,2,3\n", "is not a CSV table: a row has more cells than the header"),
+        ("a\0,\0b\0", "is not a CSV table: it holds NUL characters, as UTF-16 does"),
         ('a,b\n"1\n', "is not a CSV table"),
         ("a,c\n1,2\n", "has no column b; found the columns a, c"),
     ],
@@ -66,9 +67,11 @@ def test_a_short_row_is_filled_or_refused(tmp_path: Path) -> None:
 
 
 def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
-    """Where the comma is in numbers, cells are separated by semicolon; empty rows are left at the end."""
+    """Where the comma is in numbers, semicolons or tabs separate cells; empty rows are left at the end."""
     path = tmp_path / "t.csv"
     path.write_text("a;b\n1,5;2\n;\n;\n")
     assert read_table(path, required=["a", "b"]).to_numpy().tolist() == [["1,5", "2"]]
+    path.write_text("a\tb\n1,5\t2\n")
+    assert read_table(path).to_numpy().tolist() == [["1,5", "2"]]
     path.write_text("a,b\n;;;,\n,\n")
     assert read_table(path, short_rows=False).to_numpy().tolist() == [[";;;", ""]]
