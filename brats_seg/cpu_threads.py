@@ -21,7 +21,7 @@ so that a run that is resumed on the same machine has as many threads as before.
 import logging
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -43,26 +43,17 @@ _chosen: dict[str, str] = {}
 """Variables that this module has set, with their values."""
 
 
-def choose_threads(environment: MutableMapping[str, str] | None = None) -> dict[str, str]:
-    """Set the variables that a person has not set, and return those that were set.
-
-    Args:
-        environment: Variables to change; those of this process by default.
-    """
-    variables = os.environ if environment is None else environment
-    chosen = {}
-    if not any(name in variables for name in COUNT_VARIABLES) and available_cpus() < _n_cpus():
-        chosen["OMP_NUM_THREADS"] = str(available_cpus())
-    if not any(name in variables for name in WAIT_VARIABLES):
-        chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+def choose_threads() -> None:
+    """Set the variables of this process that a person has not set, unless torch has read them already."""
     if "torch" in sys.modules:
         log.debug("torch was imported before brats_seg: its CPU threads stay as they are")
-        return {}
-    variables.update(chosen)
-    if environment is None:
-        _chosen.update(chosen)
-    log.debug("CPU threads: %s", chosen or "as the environment says")
-    return chosen
+        return
+    if not os.environ.keys() & COUNT_VARIABLES and available_cpus() < _n_cpus():
+        _chosen["OMP_NUM_THREADS"] = str(available_cpus())
+    if not os.environ.keys() & WAIT_VARIABLES:
+        _chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+    os.environ.update(_chosen)
+    log.debug("CPU threads: %s", _chosen or "as the environment says")
 
 
 def user_value(name: str) -> str | None:

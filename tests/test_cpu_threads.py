@@ -46,14 +46,16 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
     for quota, n_cpus in ((0.5, 1), (1.5, 2), (99.0, 8), (1.0, 1)):
         monkeypatch.setattr(cpu_threads, "cpu_quota", lambda quota=quota: quota)
         assert available_cpus() == n_cpus
-    environment = {name: "3"}
-    chosen = choose_threads(environment)
-    assert environment[name] == "3"
+    monkeypatch.setattr(os, "environ", environment := {name: "3"})
+    monkeypatch.setattr(cpu_threads, "_chosen", chosen := {})
+    choose_threads()
     expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAIT_VARIABLES else {"GOMP_SPINCOUNT"}
     assert chosen.keys() == expected
     assert environment == {name: "3", **chosen}
     monkeypatch.undo()
-    assert choose_threads({}) == {}  # torch is loaded
+    before = dict(os.environ)
+    choose_threads()
+    assert os.environ == before  # torch is loaded
 
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
