@@ -38,8 +38,15 @@ class LabelConvention:
     """Voxel value and tissue, without background."""
     regions: tuple[tuple[int, ...], ...]
     """Voxel values of WT, TC and ET."""
-    painted: tuple[int, int, int]
-    """Value written for each region, in the order WT, TC, ET: later ones overwrite earlier ones."""
+
+    @property
+    def painted(self) -> tuple[int, ...]:
+        """Value written for each region, in the order WT, TC, ET: later ones overwrite earlier ones.
+
+        It is the first that the next region does not have.
+        """
+        pairs = zip(self.regions, (*self.regions[1:], ()), strict=True)
+        return tuple(next((n for n in outer if n not in inner), outer[0]) for outer, inner in pairs)
 
     @property
     def values(self) -> frozenset[int]:
@@ -57,31 +64,26 @@ BRATS2017 = LabelConvention(
     name="brats2017",
     meanings=((1, "NCR/NET"), (2, "ED"), (4, "ET")),
     regions=((1, 2, 4), (1, 4), (4,)),
-    painted=(2, 1, 4),
 )
 BRATS2023 = LabelConvention(
     name="brats2023",
     meanings=((1, "NCR"), (2, "ED"), (3, "ET")),
     regions=((1, 2, 3), (1, 3), (3,)),
-    painted=(2, 1, 3),
 )
 BRATS2024 = LabelConvention(
     name="brats2024",
     meanings=((1, "NETC"), (2, "SNFH"), (3, "ET"), (4, "RC")),
     regions=((1, 2, 3), (1, 3), (3,)),
-    painted=(2, 1, 3),
 )
 BRATS2024_PED = LabelConvention(
     name="brats2024-ped",
     meanings=((1, "ET"), (2, "NETC"), (3, "CC"), (4, "ED")),
     regions=((1, 2, 3, 4), (1, 2, 3), (1,)),
-    painted=(4, 2, 1),
 )
 MSD = LabelConvention(
     name="msd",
     meanings=((1, "ED"), (2, "NET"), (3, "ET")),
     regions=((1, 2, 3), (2, 3), (3,)),
-    painted=(1, 2, 3),
 )
 CONVENTIONS = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
 

@@ -20,7 +20,7 @@ NSD_TOLERANCES_MM = (0.5, 1.0)
 """Tolerances of the normalised surface Dice of lesions."""
 
 BRATS2024_MEN_RT = LabelConvention(
-    name="brats2024-men-rt", meanings=((1, "GTV"),), regions=((1,), (1,), (1,)), painted=(1, 1, 1)
+    name="brats2024-men-rt", meanings=((1, "GTV"),), regions=((1,), (1,), (1,))
 )
 """Label convention of meningioma before radiotherapy: a gross tumour volume and nothing else."""
 
