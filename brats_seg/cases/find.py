@@ -227,11 +227,9 @@ class _Group:
     @cached_property
     def images(self) -> dict[str, list[NamedFile]]:
         """Files of each modality, by name; only those of the variant that has one of each, or plain ones."""
-        kinds = defaultdict(list)
-        for scan in self.scans:
-            kinds[scan.variant].append(scan.kind)
-        complete = [name for name, scans in kinds.items() if sorted(scans) == sorted(MODALITIES)]
-        variant = complete[0] if len(complete) == 1 else ""
+        variants = group_by(self.scans, lambda scan: [scan.variant])
+        complete = [same for same in variants if sorted(s.kind for s in same) == sorted(MODALITIES)]
+        variant = complete[0][0].variant if len(complete) == 1 else ""
         images = {}
         for modality in MODALITIES:
             if files := [scan for scan in self.scans if scan.kind == modality]:

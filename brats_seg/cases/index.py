@@ -72,11 +72,12 @@ def index_cases(
     new = [case for case in index.cases if case.facts.files_key not in known]
     with ThreadPoolExecutor(n_workers or 1) as pool:
         results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
-        inspected = iter(list(track(results, what="index", total=len(new))))
-    cases = [
-        _reuse(case, known[key]) if (key := case.facts.files_key) in known else next(inspected)
-        for case in index.cases
-    ]
+        cases = list(track(results, what="index", total=len(new)))
+    for case in index.cases:
+        if earlier := known.get(case.facts.files_key):
+            # the grade is that of the folders above, and other cases decide about near copies
+            facts = replace(earlier.facts, grade=case.facts.grade, age_years=None, near_copies=())
+            cases.append(replace(case, release=earlier.release, facts=facts))
     kept = without_duplicates(with_conventions(cases, labels or ""))
     if judge := judges("near_copies"):
         kept = judge.with_near_copies(kept)
@@ -181,12 +182,6 @@ def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     for group in group_by(remarks, lambda pair: pair[:1]):
         remark, case_id = group[0]
         yield f"  {case_id if len(group) == 1 else counted(len(group), 'case')}: {remark}"
-
-
-def _reuse(case: Case, previous: Case) -> Case:
-    """Take what the files hold from an earlier index."""
-    facts = replace(previous.facts, grade=case.facts.grade, age_years=None, near_copies=())
-    return replace(case, release=previous.release, facts=facts)
 
 
 def _hash(array: npt.NDArray[Any]) -> str:

@@ -164,11 +164,7 @@ def _quantisation_step(image: npt.NDArray[Any]) -> float:
 def _embedded(
     name: str, stored: npt.NDArray[Any], affine: Affine, step: float, limits: tuple[float, float]
 ) -> EmbeddedVolume:
-    header = nib.Nifti1Header()
-    header.set_data_dtype(stored.dtype)
-    header.set_data_shape(stored.shape)
-    header.set_sform(affine, code=1)
-    header.set_zooms(np.linalg.norm(affine[:3, :3], axis=0))
+    header = nib.Nifti1Image(stored, affine).header
     header.set_slope_inter(step, 0)
     header["vox_offset"] = 352
     voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _encode_voxels(stored)
