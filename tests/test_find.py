@@ -257,6 +257,7 @@ def test_the_key_changes_when_a_file_or_the_id_does(tmp_path: Path) -> None:
         ([], "holds no cases: it holds no scans. Expected a release of BraTS"),
         (["readme.txt", "survival.csv", "LICENSE"], "holds no cases: it holds no scans"),
         (["v_0.h5", "v_1.h5"], r"HDF5 files are not read, such as v_0\.h5 \(2 in all\): .*slices"),
+        (["a.mha", "b.img"], r"other formats than NIfTI are not read, such as a\.mha \(2 in all\)"),
         (["a.tar"], r"archives are not read, such as a\.tar \(1 in all\): unpack.*tar -xf"),
         (["a/b/data.zip", "x.tar.gz", "t1.gz"], r"archives.*such as t1\.gz \(3 in all\)"),
         (["p/IM1.dcm", "p/IM2.DCM"], r"DICOM files.* p \(1 in all\): convert.*brats-seg convert"),
@@ -415,7 +416,17 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
             ("P1/week-0", "P1/week-9", "P2/week-0"),
             {"P1_week-0": "P1", "P1_week-9": "P1", "P2": "P2"},
         ),
-        # a date seldom occurs twice
+        # also if each name occurs once, and where a patient has but one
+        (
+            ("P1/pre", "P1/post-op", "P2/baseline", "P3"),
+            {"P1_pre": "P1", "P1_post-op": "P1", "P2": "P2", "P3": "P3"},
+        ),
+        (("bonn/scan1", "rome/scan2"), {"scan1": "scan1", "scan2": "scan2"}),
+        # grades are no patients
+        (
+            [f"{grade}/scan{n}" for grade in ("HGG", "LGG") for n in "12"],
+            {name: name for name in ("HGG_scan1", "HGG_scan2", "LGG_scan1", "LGG_scan2")},
+        ),
         (
             ("P1/2019-03-04", "P1/2020-01-02", "P2/2018-05-06"),
             {"P1_2019-03-04": "P1", "P1_2020-01-02": "P1", "P2": "P2"},

@@ -123,7 +123,12 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
         # a mapping of ids, or a duplicate of a scan, was added after the table was written
         *(
             (["A1", "C", "D"], same, r"cases A1, C are scans of one patient, .* folds 0, 2")
-            for same in ({"patient_id": "a"}, {"voxel_hash": "same"}, {"near_copies": ("A1", "C")})
+            for same in (
+                {"patient_id": "a"},
+                {"patient_id": "A"},
+                {"voxel_hash": "same"},
+                {"near_copies": ("A1", "C")},
+            )
         ),
     ],
 )

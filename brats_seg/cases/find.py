@@ -40,8 +40,10 @@ _GRADES = frozenset({"HGG", "LGG"})
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
 _ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_OTHER_FORMATS = (".mha", ".mhd", ".nrrd", ".nhdr", ".img", ".mgz", ".mgh", ".mnc")
 _UNREAD = (
     ("archives are not read", _ARCHIVES, "unpack them (tar -xf or unzip) and give that folder"),
+    ("other formats than NIfTI are not read", _OTHER_FORMATS, "convert them (SimpleITK can)"),
     ("HDF5 files are not read", (".h5", ".hdf5"), "they hold slices; whole volumes are needed"),
 )
 """Kind of file, suffixes, what to do."""
@@ -49,11 +51,10 @@ _CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes a fo
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = re.compile(
     r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
-    r"|post)([-_ ]?op)?[-_ ]?\d*|\d{8}|\d{4}-\d\d-\d\d",
+    r"|post)([-_ ]?op)?[-_ ]?\d*|(19|20)\d\d(?P<dash>-?)[01]\d(?P=dash)[0-3]\d",
     re.IGNORECASE,
 )
 """Name of a folder that holds one time point of the patient of the folder above."""
-_DATE = re.compile(r"(19|20)\d\d(-?)[01]\d\2[0-3]\d")
 _TUMOUR = re.compile(r"tumou?r|lesion|gliom", re.IGNORECASE)
 _AUTOMATED = re.compile(r"(?<![a-z])auto(?![a-z]|$)|automat", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
@@ -361,12 +362,11 @@ def _has_release(case_id: str) -> bool:
 
 
 def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the groups, those of folders of one name named after the folders above.
+    """Return the groups, those of folders of one name, and of time points, named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
-    precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`,
-    if `B` has a `week1` too, or if they are dates and `B` has others. Folders directly below the data
-    folder keep their names.
+    precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`.
+    Folders directly below the data folder keep their names.
     """
     above = _distinguishing_folders([group for group in groups if group.is_named_by_folder])
     n_above = Counter(folder.name for folder in above)
@@ -380,15 +380,15 @@ def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
 
 
 def _distinguishing_folders(groups: Sequence[_Group]) -> set[Path]:
-    """Return the folders above those of cases that are needed to tell the cases apart."""
+    """Return the folders above those of cases that are needed to tell the cases and their patients apart."""
     names = Counter(group.case_id for group in groups)
-    same = {name for name, n in names.items() if n > 1}
-    timepoints = set(filter(_TIMEPOINT.fullmatch, names))
-    same |= timepoints if same & timepoints else set()
-    above = {group.folder.parent for group in groups if group.case_id in same} - {Path()}
-    # dates of several patients seldom coincide
-    dated = {group.folder.parent for group in groups if _DATE.fullmatch(group.case_id)} - {Path()}
-    return above | dated if len(dated) > 1 else above
+    times = set(filter(_TIMEPOINT.fullmatch, names))
+    if all(names[name] == 1 for name in times):
+        # one folder may hold the dates of many patients, and the number of a scan be that of a patient
+        is_one = len({group.folder.parent for group in groups}) == 1
+        times = {name for name in times if not is_one and "scan" not in name.lower()}
+    same = times.union(name for name, n in names.items() if n > 1)
+    return {group.folder.parent for group in groups if group.case_id in same} - {Path()}
 
 
 def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -> _Group:
@@ -396,13 +396,13 @@ def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -
     above = group.folder.parent
     # folders above of one name are distinguished by their whole path
     name = above.name if n_above[above.name] == 1 else "_".join(above.parts)
-    is_of_one_patient = is_alone or _TIMEPOINT.fullmatch(group.case_id)
+    is_timepoint = _TIMEPOINT.fullmatch(group.case_id) and above.name.upper() not in _GRADES
     # `A/week1/raw` is the case `week1` of the patient `A`
     patient = above.parent.name if _TIMEPOINT.fullmatch(above.name) else ""
     return replace(
         group,
         case_id=name if is_alone else f"{name}_{group.case_id}",
-        patient_id=releases.parse_case_id(patient or name)[1] if is_of_one_patient else "",
+        patient_id=releases.parse_case_id(patient or name)[1] if is_alone or is_timepoint else "",
     )
 
 

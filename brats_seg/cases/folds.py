@@ -215,7 +215,7 @@ def _keys(case: Case) -> list[Hashable]:
     """Return what a case shares with those of its patient, and with copies and near copies of its scan."""
     ids = [("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)]
     scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
-    return [("patient", case.patient_id), *ids, *scan]
+    return [("patient", case.patient_id.lower()), *ids, *scan]
 
 
 def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
