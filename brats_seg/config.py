@@ -7,7 +7,8 @@ for Python, so that length, depth and aliases are checked before it is parsed.
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -524,11 +525,22 @@ def parse_yaml(text: str, origin: str) -> Any:
         if wrong := _wrong_yaml(text):
             msg = f"{origin} holds {wrong}; expected settings as key: value"
             raise ConfigError(msg)
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     # values such as a date of the 99th day, a number of 5,000 digits, or `!!bool x`
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         msg = f"{origin} is not YAML: {error}"
         raise ConfigError(msg) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses a key that is given twice, of which YAML would take the last value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = Counter(str(key.value) for key, _ in node.value)
+        if repeated := [key for key, n in keys.items() if n > 1]:
+            msg = f"{', '.join(repeated)} is given twice; expected all its values in one place"
+            raise yaml.YAMLError(msg)
+        return super().construct_mapping(node, deep)
 
 
 def _wrong_yaml(text: str) -> str:
@@ -551,15 +563,12 @@ def _parse_assignment(assignment: str) -> dict[str, Any]:
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
         raise ConfigError(msg)
-    if key.count(".") > _DEEPEST_YAML:
-        msg = f"--set {assignment[:40]}... has {key.count('.')} dots; expected section.key=value"
-        raise ConfigError(msg)
     return _nested(key, parse_yaml(f"value: {text}", f"--set {assignment}")["value"])
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
-    """Return `{"a": {"b": value}}` for the key `a.b`."""
-    for part in reversed(key.strip().split(".")):
+    """Return `{"a": {"b": value}}` for the key `a.b`; levels below the deepest are not split."""
+    for part in reversed(key.strip().split(".", _DEEPEST_YAML)):
         value = {part: value}
     return dict(value)
 

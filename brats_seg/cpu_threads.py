@@ -18,15 +18,12 @@ The number of threads changes the last bits of sums. It does not depend on how b
 so that a run that is resumed on the same machine has as many threads as before.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 SPIN_COUNT = 30_000
 """Rounds of a waiting thread before it sleeps. A step on a patch of 96x96x96 with two threads on two CPUs
@@ -46,14 +43,12 @@ _chosen: dict[str, str] = {}
 def choose_threads() -> None:
     """Set the variables of this process that a person has not set, unless torch has read them already."""
     if "torch" in sys.modules:
-        log.debug("torch was imported before brats_seg: its CPU threads stay as they are")
         return
     if not os.environ.keys() & COUNT_VARIABLES and available_cpus() < _n_cpus():
         _chosen["OMP_NUM_THREADS"] = str(available_cpus())
     if not os.environ.keys() & WAIT_VARIABLES:
         _chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     os.environ.update(_chosen)
-    log.debug("CPU threads: %s", _chosen or "as the environment says")
 
 
 def user_value(name: str) -> str | None:
@@ -81,7 +76,8 @@ def cpu_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | 
     for group in control_groups("cpu", root, membership):
         with suppress(OSError, ValueError, ZeroDivisionError):
             quotas.append(_read_quota(group))
-    return min((quota for quota in quotas if quota is not None), default=None)
+    # a negative one is no limit
+    return min((quota for quota in quotas if quota > 0), default=None)
 
 
 def control_groups(
@@ -115,10 +111,10 @@ def _n_cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _read_quota(group: Path) -> float | None:
-    """Return the quota of a group, in CPUs."""
+def _read_quota(group: Path) -> float:
+    """Return the quota of a group, in CPUs; raise `ValueError` if it is the word `max`."""
     if (group / "cpu.max").exists():
         quota, period = (group / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    quota_us = int((group / "cpu.cfs_quota_us").read_text())
-    return None if quota_us <= 0 else quota_us / int((group / "cpu.cfs_period_us").read_text())
+        return int(quota) / int(period)
+    quota_us, period_us = (group / f"cpu.cfs_{name}_us" for name in ("quota", "period"))
+    return int(quota_us.read_text()) / int(period_us.read_text())

@@ -123,12 +123,11 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
     volumes of the label maps of those that have one. The first of equal duplicates by path is kept,
     preferably one with a label map. Duplicates with other problems are all kept.
     """
-    kept: list[Case] = []
-    by_id = sorted(cases, key=lambda case: (case.case_id, case.folder.as_posix()))
-    for duplicates in group_by(by_id, lambda case: [case.case_id]):
-        usable = [case for case in duplicates if case.usable]
-        kept += [case for case in duplicates if not case.usable]
-        kept += _merge_duplicates(usable) if len(usable) > 1 else usable
+    ordered = sorted(cases, key=lambda case: (case.case_id, case.folder.as_posix()))
+    kept = [case for case in ordered if not case.usable]
+    usable = [case for case in ordered if case.usable]
+    for duplicates in group_by(usable, lambda case: [case.case_id]):
+        kept += _merge_duplicates(duplicates) if len(duplicates) > 1 else duplicates
     return tuple(sorted(kept, key=lambda case: (case.case_id, case.folder.as_posix())))
 
 
