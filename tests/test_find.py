@@ -317,6 +317,10 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
     # nnU-Net renumbers the labels of BraTS into the decathlon's order
     assert (case.release, case.convention) == ("nnunet", "msd")
     assert other.patient_id == "BraTS-GLI-00001"
+    # cases to predict are there without any to train on, and an editor has put a mark before the text
+    test = write_dataset(tmp_path / "test", {}, *others)
+    (test / "dataset.json").write_text(json.dumps(NNUNET), encoding="utf-8-sig")
+    assert names_of(only_case_in(test)) == others
 
 
 @pytest.mark.parametrize(
@@ -350,11 +354,14 @@ def test_labels_say_convention(tmp_path: Path, labels: dict[str, object], conven
         ('{"modality": {"0": "MRI"}, "labels": {}}', "holds no cases: NIfTI files were ignored"),
     ],
 )
-def test_an_unusable_description_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unusable_description_is_refused(
+    tmp_path: Path, text: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     touch(tmp_path, "imagesTr/BRATS_001.nii.gz")
     (tmp_path / "dataset.json").write_text(text)
     with pytest.raises(LayoutError, match=message):
         find_cases(tmp_path)
+    assert ("MRI" in text) == ("dataset.json names the channels MRI; expected" in caplog.text)
     # it describes images: without any, it is one file of many
     (tmp_path / "imagesTr" / "BRATS_001.nii.gz").rename(tmp_path / "imagesTr" / "t1_t1.nii.gz")
     (tmp_path / "imagesTr").rename(tmp_path / "a")

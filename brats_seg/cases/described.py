@@ -7,6 +7,7 @@ and so on; label maps are in `labelsTr`. A table of paths is a CSV file with the
 are relative to the table; `all.nii.gz#2` is the third volume of a 4-D file.
 """
 
+import logging
 import os
 import re
 from collections import defaultdict
@@ -21,10 +22,12 @@ from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.layouts import LABEL, Folder, NamedFile
 from brats_seg.config import validation_problems
-from brats_seg.errors import LayoutError, UsageError
+from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
 from brats_seg.tables import read_table
+
+log = logging.getLogger(__name__)
 
 DESCRIPTION = "dataset.json"
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
@@ -50,8 +53,14 @@ class _Description(BaseModel):
 
 
 def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> Iterator[Case]:
-    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS."""
+    """Yield the cases of a folder with a `dataset.json`; none, with a warning, if it has no modality of BraTS."""
     description, missing = _read_description(root / path / DESCRIPTION), Folder(path=path)
+    if not description.modalities:
+        found = some_of([*map(printable, description.channels.values())]) or "none"
+        text = (
+            "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or other names of them"
+        )
+        log.warning(text, root / path / DESCRIPTION, found)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
         images, labels = (folders.get(path / name, missing).scans for name in names)
         yield from _make_cases(description, images, labels)
@@ -88,7 +97,7 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
 def _read_description(path: Path) -> _Description:
     try:
         check_regular(path)
-        return _Description.model_validate_json(path.read_bytes())
+        return _Description.model_validate_json(path.read_text("utf-8-sig", "replace"))
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
         raise LayoutError(msg) from error

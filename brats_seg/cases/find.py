@@ -140,8 +140,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     folder.
     """
     if case_id is None:
-        names = [layouts.parse_file_name(path.name) for path in files.values()]
-        ids = {name.case for name in names if name}
+        ids = {name.case for path in files.values() if (name := layouts.parse_file_name(path.name))}
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
@@ -274,7 +273,7 @@ def _find_below(
     if not cases:
         msg = (
             f"{root} holds no cases: {'; '.join(notices) or 'it holds no scans'}. Expected a release "
-            "of BraTS, UPENN-GBM or UCSF-PDGM, a BIDS data set, the decathlon's task 1, a table of "
+            "of BraTS, UPENN-GBM or UCSF-PDGM, a BIDS data set, the folder of a dataset.json, a table of "
             "paths, or NIfTI files called CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair."
         )
         raise LayoutError(msg)
@@ -323,8 +322,9 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
     cases: list[Case] = []
     groups: list[_Group] = []
     for path, folder in folders.items():
-        if described.DESCRIPTION in folder.other_names and path / "imagesTr" in folders:
-            in_datasets |= {path / name for name in described.DATASET_FOLDERS}
+        inside = {path / name for name in described.DATASET_FOLDERS}
+        if described.DESCRIPTION in folder.other_names and inside & folders.keys():
+            in_datasets |= inside
             cases += described.cases_of_dataset(root, path, folders)
         elif path not in in_datasets:
             groups += _groups_in(folder, (root.resolve() / path).name)

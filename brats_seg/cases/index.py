@@ -267,7 +267,7 @@ def _to_shown(case: Case) -> ShownLabels:
     )
 
 
-def _merge_duplicates(duplicates: Sequence[Case]) -> list[Case]:
+def _merge_duplicates(duplicates: Sequence[Case]) -> Iterator[Case]:
     labelled = [case for case in duplicates if case.label]
     problem = ""
     if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
@@ -277,13 +277,12 @@ def _merge_duplicates(duplicates: Sequence[Case]) -> list[Case]:
     if not problem:
         chosen = (labelled or duplicates)[0]
         remark = f"the same scan is in {_other_folders(chosen, duplicates)}, which was ignored"
-        return [replace(chosen, remarks=(*chosen.remarks, remark))]
+        yield replace(chosen, remarks=(*chosen.remarks, remark))
+        return
     next_step = "Remove or rename the one that is not wanted."
-    refused = []
     for case in duplicates:
         message = f"{problem} of the same id in {_other_folders(case, duplicates)}"
-        refused.append(case.with_problem(message, "one folder per id", next_step))
-    return refused
+        yield case.with_problem(message, "one folder per id", next_step)
 
 
 def _other_folders(case: Case, duplicates: Sequence[Case]) -> str:
