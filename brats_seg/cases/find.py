@@ -322,9 +322,9 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
     cases: list[Case] = []
     groups: list[_Group] = []
     for path, folder in folders.items():
-        inside = {path / name for name in described.DATASET_FOLDERS}
-        if described.DESCRIPTION in folder.other_names and inside & folders.keys():
-            in_datasets |= inside
+        has_images = any(path / name in folders for name in ("imagesTr", "imagesTs"))
+        if described.DESCRIPTION in folder.other_names and has_images:
+            in_datasets |= {path / name for name in described.DATASET_FOLDERS}
             cases += described.cases_of_dataset(root, path, folders)
         elif path not in in_datasets:
             groups += _groups_in(folder, (root.resolve() / path).name)
