@@ -335,13 +335,34 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
         ({"background": 0, "necrosis": 1, "oedema": 2, "enhancing": 4}, "brats2017"),
         ({"background": 0, "wt": [1, 2, 3], "tc": [1, 3], "et": [3]}, "brats2023"),
         ({"background": 0, "wt": [1, 2, 3], "tc": [1, 3], "et": 3, "rc": 4}, "brats2024"),
-        *((labels, "") for labels in ({"tumour": 1}, {"ET": 2, "ED": 1}, {"edema": "1"}, {})),
+        *((labels, "") for labels in ({"tumour": 1}, {"edema": "1"}, {})),
     ],
 )
 def test_labels_say_convention(tmp_path: Path, labels: dict[str, object], convention: str) -> None:
     names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz")
     write_dataset(tmp_path, {**MSD, "labels": labels}, *names)
-    assert only_case_in(tmp_path).convention == convention
+    case = only_case_in(tmp_path)
+    assert (case.convention, case.remarks) == (convention, ())
+    assert case.label is not None
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"background": 0, "ET": 1, "ED": 2, "NCR": 3},
+        {"ET": 2, "ED": 1},
+        {"wt": [1, 2, 3], "tc": [1, 2], "et": 2},
+    ],
+)
+def test_a_label_map_with_the_numbers_of_no_release_is_left_out(
+    tmp_path: Path, labels: dict[str, object]
+) -> None:
+    """Its values would be read as those of a release: ET as necrosis."""
+    names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz", "imagesTr/BRATS_002.nii.gz")
+    write_dataset(tmp_path, {**MSD, "labels": labels}, *names)
+    labelled, other = find_cases(tmp_path).cases
+    assert (labelled.label, labelled.convention, other.remarks) == (None, "", ())
+    assert "dataset.json numbers its tissues as no release does" in labelled.remarks[0]
 
 
 @pytest.mark.parametrize(

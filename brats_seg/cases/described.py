@@ -57,9 +57,7 @@ def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> 
     description, missing = _read_description(root / path / DESCRIPTION), Folder(path=path)
     if not description.modalities:
         found = some_of([*map(printable, description.channels.values())]) or "none"
-        text = (
-            "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or other names of them"
-        )
+        text = "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or synonyms"
         log.warning(text, root / path / DESCRIPTION, found)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
         images, labels = (folders.get(path / name, missing).scans for name in names)
@@ -120,19 +118,25 @@ def _make_cases(
             elif not channel:
                 scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
     convention = _find_convention(description.labels)
+    unread = f"the label map is left out: {DESCRIPTION} numbers its tissues as no release does"
     for case_id, files in scans.items():
         is_msd = any(scan.volume is not None for scan in files.values())
-        if case_id in label_of:
+        is_labelled = case_id in label_of
+        if is_labelled and convention is not None:
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),
             release=releases.DECATHLON if is_msd else releases.NNUNET,
-            convention=convention if LABEL in files else "",
+            convention=convention or "" if is_labelled else "",
+            remarks=(unread,) if is_labelled and convention is None else (),
         )
 
 
-def _find_convention(labels: Mapping[str, str | int | list[int]]) -> str:
-    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
+def _find_convention(labels: Mapping[str, str | int | list[int]]) -> str | None:
+    """Return the convention with the same values for oedema and enhancing tumour, None if they have other ones.
+
+    The name is empty if the labels do not say which they are.
+    """
     named = [_name_and_values(*label) for label in labels.items()]
     enhancing = [values for name, values in named if tissue_named(name) == "et"]
     oedema = [values for name, values in named if tissue_named(name) == "ed"]
@@ -145,7 +149,7 @@ def _find_convention(labels: Mapping[str, str | int | list[int]]) -> str:
         wt, tc, et = map(frozenset, convention.regions)
         if enhancing == [et] and oedema == [wt - tc] and all_values <= convention.values:
             return convention.name
-    return ""
+    return None if all(enhancing) and all(oedema) and enhancing and oedema else ""
 
 
 def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, frozenset[int]]:
