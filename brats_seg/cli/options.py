@@ -87,7 +87,7 @@ def _check(context: typer.Context) -> None:
                 may_be_empty = context.info_name == "doctor" or context.params.get("watch")
                 if not item.exists() or (is_empty and not may_be_empty):
                     wrong = "is an empty folder" if is_empty else "does not exist"
-                    msg = f"{item} {wrong}; expected {flag}: {about['help']}"
+                    msg = f"{item} {wrong}; expected {flag}: {about['help'].partition('. ')[0]}"
                     raise UsageError(msg)
             # a network may be a dotted name, an atlas a file, and a modality have an older name
             if not values or item is None or name in _OPEN:
