@@ -651,7 +651,7 @@ def test_a_closure_makes_the_gradient_of_a_step() -> None:
 def scheduled(n_steps: int | None = None, lr: float = 1.0, **config: object) -> Schedule:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
     schedule = Schedule(optimizer, ScheduleConfig.model_validate(config))
-    schedule.n_steps = n_steps
+    schedule.set_length(n_steps)
     schedule.optimizer = optimizer
     return schedule
 
@@ -693,15 +693,16 @@ def test_the_rate_follows_its_curve(config, n_steps, expected):
     assert min(rates(50, lr=1e-7, name="cosine")) == pytest.approx(1e-7)
 
 
-def test_until_the_length_of_the_run_is_known_the_rate_does_not_fall() -> None:
+def test_once_the_length_of_the_run_is_known_the_rate_is_that_of_the_step() -> None:
     schedule, found = scheduled(name="polynomial", warmup_steps=1), []
     for step in range(6):
         found.append(rate_of(schedule))
-        schedule.n_steps = 4 if step == 2 else schedule.n_steps
         schedule.optimizer.step()
         schedule.after_step()
+        if step == 1:
+            schedule.set_length(4)
     # after its end the rate stays the lowest
-    assert found == pytest.approx([0.5, 1, 1, (1 - 2 / 3) ** 0.9, 1e-7, 1e-7])
+    assert found == pytest.approx([0.5, 1, (2 / 3) ** 0.9, (1 / 3) ** 0.9, 1e-7, 1e-7])
 
 
 def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> None:

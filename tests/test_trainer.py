@@ -24,7 +24,7 @@ from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import load_trained, run_locked
+from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
 from brats_seg.training.losses import overlap_columns
 from brats_seg.training.optimisation import Schedule
 from brats_seg.training.run_plan import plan_run
@@ -210,6 +210,14 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
     resumed = Trainer(data=data, config=settings(plateau, *changes), run_path=tmp_path / "other")
     assert len(resumed.run(track=untracked).history) == 3
     assert resumed.state.fallback.mode.micro_batch == 2
+
+
+def test_a_run_that_is_given_more_epochs_leaves_its_cool_down_at_once(data, tmp_path: Path) -> None:
+    cool_down = ("schedule.name=plateau", "schedule.cool_down=1")
+    train(data, tmp_path, settings(*cool_down, "training.n_epochs=1"))
+    train(data, tmp_path, settings(*cool_down, "training.n_epochs=4"), StopAtCheck(0))
+    (group,) = read_checkpoint(tmp_path / "last.pt")["optimizer"]["param_groups"]
+    assert group["lr"] == pytest.approx(0.01 * 3 / 4)
 
 
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:

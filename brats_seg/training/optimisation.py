@@ -393,12 +393,15 @@ class Schedule:
     """Sets the learning rate over a run, by its optimizer steps and its validation loss."""
 
     def __init__(self, optimizer: Optimizer, config: ScheduleConfig) -> None:
-        """Set the rate of the first step."""
-        self.n_steps: int | None = None
-        """Steps of the run; as long as it is None only a plateau lowers the rate."""
+        """Set the rate of the first step of a run whose length is not known."""
         self._config, self._optimizer = config, optimizer
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._at = _Position(step=0, lowest_loss=math.inf, n_worse=0, lowered=1.0)
+        self.set_length(None)
+
+    def set_length(self, n_steps: int | None) -> None:
+        """Set the steps of the run; as long as there is no number only a plateau lowers the rate."""
+        self._n_steps = n_steps
         self._set_rates()
 
     def lower_to(self, factor: float) -> None:
@@ -428,7 +431,7 @@ class Schedule:
         return asdict(self._at)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the optimizer restores the rate."""
+        """Restore a state; the rate follows with `set_length`."""
         self._at = _Position(**state)
 
     def _set_rates(self) -> None:
@@ -440,7 +443,7 @@ class Schedule:
         config, at, n_warmup = self._config, self._at, self._config.warmup_steps
         if at.step < n_warmup:
             return (at.step + 1) / (n_warmup + 1)
-        n_steps = self.n_steps or math.inf
+        n_steps = self._n_steps or math.inf
         left = 1 - min((at.step - n_warmup) / max(n_steps - n_warmup, 1), 1.0)
         if config.name == "plateau":
             return left / config.cool_down if left < config.cool_down else 1.0

@@ -118,7 +118,7 @@ class RunState:
     def set_epochs(self, n_epochs: int | None) -> None:
         """Set the number of epochs, which the schedule may depend on."""
         self.progress.n_epochs = n_epochs
-        self.schedule.n_steps = None if n_epochs is None else self.plan.n_steps(n_epochs)
+        self.schedule.set_length(None if n_epochs is None else self.plan.n_steps(n_epochs))
 
     def end_epoch(self, row: dict[str, int | float]) -> None:
         """Add a row to the history, and go on to the next epoch."""
