@@ -10,11 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from monai.transforms import Compose, MapTransform, RandGaussianNoised, RandomizableTransform
+from monai.transforms import (
+    CenterSpatialCropd,
+    Compose,
+    ConvertToMultiChannelBasedOnBratsClassesd,
+    MapTransform,
+    RandCropByPosNegLabeld,
+    RandGaussianNoised,
+    RandomizableTransform,
+    SelectItemsd,
+)
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
 from brats_seg.data import loader
+from brats_seg.data.intensities import Transform
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.store import open_case
 from brats_seg.data.transforms import training_transforms, transform_named
@@ -160,6 +170,43 @@ def test_a_name_of_no_transform_is_refused(name: str, reason: str) -> None:
 
 def make_nothing() -> None:
     """Return no transform."""
+
+
+def crop() -> MapTransform:
+    return CenterSpatialCropd(("image", "label"), roi_size=(4, 12, 12))
+
+
+def crop_twice() -> MapTransform:
+    return RandCropByPosNegLabeld(("image", "label"), "label", (4, 12, 12), num_samples=2)
+
+
+def to_regions() -> MapTransform:
+    return ConvertToMultiChannelBasedOnBratsClassesd("label")
+
+
+def drop_label() -> SelectItemsd:
+    return SelectItemsd(("image", "convention"))
+
+
+def return_nothing() -> Transform:
+    return lambda data: None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("crop", r"'image': \(4, 4, 12, 12\), 'label': \(1, 4, 12, 12\)"),
+        ("crop_twice", r"'image': \(4, 4, 12, 12\), 'label': \(1, 4, 12, 12\)"),
+        ("to_regions", r"'label': \(3, 12, 12, 12\)"),
+        ("drop_label", r"\{'image': \(4, 12, 12, 12\), 'convention': \(\)\}"),
+        ("return_nothing", r"a NoneType with the shapes \{\}"),
+    ],
+)
+def test_a_transform_that_changes_shapes_is_refused(tiny_prepared, name, found):
+    """A smaller patch would be trained on silently, and of other regions the first as the label map."""
+    dataset = make_dataset(tiny_prepared, f"tests.test_loader.{name}")
+    with pytest.raises(ConfigError, match=rf"training.transforms .*{found}.*; expected .*image"):
+        dataset[loader.PatchKey(epoch=0, case_id=IDS[0], draw=0)]
 
 
 def dataset_of(path: Path, augment: str = "none", size: Triple | str = (16, 24, 8)) -> PatchDataset:

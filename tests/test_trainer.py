@@ -347,8 +347,38 @@ def test_given_networks_and_losses_of_any_kind(data: FoldData, tmp_path: Path) -
     assert all(
         train(data, tmp_path / str(n), config, **kind).finished for n, kind in enumerate(given)
     )
-    with pytest.raises(ConfigError, match="nothing can be trained"):
-        train(data, tmp_path / "none", config, network=nn.Identity())
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (nn.Conv3d(1, 3, 1), r"does not take a patch \(1, 4, 8, 8, 8\).* 4 channels in and 3 out"),
+        (nn.Conv3d(4, 3, 1).half(), "does not take a patch .* in float32"),
+        (
+            nn.InstanceNorm3d(4, track_running_stats=True),
+            r"returned \(1, 4, 8.*logits of \(1, 3, 8",
+        ),
+        (nn.Conv3d(4, 3, 3), r"returned \(1, 3, 6, 6, 6\).*expected logits of \(1, 3, 8, 8, 8\)"),
+        (nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.InstanceNorm3d(4)), "does not take .*training"),
+        (nn.Conv3d(4, 3, 1).requires_grad_(False), "nothing can be trained"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_named_before_the_first_step(
+    data, tmp_path, network, message
+):
+    with pytest.raises(ConfigError, match=message):
+        Trainer(data=data, config=settings(), run_path=tmp_path, network=network)
+
+
+def test_lazy_layers_draw_their_weights_before_a_run_begins(data: FoldData, tmp_path: Path) -> None:
+    def lazy() -> nn.Module:
+        return nn.Sequential(nn.LazyConv3d(4, 1), nn.LazyBatchNorm3d(), nn.LazyConv3d(3, 1))
+
+    config = settings("training.micro_batch=3")
+    train(data, tmp_path / "stopped", config, StopAtCheck(0), network=lazy())
+    for name in ("stopped", "undisturbed"):
+        train(data, tmp_path / name, config, network=lazy())
+    check_same_runs(tmp_path / "stopped", tmp_path / "undisturbed")
 
 
 def test_an_infinite_loss(data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -87,7 +87,8 @@ def training_transforms(
         multiple: Multiple that the size of a whole case is rounded up to.
         augment: A name in `AUGMENTATIONS`.
         extra: Transforms to apply after those of `augment`, to an image (4, X, Y, Z) in float32
-            and a label map (1, X, Y, Z) in uint8. Their randomness must come from `self.R` alone.
+            and a label map (1, X, Y, Z) in uint8, whose shapes must stay. Their randomness must come
+            from `self.R` alone.
 
     Example:
         >>> pipeline = training_transforms(
@@ -97,11 +98,15 @@ def training_transforms(
         ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
     """
     augmentation = AUGMENTATIONS[augment]
-    read = partial(ReadPatchd, folder=folder, patch=patch, multiple=multiple, dtype=np.float16)
+    read = ReadPatchd(
+        folder=folder, patch=patch, multiple=multiple, augmentation=augmentation, dtype=np.float16
+    )
     changes = tuple(zip(CHANGES, augmentation.intensities, strict=True))
-    # few operations of torch and MONAI take float16 on the CPU
-    in_float = [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
-    transforms = [read(augmentation=augmentation), RandIntensitiesd("image", changes), *in_float]
+    transforms: list[Transform] = [read, RandIntensitiesd("image", changes)]
+    if extra:
+        # few operations of torch and MONAI take float16 on the CPU
+        in_float = CastToTyped("image", dtype=torch.float32)
+        transforms += [in_float, *extra, partial(check_patch, read)]
     return Compose([*transforms, RegionsOfLabelsd("label"), InHalfd("image")])
 
 
@@ -113,7 +118,10 @@ def apply_transforms(pipeline: Compose, data: Item) -> Item:
     try:
         return pipeline(data)
     except RuntimeError as error:
-        cause = error.__cause__
+        cause: BaseException = error
+        # lists of patches are passed on one by one, and add an error each
+        while cause.__cause__ is not None and not isinstance(cause, BratsError | MemoryError):
+            cause = cause.__cause__
         if not isinstance(cause, BratsError | MemoryError):
             raise
     # raised here and not above: there the two errors would refer to each other, and dask, which
@@ -275,6 +283,23 @@ class InHalfd(MapTransform):
             for key in self.key_iterator(data)
         }
         return {**data, **halves}
+
+
+def check_patch(read: ReadPatchd, data: object) -> object:
+    """Return the dictionary that transforms of the user have made of the patch that was read last.
+
+    Raises:
+        ConfigError: An entry is missing, or of another shape.
+    """
+    size = read.box.shape
+    expected = {"image": (_N_MODALITIES, *size), "label": (1, *size), "convention": ()}
+    entries = data if isinstance(data, Mapping) else {}
+    # a value that is no array counts as one without axes
+    found = {key: tuple(getattr(entries[key], "shape", ())) for key in expected if key in entries}
+    if found != expected:
+        msg = f"training.transforms returned a {type(data).__name__} with the shapes {found}; expected {expected}"
+        raise ConfigError(msg)
+    return data
 
 
 def choose_box(

@@ -17,7 +17,7 @@ from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models import unet
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.interface import as_output
+from brats_seg.models.interface import logits_of
 from brats_seg.voxels.box import Triple, rounded_up, shape_text, triple
 
 IMPORTED_MULTIPLE = 32
@@ -82,18 +82,15 @@ def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.M
     try:
         module: nn.Module = make(**arguments)
     except Exception as error:
-        hint = _EXPECTED if section == "model" else ""
+        hint = ""
+        if section == "model":
+            hint = f". Expected a 3D network of {len(MODALITIES)} channels in and {len(REGIONS)} channels out"
         msg = (
             f"{section}.name {name!r} cannot be built with {section}.arguments {dict(arguments)}: "
             f"{type(error).__name__}: {error}{hint}"
         )
         raise ConfigError(msg) from error
     return module
-
-
-_EXPECTED = (
-    f". Expected a 3D network of {len(MODALITIES)} channels in and {len(REGIONS)} channels out"
-)
 
 
 class ImportedNetwork(nn.Module):
@@ -113,15 +110,8 @@ class ImportedNetwork(nn.Module):
         Raises:
             ConfigError: The network returns something else.
         """
-        logits = as_output(self.network(image)).logits[0]
-        expected = (len(image), len(REGIONS), *image.shape[2:])
-        if logits.shape != expected:
-            msg = (
-                f"model.name {self.name!r} returned {tuple(logits.shape)} for an image of "
-                f"{tuple(image.shape)}; expected logits of {expected}{_EXPECTED}"
-            )
-            raise ConfigError(msg)
-        return logits
+        name = f"model.name {self.name!r}"
+        return logits_of(self.network(image), image, len(REGIONS), name)
 
 
 def size_multiple(config: ModelConfig, patch: Triple) -> Triple:

@@ -126,6 +126,20 @@ def as_output(value: object) -> TrainingOutput:
     raise ConfigError(msg)
 
 
+def logits_of(value: object, image: Tensor, n_out: int, name: str) -> Tensor:
+    """Return the logits `(N, n_out, X, Y, Z)` in the output of a network for an image `(N, C, X, Y, Z)`.
+
+    Raises:
+        ConfigError: There are none, or none of that shape.
+    """
+    logits, expected = as_output(value).logits[0], (len(image), n_out, *image.shape[2:])
+    if logits.shape != expected:
+        problem = f"{name} returned {tuple(logits.shape)} for an image of {tuple(image.shape)}"
+        msg = f"{problem}; expected logits of {expected}"
+        raise ConfigError(msg)
+    return logits
+
+
 def tensors_of(value: object) -> tuple[Tensor, ...]:
     """Return every tensor of an output, however it is nested."""
     tensors: list[Tensor] = []

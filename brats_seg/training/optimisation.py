@@ -357,8 +357,9 @@ _OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Return the optimizer of the settings, for the given parameters."""
-    if not (parameters := list(parameters)):
-        msg = "neither the network nor the loss has parameters, so that nothing can be trained"
+    parameters = list(parameters)
+    if not any(parameter.requires_grad for parameter in parameters):
+        msg = "neither the network nor the loss has parameters that require a gradient: nothing can be trained"
         raise ConfigError(msg)
     return _OPTIMIZERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay)
 

@@ -16,16 +16,19 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
-from brats_seg.config import Config, Size
+from brats_seg.config import Config, Size, is_dotted_name
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import BratsError, ResumeError
+from brats_seg.errors import BratsError, ConfigError, ResumeError
+from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.build import build_model
+from brats_seg.models.interface import logits_of
 from brats_seg.models.norm import check_in_place
 from brats_seg.models.unet import NotebookUNet, UNet
 from brats_seg.runtime.device import Device, device_name, uses_one_thread
-from brats_seg.runtime.memory import Fallback
+from brats_seg.runtime.memory import Fallback, is_out_of_memory
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training import optimisation
+from brats_seg.training.independence import PassState
 from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
@@ -218,8 +221,11 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     The optimizer updates the network and the parameters that the loss has, by the same settings.
     """
     config, device, criterion = plan.config, plan.device, plan.task.criterion
+    is_foreign = network is not None or is_dotted_name(config.model.name)
     network = network or build_network(config, plan.patch)
     network.to(device.torch_device)
+    if is_foreign:
+        _check_network(network, plan)
     check_in_place(network)
     if isinstance(criterion, nn.Module):
         criterion.to(device.torch_device)
@@ -247,6 +253,32 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     )
     state.set_epochs(None if config.training.hours else config.training.n_epochs)
     return state
+
+
+def _check_network(network: nn.Module, plan: RunPlan) -> None:
+    """Raise `ConfigError` unless a network turns a patch into logits; lazy layers draw their weights."""
+    torch.manual_seed(plan.config.training.seed)
+    # first in evaluation mode, in which no buffer changes: those of lazy layers do not exist before
+    _check_output(network.eval(), plan)
+    before = PassState.capture(plan.device.torch_device, network)
+    _check_output(network.train(), plan)
+    before.restore()
+
+
+def _check_output(network: nn.Module, plan: RunPlan) -> None:
+    image = torch.zeros(1, len(MODALITIES), *plan.patch, device=plan.device.torch_device)
+    channels = MODALITIES if plan.task.target_key == "image" else REGIONS
+    try:
+        with torch.no_grad(), plan.device.autocast():
+            output = network(image)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        # steps have a fallback for that
+        if is_out_of_memory(error):
+            return
+        reason = str(error).partition("\n")[0]
+        msg = f"the network does not take a patch {tuple(image.shape)} in float32: {reason}. Expected a 3D network of {len(MODALITIES)} channels in and {len(channels)} out"
+        raise ConfigError(msg) from error
+    logits_of(output, image, len(channels), "the network")
 
 
 def environment_of(device: Device) -> dict[str, str]:
