@@ -44,11 +44,11 @@ def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     history.write_history(rows, tmp_path)
     history.write_picture(rows, tmp_path)
     table = pd.read_csv(tmp_path / "history.csv")
-    regions = [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
+    names = ["loss", "dice", "jaccard"]
+    names += [f"{name}_{r}" for r in ("wt", "tc", "et") for name in ("dice", "jaccard")]
     assert list(table.columns) == [
-        *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
-        *("train_jaccard", "val_jaccard"),
-        *(f"{phase}_{name}" for phase in ("train", "val") for name in (*regions, "empty_et")),
+        *("epoch", "step"),
+        *(f"{phase}_{name}" for name in (*names, "empty_et") for phase in ("train", "val")),
         *("lr", "seconds", "peak_memory_mb"),
     ]
     assert table["val_dice"].isna().tolist() == [True, False]

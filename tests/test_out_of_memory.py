@@ -152,17 +152,6 @@ def test_memory_that_runs_out_in_the_update_is_fatal() -> None:
         steps.step()
 
 
-def test_the_mode_is_saved_in_plain_values() -> None:
-    first, second, third = (Steps(network(), DiceBce(), n).fallback for n in (2, 2, 1))
-    first.index = len(first.modes) - 1
-    entries = optimisation.mode_entries(first.mode)
-    optimisation.resume_mode(second, entries)
-    optimisation.resume_mode(third, entries | {"micro_batch": 8})
-    assert second.mode == first.mode
-    assert third.index == 0  # of another mode than those that there are
-    assert entries == {"micro_batch": 1, "checkpointing": "all"}
-
-
 LIMITED_SETTINGS = (
     "folds.n_folds=3 patch.size=48,48,48 patch.per_case=2 model.widths=16,32 "
     # a high rate magnifies the last digits, in which sums of micro-batches differ

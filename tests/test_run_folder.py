@@ -17,9 +17,15 @@ from brats_seg.errors import EnvironmentalError, ResumeError, UsageError
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.run_folder import RunFolder, match_weights, start_from
+from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.run_plan import plan_run
-from brats_seg.training.state import build_network, new_state, read_state
+from brats_seg.training.state import (
+    build_network,
+    match_weights,
+    new_state,
+    read_state,
+    start_from,
+)
 from tests.builders import limited_files, write_case
 from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import (

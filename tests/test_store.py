@@ -28,7 +28,7 @@ from brats_seg.data.store import (
     read_manifest,
 )
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.labels import BRATS2017, MODALITIES
+from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import make_case, make_label_map, make_volumes, write_nifti
 from tests.training_builders import Recorder, tiny_settings, train
@@ -69,7 +69,7 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
     np.testing.assert_array_equal(manifest.box.placed(labels, brain.shape), make_label_map())
     assert image.dtype == np.float16
     np.testing.assert_array_equal((image != 0).any(axis=0), brain[manifest.box.slices])
-    for voxels, mask in zip(case.foreground, case.regions_of(labels), strict=True):
+    for voxels, mask in zip(case.foreground, regions_of(labels, case.convention), strict=True):
         assert mask[tuple(voxels.T)].all()
         # a region this small is kept whole
         assert len({tuple(voxel) for voxel in voxels.tolist()}) == mask.sum()

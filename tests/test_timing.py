@@ -171,7 +171,7 @@ def test_the_epochs_that_hours_hold_are_kept(data, tmp_path, monkeypatch, caplog
     # without hours there would be no number of epochs before the first one ends
     with pytest.raises(ResumeError, match=r"training\.hours: 2\.0 -> None\n.*--fresh"):
         train(data, tmp_path / "run", settings())
-    with pytest.raises(ResumeError, match=r"begun without --hours, for 1 epochs\. .*--fresh"):
+    with pytest.raises(ResumeError, match=r"training\.hours: None -> 1\.0\n.*--fresh"):
         train(data, tmp_path / "plain", settings("training.n_epochs=1", "training.hours=1"))
 
 

@@ -220,6 +220,22 @@ def test_a_run_that_is_given_more_epochs_leaves_its_cool_down_at_once(data, tmp_
     assert group["lr"] == pytest.approx(0.01 * 3 / 4)
 
 
+def test_a_run_goes_on_in_the_memory_mode_that_it_had(data: FoldData, tmp_path: Path) -> None:
+    def stopped(n_checks: int, *changes: str, index: int = 0) -> str:
+        trainer = Trainer(data=data, config=settings(*changes), run_path=tmp_path)
+        trainer.state.fallback.index = index
+        trainer.run(stop=StopAtCheck(n_checks), track=untracked)
+        return str(trainer.state.fallback.mode)
+
+    least = stopped(1, index=2)
+    assert stopped(0) == least == "micro-batch 1, checkpointing all"
+    assert stopped(0, "training.micro_batch=2") == "micro-batch 2"
+    # that of another machine
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    torch.save({**content, "mode": "micro-batch 2, checkpointing host"}, tmp_path / "last.pt")
+    assert stopped(0, "training.micro_batch=2") == "micro-batch 2"
+
+
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:
     seldom = ("training.n_epochs=4", "validation.every=4")
     train(data, tmp_path, settings(*seldom), StopAtCheck(14))

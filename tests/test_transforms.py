@@ -145,7 +145,11 @@ NONE = (np.empty((0, 3), dtype=np.int32),) * 3
 def case_of(shape: Triple, foreground: Sequence[np.ndarray] = NONE) -> PreparedCase:
     image = np.broadcast_to(np.float16(0), (4, *shape))
     return PreparedCase(
-        case_id="a", convention=None, image=image, labels=None, foreground=tuple(foreground)
+        case_id="a",
+        convention=BRATS2017,
+        image=image,
+        labels=image[0],
+        foreground=tuple(foreground),
     )
 
 

@@ -31,6 +31,7 @@ from brats_seg.cases.many import worker_pool
 from brats_seg.data.store import open_case, verify_case
 from brats_seg.data.transforms import apply_transforms, seed_patch
 from brats_seg.errors import EnvironmentalError
+from brats_seg.labels import regions_of
 from brats_seg.voxels.box import Box
 
 PATCHES_AHEAD = 2
@@ -134,7 +135,7 @@ def whole_case(folder: Path, case_id: str, target_key: str = "label") -> Sample:
     verify_case(folder, case_id)
     case = open_case(folder, case_id)
     box = Box.at((0, 0, 0), case.shape)
-    image, regions = case.read_image(box), case.regions_of(case.read_labels(box))
+    image, regions = case.read_image(box), regions_of(case.read_labels(box), case.convention)
     data = {"image": torch.from_numpy(image), "label": torch.from_numpy(regions.view(np.uint8))}
     return Sample(image=data["image"], target=data[target_key], case_id=case_id)
 

@@ -35,9 +35,7 @@ from brats_seg.labels import (
     REGIONS,
     LabelConvention,
     LabelMap,
-    RegionMasks,
     convention_named,
-    regions_of,
 )
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box, Triple, triple
@@ -297,15 +295,15 @@ def _find_damage(folder: Path, case_id: str) -> CaseError | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreparedCase:
-    """A case on disk, cropped to the brain and normalised."""
+    """A labelled case on disk, cropped to the brain and normalised."""
 
     case_id: str
-    convention: LabelConvention | None
-    """Convention of the label map; None without one."""
+    convention: LabelConvention
+    """Convention of the label map."""
     image: npt.NDArray[np.float16]
     """(4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
-    labels: LabelMap | None
-    """(x, y, z), or None without a label map."""
+    labels: LabelMap
+    """(x, y, z)"""
     foreground: tuple[VoxelIndices, ...]
     """Indices (n, 3) in the crop of some voxels of each region."""
 
@@ -327,47 +325,28 @@ class PreparedCase:
         return _copy_box(self.image, box, out)
 
     def read_labels(self, box: Box, out: LabelMap | None = None) -> LabelMap:
-        """Return the labels in a box of the crop; the arguments are those of `read_image`.
-
-        Raises:
-            CaseError: The case has no label map.
-        """
-        if self.labels is None:
-            raise self.unlabelled()
+        """Return the labels in a box of the crop; the arguments are those of `read_image`."""
         return _copy_box(self.labels, box, out)
-
-    def regions_of(self, labels: LabelMap) -> RegionMasks:
-        """Convert labels of this case `(x, y, z)` to region masks `(3, x, y, z)`.
-
-        Raises:
-            CaseError: The case has no label map.
-        """
-        if self.convention is None:
-            raise self.unlabelled()
-        return regions_of(labels, self.convention)
-
-    def unlabelled(self) -> CaseError:
-        """Return the error to raise for a case without a label map."""
-        expected = "a label map to train on or to score against"
-        next_step = "Leave the case out, or add its label map and prepare it again."
-        return CaseError(self.case_id, MANIFEST_NAME, "no label map", expected, next_step)
 
 
 def open_case(folder: Path, case_id: str) -> PreparedCase:
     """Open a prepared case without reading its voxels.
 
     Raises:
-        CaseError: The case is not in the folder, has another version, or is damaged.
+        CaseError: The case is not in the folder, has another version, no label map, or is damaged.
     """
     path, manifest = folder / case_id, read_case_manifest(folder, case_id)
-    convention = convention_named(manifest.convention) if manifest.convention else None
+    if not manifest.convention:
+        expected = "a label map to train on or to score against"
+        next_step = "Leave the case out, or add its label map and prepare it again."
+        raise CaseError(case_id, MANIFEST_NAME, "no label map", expected, next_step)
     shape = manifest.box.shape
     rows = _read(case_id, path / FOREGROUND_NAME, np.load)
     return PreparedCase(
         case_id=case_id,
-        convention=convention,
+        convention=convention_named(manifest.convention),
         image=_open(case_id, path / IMAGE_NAME, (len(manifest.means), *shape)),
-        labels=None if convention is None else _open(case_id, path / LABELS_NAME, shape),
+        labels=_open(case_id, path / LABELS_NAME, shape),
         foreground=tuple(rows[rows[:, 0] == region, 1:] for region in range(len(REGIONS))),
     )
 

@@ -102,11 +102,10 @@ def training_transforms(
         folder=folder, patch=patch, multiple=multiple, augmentation=augmentation, dtype=np.float16
     )
     changes = tuple(zip(CHANGES, augmentation.intensities, strict=True))
-    transforms: list[Transform] = [read, RandIntensitiesd("image", changes)]
-    if extra:
-        # few operations of torch and MONAI take float16 on the CPU
-        in_float = CastToTyped("image", dtype=torch.float32)
-        transforms += [in_float, *extra, partial(check_patch, read)]
+    # few operations of torch and MONAI take float16 on the CPU
+    in_float = CastToTyped("image", dtype=torch.float32)
+    given = [in_float, *extra, partial(check_patch, read)] if extra else []
+    transforms = [read, RandIntensitiesd("image", changes), *given]
     return Compose([*transforms, RegionsOfLabelsd("label"), InHalfd("image")])
 
 
@@ -229,15 +228,12 @@ class ReadPatchd(Randomizable, MapTransform):
             CaseError: The case was not prepared, or has no label map.
         """
         case = open_case(self.folder, data["case_id"])
-        convention = case.convention
-        if convention is None:
-            raise case.unlabelled()
         self.randomize(case)
         image, labels = read_transformed(case, self.box, self.transform, self._buffers)
         if self.dtype is np.float32:
             image = as_type(image, np.float32, self._buffers)
         read = {self.keys[0]: image, self.keys[1]: torch.from_numpy(labels)[None]}
-        return {**data, **read, "convention": convention.name}
+        return {**data, **read, "convention": case.convention.name}
 
 
 class RegionsOfLabelsd(MapTransform):
@@ -285,7 +281,7 @@ class InHalfd(MapTransform):
         return {**data, **halves}
 
 
-def check_patch(read: ReadPatchd, data: object) -> object:
+def check_patch(read: ReadPatchd, data: Any) -> Any:
     """Return the dictionary that transforms of the user have made of the patch that was read last.
 
     Raises:
@@ -293,9 +289,9 @@ def check_patch(read: ReadPatchd, data: object) -> object:
     """
     size = read.box.shape
     expected = {"image": (_N_MODALITIES, *size), "label": (1, *size), "convention": ()}
-    entries = data if isinstance(data, Mapping) else {}
+    present = [key for key in expected if isinstance(data, Mapping) and key in data]
     # a value that is no array counts as one without axes
-    found = {key: tuple(getattr(entries[key], "shape", ())) for key in expected if key in entries}
+    found = {key: tuple(getattr(data[key], "shape", ())) for key in present}
     if found != expected:
         msg = f"training.transforms returned a {type(data).__name__} with the shapes {found}; expected {expected}"
         raise ConfigError(msg)

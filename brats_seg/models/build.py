@@ -82,9 +82,7 @@ def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.M
     try:
         module: nn.Module = make(**arguments)
     except Exception as error:
-        hint = ""
-        if section == "model":
-            hint = f". Expected a 3D network of {len(MODALITIES)} channels in and {len(REGIONS)} channels out"
+        hint = ". Expected a 3D network of 4 channels in and 3 out" if section == "model" else ""
         msg = (
             f"{section}.name {name!r} cannot be built with {section}.arguments {dict(arguments)}: "
             f"{type(error).__name__}: {error}{hint}"
@@ -102,7 +100,7 @@ class ImportedNetwork(nn.Module):
     def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__()
         self.network = network
-        self.name = name
+        self.name = f"model.name {name!r}"
 
     def forward(self, image: Tensor) -> Tensor:
         """`(N, 4, X, Y, Z)` -> logits `(N, 3, X, Y, Z)`.
@@ -110,8 +108,7 @@ class ImportedNetwork(nn.Module):
         Raises:
             ConfigError: The network returns something else.
         """
-        name = f"model.name {self.name!r}"
-        return logits_of(self.network(image), image, len(REGIONS), name)
+        return logits_of(self.network(image), image, len(REGIONS), self.name)
 
 
 def size_multiple(config: ModelConfig, patch: Triple) -> Triple:

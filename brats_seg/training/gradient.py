@@ -10,7 +10,6 @@ N patches, C channels, R regions, X Y Z voxels.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -101,6 +100,7 @@ class Leaves:
     def __init__(
         self, network: nn.Module, criterion: losses.Criterion, optimizer: torch.optim.Optimizer
     ) -> None:
+        self.network, self.criterion = network, criterion
         self.modules = [part for part in (network, criterion) if isinstance(part, nn.Module)]
         """The network, and the loss if it is a module, whose buffers a forward pass may change."""
         self._optimizer = optimizer
@@ -151,7 +151,6 @@ class Leaves:
         self.is_checked = True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class BatchGradient:
     """Computes the gradient of a batch that is given as micro-batches.
 
@@ -168,17 +167,18 @@ class BatchGradient:
     others; in two, they come from the one computation of the loss, on the first rank only.
     """
 
-    network: nn.Module
-    criterion: losses.Criterion
-    device: Device
-    ranks: Ranks
-    """The processes that share each batch."""
-    leaves: Leaves
-    """The tensors that the gradient belongs to."""
-    independence: PatchIndependence
-    """Probes the network whether a batch may be cut."""
-    n_at_once: int = 1
-    """Micro-batches that a mean over patches computes at the same time, each in a thread."""
+    def __init__(self, leaves: Leaves, device: Device, ranks: Ranks, n_at_once: int) -> None:
+        """Compute with the network and the loss of the leaves.
+
+        Args:
+            leaves: The tensors that the gradient belongs to.
+            device: Device and precision.
+            ranks: The processes that share each batch.
+            n_at_once: Micro-batches that a mean over patches computes at the same time, each in a thread.
+        """
+        self.leaves, self.network, self.criterion = leaves, leaves.network, leaves.criterion
+        self.device, self.ranks, self.n_at_once = device, ranks, n_at_once
+        self.independence = PatchIndependence(leaves.network)
 
     def make(
         self, micro_batches: Iterable[MicroBatch], measure: losses.Measure, scale: Scale
@@ -232,9 +232,8 @@ class BatchGradient:
             gradients = torch.autograd.grad(scale(loss), leaves, allow_unused=True)
             return loss.detach(), len(batch.image), noted, gradients
 
-        with ThreadPoolExecutor(
-            self.n_at_once, initializer=partial(torch.set_num_threads, 1)
-        ) as pool:
+        one_thread = partial(torch.set_num_threads, 1)
+        with ThreadPoolExecutor(self.n_at_once, initializer=one_thread) as pool:
             for loss, n_patches, noted, gradients in pool.map(differentiate, batches):
                 with torch.no_grad():
                     note(*noted)

@@ -105,18 +105,12 @@ def outlook_text(
 
 
 def _table(rows: Sequence[charts.Row]) -> pd.DataFrame:
-    return pd.DataFrame([dict(row) for row in rows]).reindex(columns=_columns(rows[0]))
-
-
-def _columns(row: charts.Row) -> list[str]:
-    # the curves first, then their parts
-    curves = [curve.name for curve in charts.select_curves(row)]
-    names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
-    first = [f"{phase}_{name}" for name in curves for phase in charts.PHASES]
-    rest = [f"{phase}_{name}" for phase in charts.PHASES for name in names]
-    patches = ["patch_loss"] if "patch_loss" in row else []
-    columns = ["epoch", "step", *first, *rest, *patches, "lr", "seconds", "peak_memory_mb"]
-    return list(dict.fromkeys(columns))
+    # the first epoch may have no validation
+    names = [key.removeprefix("train_") for key in rows[0] if key.startswith("train_")]
+    scores = [f"{phase}_{name}" for name in names for phase in charts.PHASES]
+    patches = ["patch_loss"] if "patch_loss" in rows[0] else []
+    columns = ["epoch", "step", *scores, *patches, "lr", "seconds", "peak_memory_mb"]
+    return pd.DataFrame([dict(row) for row in rows]).reindex(columns=columns)
 
 
 def _value_text(row: charts.Row, column: str, curve: charts.Curve) -> str:

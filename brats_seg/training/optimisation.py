@@ -25,7 +25,7 @@ from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
 from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch
-from brats_seg.training.independence import PassState, PatchIndependence
+from brats_seg.training.independence import PassState
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import Batch
@@ -98,15 +98,7 @@ class Accumulator:
         self.ranks = ranks or Ranks()
         self.device = device or Device(torch_device=next(network.parameters()).device)
         self.leaves = Leaves(network, criterion, optimizer)
-        self._gradient = BatchGradient(
-            network=network,
-            criterion=criterion,
-            device=self.device,
-            ranks=self.ranks,
-            leaves=self.leaves,
-            independence=PatchIndependence(network),
-            n_at_once=n_at_once,
-        )
+        self._gradient = BatchGradient(self.leaves, self.device, self.ranks, n_at_once)
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
@@ -226,17 +218,6 @@ def make_step(
         return accumulator.step(batch.micro_batches(mode.micro_batch), measure)
 
     return fallback.run(step)
-
-
-def mode_entries(mode: MemoryMode) -> dict[str, Any]:
-    """Return a mode in plain values."""
-    return {"micro_batch": mode.micro_batch, "checkpointing": mode.checkpointing.value}
-
-
-def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> None:
-    """Go on in the mode of those entries, or in the first if this machine does not have it."""
-    known = [mode_entries(mode) for mode in fallback.modes]
-    fallback.index = known.index(dict(entries)) if entries in known else 0
 
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)

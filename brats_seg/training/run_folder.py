@@ -1,4 +1,4 @@
-"""Begin a run, from its seed, from existing weights or from its latest state, and keep its folder.
+"""Keep the folder of a run: begin it or resume it, alone, and write its checkpoints.
 
 config.yaml       the settings
 split.csv         training and validation cases
@@ -9,29 +9,21 @@ last.pt, best.pt  the latest state; the weights with the best watched value, for
 """
 
 import logging
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import count
 from pathlib import Path
-
-from torch import Tensor, nn
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import Config, StartConfig, differing_settings
-from brats_seg.data.fold import FoldData
-from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained_writing, remove_leftovers, whole_file, write_json
-from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
-from brats_seg.training.state import RunState, StartedFrom, environment_of
-from brats_seg.voxels.box import shape_text
+from brats_seg.training.state import RunState, check_start, environment_of, start_from
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +39,6 @@ FREE_SETTINGS = frozenset(
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
 CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "environment.json"
-_WRAPPERS = re.compile(r"((module|network|_orig_mod)\.)*")
-"""Prefixes of names in averaged, wrapped and compiled networks."""
-_CHOOSE = "Choose other weights, or leave out --start-from."
 _NEXT_STEPS = "Use those, choose another --run, or start anew with --fresh."
 
 
@@ -165,11 +154,8 @@ class RunFolder:
     def _check_unchanged(self, begun: weights.ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
         before, now = begun.config, plan.config
-        if now.training.hours and not before.training.hours:
-            msg = f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. {_NEXT_STEPS}"
-            raise ResumeError(msg)
         free = FREE_SETTINGS
-        if now.training.hours:
+        if before.training.hours and now.training.hours:
             # only a limit, once the number of epochs is fitted to it
             free |= {"training.hours"}
         elif now.schedule.name in {"plateau", "constant"}:
@@ -196,123 +182,3 @@ class RunFolder:
         write_split(plan.data.split, self.path / SPLIT_NAME)
         write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
         remove_leftovers(self.path)
-
-
-def read_source(path: Path) -> weights.TrainedModel:
-    """Read the network of a run, of a checkpoint or of an exported model that a run may start from."""
-    trained, *rest = weights.read_trained(path)
-    if rest:
-        msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
-        raise UsageError(msg)
-    identity = trained.card.identity
-    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
-    for name in ("modalities", "regions", "normalisation"):
-        value, known = getattr(identity, name), getattr(expected, name)
-        if value != known:
-            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
-            raise UsageError(msg)
-    return trained
-
-
-def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
-    """Raise `UsageError` if a run that begins cannot start from the weights of the settings."""
-    if config.path in {None, SHIPPED_START}:
-        return
-    path = Path(config.path)
-    if path.resolve().is_relative_to(run_path.resolve()):
-        advice = "give another --run, or resume it without --start-from"
-        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
-        raise UsageError(msg)
-    if begins:
-        read_source(path)
-
-
-def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> StartedFrom | None:
-    """Give a network the weights of the settings that fit, log which, and return where they are from."""
-    is_shipped = config.path == SHIPPED_START
-    path = weights.shipped_network() if is_shipped else config.path
-    if path is None:
-        return None
-    source = read_source(Path(path))
-    loaded, unfit = match_weights(network, source.weights)
-    if is_shipped and (unfit or len(loaded) < len(source.weights)):
-        return None
-    model = source.card.config.model
-    name = f"{path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
-    if is_shipped:
-        name = "the network that brats_seg carries (--start-from none draws all weights anew)"
-    # a bias or a norm alone starts nothing
-    if not any(weight.ndim > 1 for weight in loaded.values()):
-        msg = f"nothing fits of {name}. Not loaded: {some_of(unfit)}. Give its network, or leave out --start-from."
-        raise UsageError(msg)
-    network.load_state_dict(loaded, strict=False)
-    n_layers = len(_by_layer(network.state_dict()))
-    text = "started from %s: %d of %d layers loaded, learning rate times %g"
-    log.info(text, name, len(_by_layer(loaded)), n_layers, config.lr_factor)
-    if unfit:
-        log.info("  not loaded: %s", some_of(unfit))
-    _log_differences(source, name if is_shipped else path, data, is_shipped=is_shipped)
-    return StartedFrom(
-        path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
-        fingerprint=weights.fingerprint_of([source]),
-        learnt_from=source.cases.ids,
-        is_complete=source.cases.is_complete,
-    )
-
-
-def match_weights(
-    network: nn.Module, offered: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the offered weights of the layers that they fit, and the other layers in words.
-
-    Example:
-        >>> network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1))
-        >>> other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 5, 1))
-        >>> loaded, unfit = match_weights(network, other.state_dict())
-        >>> sorted(loaded), unfit
-        (['0.bias', '0.weight'], ['1 (3x2x1x1x1 here, 5x2x1x1x1 there)'])
-    """
-    by_name = {_unwrap(name): weight for name, weight in offered.items()}
-    state = {n: w for n, w in network.state_dict().items() if isinstance(w, Tensor)}
-    loaded: dict[str, Tensor] = {}
-    unfit = []
-    for layer, names in _by_layer(state).items():
-        fitting = {name: by_name[_unwrap(name)] for name in names if _unwrap(name) in by_name}
-        shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
-        differing = [pair for pair in shapes if pair[0] != pair[1]]
-        if len(fitting) < len(names):
-            unfit.append(f"{layer} (not among them)")
-        elif differing:
-            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing[0])))
-        else:
-            loaded |= fitting
-    return loaded, unfit
-
-
-def _unwrap(name: str) -> str:
-    """Return the name of a weight without the wrappers around its network."""
-    return _WRAPPERS.sub("", name, count=1)
-
-
-def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group names by layer; a weight of the network itself is a layer by that name."""
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    return layers
-
-
-def _log_differences(
-    source: weights.TrainedModel, name: str | Path, data: FoldData, *, is_shipped: bool
-) -> None:
-    """Log what the weights learnt from, where it may matter to this run."""
-    spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
-    if spacings_mm[0] != spacings_mm[1] and not is_shipped:
-        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-        log.warning(text, name, *map(spacing_text, spacings_mm))
-    if not source.cases.is_complete:
-        text = "%s does not name its training cases; if some are held out here, scores will be too good"
-        log.info(text, name)
-    if seen := source.cases.seen_among(data.split.validation):
-        text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        log.warning(text, name, len(seen), len(data.split.validation), some_of(seen))

@@ -1,12 +1,14 @@
-"""Hold everything that changes while a run is trained; `RunState.state_dict` is its checkpoint.
+"""Hold everything that changes while a run is trained, from its seed or from existing weights on.
 
-A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
+`RunState.state_dict` is the checkpoint of a run. It is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
 one runs no code. Its entry `model` is the plain state dict of the network.
 """
 
 import logging
 import platform
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -14,29 +16,36 @@ from typing import Annotated, Any, TypeAlias
 
 import torch
 from pydantic import Field, TypeAdapter
-from torch import nn
+from torch import Tensor, nn
 
-from brats_seg.config import Config, Size, is_dotted_name
+from brats_seg.config import Config, Size, StartConfig, is_dotted_name
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import BratsError, ConfigError, ResumeError
+from brats_seg.data.fold import FoldData
+from brats_seg.data.normalisation import spacing_text
+from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError, some_of
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import logits_of
 from brats_seg.models.norm import check_in_place
 from brats_seg.models.unet import NotebookUNet, UNet
+from brats_seg.presets import SHIPPED_START
+from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, device_name, uses_one_thread
 from brats_seg.runtime.memory import Fallback, is_out_of_memory
-from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training import optimisation
 from brats_seg.training.independence import PassState
 from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
+from brats_seg.voxels.box import shape_text
 
 log = logging.getLogger(__name__)
 
 MOST_SKIPPED = 50
 """Skipped steps in a row after which a run gives up; a float16 loss scale settles in 16."""
+_WRAPPERS = re.compile(r"((module|network|_orig_mod)\.)*")
+"""Prefixes of names in averaged, wrapped and compiled networks."""
+_CHOOSE = "Choose other weights, or leave out --start-from."
 ADVICE = "Replace it by a copy, or start anew with --fresh."
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -96,7 +105,7 @@ class RunState:
     fallback: Fallback[optimisation.MemoryMode]
     """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: optimisation.Schedule
-    card: ModelCard
+    card: weights.ModelCard
     progress: Progress = field(default_factory=Progress)
     started_from: StartedFrom | None = None
     """The weights that the run started from; None if all were drawn from the seed."""
@@ -139,7 +148,7 @@ class RunState:
         """Return the entries of the checkpoint from which the run is resumed."""
         return {
             **self._entries(asdict(self.progress)),
-            "mode": optimisation.mode_entries(self.fallback.mode),
+            "mode": str(self.fallback.mode),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
 
@@ -150,9 +159,13 @@ class RunState:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
-            # another micro-batch is tried from its first mode
-            if saved.card.config.training.micro_batch == self.plan.config.training.micro_batch:
-                optimisation.resume_mode(self.fallback, entries["mode"])
+            is_same = (
+                saved.card.config.training.micro_batch == self.plan.config.training.micro_batch
+            )
+            modes = [str(mode) for mode in self.fallback.modes]
+            # another micro-batch is tried from its first mode, and so is what this machine does not have
+            if is_same and entries["mode"] in modes:
+                self.fallback.index = modes.index(entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
             problem = f"the entry {name} does not fit ({reason})"
@@ -164,7 +177,7 @@ class RunState:
     def _entries(self, progress: dict[str, Any]) -> dict[str, Any]:
         start = self.started_from
         return {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": weights.SCHEMA_VERSION,
             "card": self.card.model_dump(),
             "environment": environment_of(self.accumulator.device),
             "started_from": None if start is None else asdict(start),
@@ -189,7 +202,7 @@ class RunState:
 class SavedState:
     """What a checkpoint says of its run, without weights."""
 
-    card: ModelCard
+    card: weights.ModelCard
     progress: Progress
     started_from: StartedFrom | None
     environment: dict[str, str]
@@ -201,11 +214,11 @@ _SAVED = TypeAdapter(SavedState)
 
 def read_state(path: Path) -> SavedState:
     """Read what a checkpoint says of its run."""
-    entries = read_checkpoint(path)
+    entries = weights.read_checkpoint(path)
     try:
         return _SAVED.validate_python(entries)
     except ValueError as error:
-        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {ADVICE}"
+        msg = f"{path} is not a checkpoint of a run: {weights.reason_of(error)}. {ADVICE}"
         raise ResumeError(msg) from None
 
 
@@ -249,7 +262,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         accumulator=accumulator,
         fallback=optimisation.step_fallback(accumulator, config.training.micro_batch),
         schedule=optimisation.Schedule(optimizer, config.schedule),
-        card=ModelCard(identity=plan.identity, config=config),
+        card=weights.ModelCard(identity=plan.identity, config=config),
     )
     state.set_epochs(None if config.training.hours else config.training.n_epochs)
     return state
@@ -257,28 +270,21 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
 
 def _check_network(network: nn.Module, plan: RunPlan) -> None:
     """Raise `ConfigError` unless a network turns a patch into logits; lazy layers draw their weights."""
-    torch.manual_seed(plan.config.training.seed)
-    # first in evaluation mode, in which no buffer changes: those of lazy layers do not exist before
-    _check_output(network.eval(), plan)
-    before = PassState.capture(plan.device.torch_device, network)
-    _check_output(network.train(), plan)
-    before.restore()
-
-
-def _check_output(network: nn.Module, plan: RunPlan) -> None:
     image = torch.zeros(1, len(MODALITIES), *plan.patch, device=plan.device.torch_device)
-    channels = MODALITIES if plan.task.target_key == "image" else REGIONS
+    n_out = len(MODALITIES if plan.task.target_key == "image" else REGIONS)
+    torch.manual_seed(plan.config.training.seed)
     try:
-        with torch.no_grad(), plan.device.autocast():
-            output = network(image)
+        with torch.no_grad(), plan.device.autocast(), ExitStack() as stack:
+            # evaluation mode changes no buffers, and makes those of lazy layers
+            logits_of(network.eval()(image), image, n_out, "the network")
+            stack.callback(PassState.capture(image.device, network).restore)
+            logits_of(network.train()(image), image, n_out, "the network")
     except (RuntimeError, ValueError, AssertionError) as error:
         # steps have a fallback for that
         if is_out_of_memory(error):
             return
-        reason = str(error).partition("\n")[0]
-        msg = f"the network does not take a patch {tuple(image.shape)} in float32: {reason}. Expected a 3D network of {len(MODALITIES)} channels in and {len(channels)} out"
+        msg = f"the network does not take a patch {tuple(image.shape)} in float32: {error}. Expected a 3D network of {len(MODALITIES)} channels in and {n_out} out"
         raise ConfigError(msg) from error
-    logits_of(output, image, len(channels), "the network")
 
 
 def environment_of(device: Device) -> dict[str, str]:
@@ -293,3 +299,123 @@ def environment_of(device: Device) -> dict[str, str]:
         "precision": device.precision,
         "threads": str(torch.get_num_threads()),
     }
+
+
+def read_source(path: Path) -> weights.TrainedModel:
+    """Read the network of a run, of a checkpoint or of an exported model that a run may start from."""
+    trained, *rest = weights.read_trained(path)
+    if rest:
+        msg = f"{path} holds {len(rest) + 1} networks; expected one: give a run, or export it alone"
+        raise UsageError(msg)
+    identity = trained.card.identity
+    expected = weights.ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
+    for name in ("modalities", "regions", "normalisation"):
+        value, known = getattr(identity, name), getattr(expected, name)
+        if value != known:
+            msg = f"{path} was trained with {name} {value}; expected {known}, in this order. {_CHOOSE}"
+            raise UsageError(msg)
+    return trained
+
+
+def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
+    """Raise `UsageError` if a run that begins cannot start from the weights of the settings."""
+    if config.path in {None, SHIPPED_START}:
+        return
+    path = Path(config.path)
+    if path.resolve().is_relative_to(run_path.resolve()):
+        advice = "give another --run, or resume it without --start-from"
+        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
+        raise UsageError(msg)
+    if begins:
+        read_source(path)
+
+
+def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> StartedFrom | None:
+    """Give a network the weights of the settings that fit, log which, and return where they are from."""
+    is_shipped = config.path == SHIPPED_START
+    path = weights.shipped_network() if is_shipped else config.path
+    if path is None:
+        return None
+    source = read_source(Path(path))
+    loaded, unfit = match_weights(network, source.weights)
+    if is_shipped and (unfit or len(loaded) < len(source.weights)):
+        return None
+    model = source.card.config.model
+    name = f"{path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
+    if is_shipped:
+        name = "the network that brats_seg carries (--start-from none draws all weights anew)"
+    # a bias or a norm alone starts nothing
+    if not any(weight.ndim > 1 for weight in loaded.values()):
+        msg = f"nothing fits of {name}. Not loaded: {some_of(unfit)}. Give its network, or leave out --start-from."
+        raise UsageError(msg)
+    network.load_state_dict(loaded, strict=False)
+    n_layers = len(_by_layer(network.state_dict()))
+    text = "started from %s: %d of %d layers loaded, learning rate times %g"
+    log.info(text, name, len(_by_layer(loaded)), n_layers, config.lr_factor)
+    if unfit:
+        log.info("  not loaded: %s", some_of(unfit))
+    _log_differences(source, name if is_shipped else path, data, is_shipped=is_shipped)
+    return StartedFrom(
+        path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
+        fingerprint=weights.fingerprint_of([source]),
+        learnt_from=source.cases.ids,
+        is_complete=source.cases.is_complete,
+    )
+
+
+def match_weights(
+    network: nn.Module, offered: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the offered weights of the layers that they fit, and the other layers in words.
+
+    Example:
+        >>> network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1))
+        >>> other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 5, 1))
+        >>> loaded, unfit = match_weights(network, other.state_dict())
+        >>> sorted(loaded), unfit
+        (['0.bias', '0.weight'], ['1 (3x2x1x1x1 here, 5x2x1x1x1 there)'])
+    """
+    by_name = {_unwrap(name): weight for name, weight in offered.items()}
+    state = {n: w for n, w in network.state_dict().items() if isinstance(w, Tensor)}
+    loaded: dict[str, Tensor] = {}
+    unfit = []
+    for layer, names in _by_layer(state).items():
+        fitting = {name: by_name[_unwrap(name)] for name in names if _unwrap(name) in by_name}
+        shapes = [(state[name].shape, weight.shape) for name, weight in fitting.items()]
+        differing = [pair for pair in shapes if pair[0] != pair[1]]
+        if len(fitting) < len(names):
+            unfit.append(f"{layer} (not among them)")
+        elif differing:
+            unfit.append("{} ({} here, {} there)".format(layer, *map(shape_text, differing[0])))
+        else:
+            loaded |= fitting
+    return loaded, unfit
+
+
+def _unwrap(name: str) -> str:
+    """Return the name of a weight without the wrappers around its network."""
+    return _WRAPPERS.sub("", name, count=1)
+
+
+def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Group names by layer; a weight of the network itself is a layer by that name."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    return layers
+
+
+def _log_differences(
+    source: weights.TrainedModel, name: str | Path, data: FoldData, *, is_shipped: bool
+) -> None:
+    """Log what the weights learnt from, where it may matter to this run."""
+    spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
+    if spacings_mm[0] != spacings_mm[1] and not is_shipped:
+        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
+        log.warning(text, name, *map(spacing_text, spacings_mm))
+    if not source.cases.is_complete:
+        text = "%s does not name its training cases; if some are held out here, scores will be too good"
+        log.info(text, name)
+    if seen := source.cases.seen_among(data.split.validation):
+        text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
+        log.warning(text, name, len(seen), len(data.split.validation), some_of(seen))

@@ -33,8 +33,8 @@ from brats_seg.training import history, losses, run_plan
 from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
 from brats_seg.training.optimisation import HalfUpdatedError, make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
-from brats_seg.training.run_folder import RunFolder, check_start
-from brats_seg.training.state import new_state
+from brats_seg.training.run_folder import RunFolder
+from brats_seg.training.state import check_start, new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 from brats_seg.voxels.box import shape_text, triple
 
@@ -268,8 +268,7 @@ class Trainer:
         if plan.is_validated(progress.epoch, progress.n_epochs):
             case_ids = self.ranks.share(plan.data.split.validation)
             cases = (whole_case(plan.data.folder, name, plan.task.target_key) for name in case_ids)
-            shown = track(cases, what="validation", total=len(case_ids))
-            whole = self._sums(shown)
+            whole = self._sums(track(cases, what="validation", total=len(case_ids)))
         if plan.watched_patches:
             keys = self.ranks.share(plan.watched_patches)
             patch_loss = self._sums(run_plan.held_out_patches(plan, keys)).loss

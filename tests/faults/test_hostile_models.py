@@ -29,7 +29,7 @@ from brats_seg.pages.run import write_run_page
 from brats_seg.presets import MONAI_NETWORKS, is_plain, trusting
 from brats_seg.training.certificate import certify_run
 from brats_seg.training.memory_plan import choose_settings
-from brats_seg.training.run_folder import read_source
+from brats_seg.training.state import read_source
 from tests.builders import call
 from tests.faults.campaign import OWNED, Campaign
 from tests.faults.stages import COMMANDS
