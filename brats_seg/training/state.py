@@ -1,7 +1,7 @@
 """Hold everything that changes while a run is trained, from its seed or from existing weights on.
 
-`RunState.state_dict` is the checkpoint of a run. It is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
-one runs no code. Its entry `model` is the plain state dict of the network.
+`RunState.state_dict` is the checkpoint of a run: a dictionary of plain values and tensors, read with
+`weights_only=True`, so that opening one runs no code. Its entry `model` is the plain state dict of the network.
 """
 
 import logging
@@ -283,7 +283,8 @@ def _check_network(network: nn.Module, plan: RunPlan) -> None:
         # steps have a fallback for that
         if is_out_of_memory(error):
             return
-        msg = f"the network does not take a patch {tuple(image.shape)} in float32: {error}. Expected a 3D network of {len(MODALITIES)} channels in and {n_out} out"
+        reason = str(error).partition("\n")[0]
+        msg = f"the network does not take a patch {tuple(image.shape)} in float32: {reason}. Expected a 3D network of {len(MODALITIES)} channels in and {n_out} out"
         raise ConfigError(msg) from error
 
 

@@ -199,8 +199,10 @@ class Trainer:
     def _run(self, track: Track) -> Outcome:
         config, progress, stop = self.plan.config, self.state.progress, self._stop
         if config.validation.every == "auto" and not progress.is_finished:
-            every = counted(self.plan.validate_every, "epoch")
-            log.info("whole cases are validated every %s, and after the last one", every)
+            every = self.plan.validate_every
+            is_often = progress.n_epochs is None or every < progress.n_epochs
+            text = f"every {counted(every, 'epoch')} and " if is_often else ""
+            log.info("whole cases are validated %safter the last epoch", text)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, stop=stop)
         reason = "all epochs are done"
