@@ -19,7 +19,7 @@ from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, result_files
-from brats_seg.labels import LabelConvention, label_map_of, regions_of
+from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions_of
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
@@ -75,28 +75,31 @@ def fuse_label_maps(
         columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
         rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
         for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
-            if method == "mean":
-                inside = _mean_probabilities(case_id, label_maps)
-            else:
-                masks = [
-                    regions_of(read_label_map(item.path, case_id=case_id).array, item.convention)
-                    for item in label_maps
-                ]
-                inside = np.mean(masks, axis=0, dtype=np.float32)
-                if method == "staple":
-                    inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
-            regions = nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
+            regions = _fuse(case_id, label_maps, method)
             written.append(output / f"{case_id}.nii.gz")
             # the table must not be read with an earlier label map
             written[-1].unlink(missing_ok=True)
-            convention, answers = (
-                label_maps[0].convention,
-                {item.in_training for item in label_maps},
-            )
-            rows[case_id] = case_id, convention.name, "yes" if "yes" in answers else min(answers)
+            first, answers = label_maps[0], {item.in_training for item in label_maps}
+            in_training = "yes" if "yes" in answers else min(answers)
+            rows[case_id] = case_id, first.convention.name, in_training
             write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
-            write_volume(written[-1], label_map_of(regions, convention), label_maps[0].geometry)
+            write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
     return tuple(written)
+
+
+def _fuse(case_id: str, label_maps: Sequence[_LabelMap], method: str) -> RegionMasks:
+    """Return the region masks `(3, X, Y, Z)` that the label maps of a case become."""
+    if method == "mean":
+        inside = _mean_probabilities(case_id, label_maps)
+    else:
+        masks = [
+            regions_of(read_label_map(item.path, case_id=case_id).array, item.convention)
+            for item in label_maps
+        ]
+        inside = np.mean(masks, axis=0, dtype=np.float32)
+        if method == "staple":
+            inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
+    return nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
 
 
 def _staple(votes: Sequence[Mask]) -> Field:
