@@ -171,9 +171,8 @@ def rule(case: Case) -> RegionMasks:
     brain = t1n > 0
     bright, before, after = (_robust(image, brain) for image in (t2f, t1n, t1c))
     inside = ndimage.distance_transform_edt(brain) > 4
-    parts, _ = ndimage.label(
-        ndimage.binary_opening((ndimage.gaussian_filter(bright, 1) > 1.5) & inside)
-    )
+    opened = ndimage.binary_opening((ndimage.gaussian_filter(bright, 1) > 1.5) & inside)
+    parts, _ = ndimage.label(opened)
     wt = (parts > 0) & (parts == np.bincount(parts[parts > 0], minlength=1).argmax())
     wt = ndimage.binary_fill_holes(ndimage.binary_closing(wt, iterations=2))
     near = ndimage.binary_dilation(wt, iterations=2) & inside
