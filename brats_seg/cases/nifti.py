@@ -70,7 +70,7 @@ _EXPECTED_AXES = (
     f"{_MOST_VOLUMES} volumes"
 )
 _FETCH_AGAIN = "Copy or download the file again."
-_CONVERT_AGAIN = "Convert the scan again."
+_CONVERT_AGAIN = "Convert or write the file again."
 _OTHER_FILE = "Give the label map itself, not an image or probabilities."
 
 _Header: TypeAlias = Any  # nibabel has no types
