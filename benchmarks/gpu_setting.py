@@ -86,8 +86,7 @@ class Setting:
             patch=self.patch,
             multiple=(1, 1, 1),
             task=build_task(config),
-            validate_every=1,
-            validation_cost=0,
+            window_size=self.patch,
         )
         return new_state(plan, ranks=ranks or Ranks())
 
