@@ -59,6 +59,9 @@ def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> 
         found = some_of([*map(printable, description.channels.values())]) or "none"
         text = "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or synonyms"
         log.warning(text, root / path / DESCRIPTION, found)
+    if _find_convention(description.labels) is None:
+        text = "%s numbers tissues as no release of BraTS does: its label maps are left out; renumber them"
+        log.warning(text, root / path / DESCRIPTION)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
         images, labels = (folders.get(path / name, missing).scans for name in names)
         yield from _make_cases(description, images, labels)
@@ -108,7 +111,8 @@ def _read_description(path: Path) -> _Description:
 def _make_cases(
     description: _Description, images: Sequence[NamedFile], labels: Sequence[NamedFile]
 ) -> Iterator[Case]:
-    label_of = {file.stem: ScanFile(path=file.path) for file in labels}
+    convention = _find_convention(description.labels)
+    label_of = {file.stem: ScanFile(path=file.path) for file in labels if convention is not None}
     scans: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
     for file in images:
         channel = _CHANNEL.fullmatch(file.stem)
@@ -117,18 +121,14 @@ def _make_cases(
                 scans[channel["case"]][modality] = ScanFile(path=file.path)
             elif not channel:
                 scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
-    convention = _find_convention(description.labels)
-    unread = f"the label map is left out: {DESCRIPTION} numbers its tissues as no release does"
     for case_id, files in scans.items():
         is_msd = any(scan.volume is not None for scan in files.values())
-        is_labelled = case_id in label_of
-        if is_labelled and convention is not None:
+        if case_id in label_of:
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),
             release=releases.DECATHLON if is_msd else releases.NNUNET,
-            convention=convention or "" if is_labelled else "",
-            remarks=(unread,) if is_labelled and convention is None else (),
+            convention=convention if convention and LABEL in files else "",
         )
 
 
