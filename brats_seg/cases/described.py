@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from brats_seg.cases import layouts, releases
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.layouts import LABEL, Folder, NamedFile
+from brats_seg.cases.layouts import LABEL, Folder
 from brats_seg.config import validation_problems
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.files import check_regular
@@ -59,12 +59,13 @@ def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> 
         found = some_of([*map(printable, description.channels.values())]) or "none"
         text = "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or synonyms"
         log.warning(text, root / path / DESCRIPTION, found)
-    if _find_convention(description.labels) is None:
+    convention = _find_convention(description.labels)
+    if convention is None:
         text = "%s numbers tissues as no release of BraTS does: its label maps are left out; renumber them"
         log.warning(text, root / path / DESCRIPTION)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
-        images, labels = (folders.get(path / name, missing).scans for name in names)
-        yield from _make_cases(description, images, labels)
+        images, labels = (folders.get(path / name, missing) for name in names)
+        yield from _make_cases(description, convention, images, labels)
 
 
 def is_path_table(data: Path) -> bool:
@@ -109,12 +110,11 @@ def _read_description(path: Path) -> _Description:
 
 
 def _make_cases(
-    description: _Description, images: Sequence[NamedFile], labels: Sequence[NamedFile]
+    description: _Description, convention: str | None, images: Folder, labels: Folder
 ) -> Iterator[Case]:
-    convention = _find_convention(description.labels)
-    label_of = {file.stem: ScanFile(path=file.path) for file in labels if convention is not None}
+    label_of = {file.stem: ScanFile(path=file.path) for file in labels.scans}
     scans: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
-    for file in images:
+    for file in images.scans:
         channel = _CHANNEL.fullmatch(file.stem)
         for index, modality in description.modalities.items():
             if channel and int(channel["channel"]) == index:
@@ -123,7 +123,7 @@ def _make_cases(
                 scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
     for case_id, files in scans.items():
         is_msd = any(scan.volume is not None for scan in files.values())
-        if case_id in label_of:
+        if case_id in label_of and convention is not None:
             files[LABEL] = label_of[case_id]
         yield replace(
             Case.named(case_id, files),

@@ -159,12 +159,10 @@ class RunState:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
-            is_same = (
-                saved.card.config.training.micro_batch == self.plan.config.training.micro_batch
-            )
+            before, now = saved.card.config.training, self.plan.config.training
             modes = [str(mode) for mode in self.fallback.modes]
             # another micro-batch is tried from its first mode, and so is what this machine does not have
-            if is_same and entries["mode"] in modes:
+            if before.micro_batch == now.micro_batch and entries["mode"] in modes:
                 self.fallback.index = modes.index(entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             reason = f"{error}".partition("\n")[0]
