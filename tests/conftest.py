@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,6 +27,14 @@ settings.register_profile(
     "project", deadline=None, derandomize=True, max_examples=50, database=None
 )
 settings.load_profile("project")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _disks_are_not_waited_for() -> Iterator[None]:
+    """Leave out `fsync` in this process; the commands of `tests/faults` count it in theirs."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture
@@ -126,3 +135,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
+
+
+def pytest_collection_finish() -> None:
+    # what was imported stays, and each collection of garbage would go through all of it
+    gc.freeze()
