@@ -479,7 +479,7 @@ def test_another_convention_than_the_release_is_said(run: Run, model: Path, tmp_
 
 
 def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_path: Path) -> None:
-    given = {"overlap": 0.25, "smallest_et_mm3": 50, "preview": False}
+    given = {"overlap": 0.25, "smallest_et_mm3": 50, "surest_et": 0.1, "preview": False}
     given |= {"thresholds": [0.4, 0.5, 0.6], "smallest_mm3": [9, 8, 7]}
     flags = "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32"
     options = [*flags.split(), "--convention", "brats2023"]

@@ -305,10 +305,11 @@ def test_held_out_cases_of_folds_are_one_summary(folds: list[Path], tmp_path: Pa
 
 
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
-    fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
+    fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50, surest_et=0.99999))
     run = write_run(tmp_path / "run", fitted=fitted)
     card = exported_card([run], tmp_path / "model")
-    assert [text for text in UNKNOWN if text not in card] == []
+    decoded = ("Less than 50 mm3 of enhancing", "no voxel of the scan has a probability of 0.99999")
+    assert [text for text in (*UNKNOWN, *decoded) if text not in card] == []
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
     assert member["card"]["fitted"] == fitted.model_dump(mode="json")
 

@@ -31,7 +31,8 @@ DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(60, 9, 4), small
 MODELS = {
     "plain": ("unet", 1, NOT_FITTED),
     "fitted": ("unet", 2, FittedPrediction(decoding=DECODING)),
-    "dynunet": ("dynunet", 1, NOT_FITTED),
+    # an untrained network is sure of nothing
+    "dynunet": ("dynunet", 1, FittedPrediction(decoding=Decoding(surest_et=0.99))),
 }
 """Name and number of the networks and fitted settings of each exported model."""
 SHAPE = {"kernel_size": [3] * 3, "strides": [[1] * 3, [2] * 3, [2] * 3], "filters": [4, 6, 8]}

@@ -114,12 +114,19 @@ def test_windows_of_models(tmp_path: Path, patch: object, settings: dict, size: 
             load_model([run], CPU, PredictionSettings(window=(9, 8, 7)))
 
 
-FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200)
+FITTED = Decoding(
+    thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200, surest_et=0.9
+)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("thresholds", (0.5, 0.5, 0.5)), ("smallest_mm3", (0, 0, 0)), ("smallest_et_mm3", 0)],
+    [
+        ("thresholds", (0.5, 0.5, 0.5)),
+        ("smallest_mm3", (0, 0, 0)),
+        ("smallest_et_mm3", 0),
+        ("surest_et", 0),
+    ],
 )
 def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: object) -> None:
     settings = prediction_settings({name: value})

@@ -358,15 +358,18 @@ def test_small_components_are_left_out_with_what_is_inside_them():
     assert decode_regions(probabilities, Decoding(smallest_mm3=(2, 0, 0)), 1.0)[0].sum() == 2
 
 
-def test_little_enhancing_tumour_in_all_becomes_necrosis():
+def test_little_or_unsure_enhancing_tumour_becomes_necrosis():
     wt, tc, et = [0.1, 0.9, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.1, 0.9]
-    kept, dropped = (
-        label_map_of(decode_regions(fields(wt, tc, et), decoding, 1.0), BRATS2017)
-        for decoding in (Decoding(smallest_et_mm3=2), Decoding(smallest_et_mm3=3))
-    )
-    assert kept.dtype == np.uint8
-    assert kept.ravel().tolist() == [0, 2, 4, 1, 4]
-    assert dropped.ravel().tolist() == [0, 2, 1, 1, 1]
+    kept, dropped = [0, 2, 4, 1, 4], [0, 2, 1, 1, 1]
+    for decoding, expected in (
+        (Decoding(smallest_et_mm3=2), kept),
+        (Decoding(smallest_et_mm3=3), dropped),
+        (Decoding(surest_et=0.89), kept),
+        (Decoding(surest_et=0.91), dropped),
+    ):
+        found = label_map_of(decode_regions(fields(wt, tc, et), decoding, 1.0), BRATS2017)
+        assert found.dtype == np.uint8
+        assert found.ravel().tolist() == expected
 
 
 def test_volumes_and_components_by_hand():

@@ -99,7 +99,7 @@ def _fuse(case_id: str, label_maps: Sequence[_LabelMap], method: str) -> RegionM
         inside = np.mean(masks, axis=0, dtype=np.float32)
         if method == "staple":
             inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
-    return nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0)
+    return nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0, surest_et=0)
 
 
 def _staple(votes: Sequence[Mask]) -> Field:

@@ -305,6 +305,7 @@ def decode_regions(
         decoding.thresholds,
         smallest=[mm3 / voxel_mm3 for mm3 in decoding.smallest_mm3],
         smallest_et=decoding.smallest_et_mm3 / voxel_mm3,
+        surest_et=decoding.surest_et,
     )
 
 

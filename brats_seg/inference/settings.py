@@ -42,6 +42,8 @@ class PredictionSettings(config.Section):
     """Volume below which a component of WT, TC, ET is removed; null takes those of the model."""
     smallest_et_mm3: config.CubicMillimetres | None = None
     """Volume of all ET together below which it becomes necrosis; null takes that of the model."""
+    surest_et: config.Fraction | None = None
+    """Probability of ET that some voxel must reach, or all ET becomes necrosis; null takes that of the model."""
     labels: ConventionName | None = None
     """Label convention to write; null takes that of the scan's release."""
     probabilities: bool = False

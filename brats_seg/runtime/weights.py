@@ -27,7 +27,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, CubicMillimetres, Section, Size, Threshold, validation_problems
+from brats_seg.config import (
+    Config,
+    CubicMillimetres,
+    Fraction,
+    Section,
+    Size,
+    Threshold,
+    validation_problems,
+)
 from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
@@ -121,6 +129,8 @@ class Decoding(Section):
     """Volume below which a component of WT, TC, ET is removed."""
     smallest_et_mm3: CubicMillimetres = 0.0
     """Volume of all ET together below which it becomes necrosis."""
+    surest_et: Fraction = 0.0
+    """Probability of ET that some voxel must reach; if none does, all ET becomes necrosis."""
 
 
 class FittedPrediction(Section):

@@ -49,6 +49,7 @@ def nested_regions(
     *,
     smallest: Sequence[float],
     smallest_et: float,
+    surest_et: float,
 ) -> npt.NDArray[np.bool_]:
     """Threshold probabilities of WT, TC and ET (3, X, Y, Z), nest the masks and drop small components.
 
@@ -57,6 +58,7 @@ def nested_regions(
         thresholds: Probability above which a voxel belongs to each region.
         smallest: Voxels below which a component of each region is dropped.
         smallest_et: Voxels of all ET together below which it is dropped.
+        surest_et: Probability of ET that some voxel must reach, or all ET is dropped.
     """
     regions = probabilities > np.array(thresholds, dtype=np.float32)[:, None, None, None]
     wt, tc, et = regions
@@ -65,7 +67,7 @@ def nested_regions(
     for region, outer, n_voxels in zip(regions, (wt, wt, tc), smallest, strict=True):
         region &= outer
         _drop_small(region, n_voxels)
-    if np.count_nonzero(et) < smallest_et:
+    if np.count_nonzero(et) < smallest_et or probabilities[2].max() < surest_et:
         et[...] = False
     return regions
 
