@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
-from brats_seg.errors import CaseError, UsageError
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.inference.method import Scan
 from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import ModelIdentity
 from tests.builders import Run, check_json, write_case
 from tests.inference_builders import CPU, read_scan, write_run
@@ -99,6 +100,12 @@ def test_it_draws_cases_and_goes_on_after_a_bad_one(run: Run, tmp_path: Path) ->
     assert record["mean_rmse"] == pytest.approx(sum(record["rmse"].values()) / 4)
     assert "FAILED" in errors
     assert "case BraTS2021_00001, file BraTS2021_00001/: found no t2w" in errors
+
+
+def test_it_is_loaded_onto_the_device_of_the_settings(tmp_path: Path) -> None:
+    settings = PredictionSettings(device="cuda:99")
+    with pytest.raises(EnvironmentalError, match="cuda:99"):
+        Reconstructor.load(write_autoencoder(tmp_path / "run"), settings=settings)
 
 
 def test_a_run_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:

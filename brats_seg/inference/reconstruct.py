@@ -60,8 +60,7 @@ def reconstruct_cases(
         UsageError: The run or the inputs cannot be used, or another process writes to the folder.
         EnvironmentalError: The device is not available, or the folder cannot be written to.
     """
-    device = choose_device(settings.device, settings.precision)
-    reconstructor = Reconstructor.load(run, device, settings)
+    reconstructor = Reconstructor.load(run, settings=settings)
     draw = partial(_draw_case, reconstructor=reconstructor, output=output)
     with alone_at(output, is_folder=True):
         return map_cases(draw, find_inputs(inputs), "reconstructing", track=track)
@@ -105,7 +104,7 @@ class Reconstructor:
         device: Device | None = None,
         settings: PredictionSettings = DEFAULT_SETTINGS,
     ) -> Self:
-        """Load a run or a checkpoint; without a device, onto the GPU if there is one.
+        """Load a run or a checkpoint; without a device, onto that of the settings.
 
         Raises:
             UsageError: The path holds no autoencoder, or a damaged one.
@@ -113,7 +112,8 @@ class Reconstructor:
         networks = read_trained(path)
         for trained in networks:
             require_task(trained, "reconstruction", path)
-        return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
+        device = device or choose_device(settings.device, settings.precision)
+        return cls(model=assemble(networks, device, settings))
 
     def reconstruct(self, case: Case) -> Reconstruction:
         """Read a case, and encode and decode it.
