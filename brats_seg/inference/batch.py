@@ -42,7 +42,6 @@ from brats_seg.wings import dicom, pages
 
 log = logging.getLogger(__name__)
 
-Work: TypeAlias = Callable[[Case], "CaseOutcome"]
 Submit: TypeAlias = Callable[[Case], "futures.Future[CaseOutcome]"]
 Workers: TypeAlias = int | str | None
 """Number of processes of this machine, or address of a dask cluster; None computes in this process."""
@@ -241,27 +240,23 @@ def finish_batch(
 
     Failures of earlier batches are listed with those of this one.
     """
-    done: list[results.Record] = []
-    predicted: list[str] = []
-    failures = list(failures)
+    done: list[CaseOutcome] = []
     try:
         # closing finishes the cases that have been started
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
                 output.append(outcome.record, is_new=outcome.is_new)
-                if isinstance(outcome.record, Failure):
-                    failures.append(outcome.record)
-                else:
-                    done.append(outcome.record)
-                    predicted += [outcome.record.case_id] * outcome.is_new
+                done.append(outcome)
                 on_case(outcome)
     finally:
+        failures = (*failures, *(o.record for o in done if isinstance(o.record, Failure)))
         output.write_tables(failures)
+    records = [(o.record, o.is_new) for o in done if isinstance(o.record, results.Record)]
     return BatchOutcome(
-        predicted=tuple(predicted),
-        n_skipped=len(done) - len(predicted),
-        failures=tuple(failures),
-        remarks=results.convention_remarks(done),
+        predicted=tuple(record.case_id for record, is_new in records if is_new),
+        n_skipped=sum(not is_new for _, is_new in records),
+        failures=failures,
+        remarks=results.convention_remarks(record for record, _ in records),
     )
 
 
@@ -281,8 +276,7 @@ def write_pages(
     options = wing.PageOptions(case_ids=case_ids)
     made = wing.write_report([output.path], options, n_workers=available_cpus(), track=track)
     failures = (*outcome.failures, *made.failures)
-    if made.failures:
-        output.write_tables(failures)
+    output.write_tables(failures)
     return replace(outcome, failures=failures)
 
 
@@ -309,15 +303,10 @@ def case_stages(
         # the files may have moved
         yield CaseOutcome(record=earlier.model_copy(update={"files": paths}), is_new=False)
         return
-    load = partial(load_case, files=files, modalities=case.modalities)
-    if isinstance(loaded := attempt(load, case), Failure):
-        # nothing is known of scans on a drive that is away
-        is_new = all(os.access(case.path_of(scan), os.R_OK) for scan in case.images)
-        yield CaseOutcome(record=loaded, is_new=is_new)
-        return
+    loaded = load_case(case, files=files, modalities=case.modalities)
     scan, inputs, reading_s = predictor.prepare(loaded), files.hashes, time.monotonic() - started_s
     # what is not needed any more takes the memory of the cases between the stages
-    del files, load, loaded
+    del files, loaded
     yield None
     prediction = predictor.predict_scan(scan)
     yield None
@@ -342,15 +331,21 @@ class StartedCase:
     """A case whose stages are done one after another, perhaps in different threads."""
 
     def __init__(self, case: Case, predictor: Predictor, output: results.OutputFolder) -> None:
-        self.case_id = case.case_id
+        self.case = case
         self.stages = case_stages(case, predictor, output)
         self.outcome: CaseOutcome | None = None
 
     def advance(self) -> Self:
         """Do the next stage, unless the case has ended; an error of the case ends it."""
         if self.outcome is None:
-            result = attempt(lambda case: next(case.stages), self)
-            self.outcome = CaseOutcome(record=result) if isinstance(result, Failure) else result
+            result = attempt(lambda _: next(self.stages), self.case)
+            if isinstance(result, Failure):
+                # nothing is known of scans on a drive that is away
+                paths = map(self.case.path_of, self.case.images)
+                result = CaseOutcome(
+                    record=result, is_new=all(os.access(p, os.R_OK) for p in paths)
+                )
+            self.outcome = result
         return self
 
 
@@ -386,9 +381,8 @@ class Job:
 
 def shared_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
     """Predict cases by several processes, in the order in which they are finished."""
-    work = partial(run_case, job=job)
     with (
-        _cluster(workers, work) if isinstance(workers, str) else _processes(workers, work, cases)
+        _cluster(workers, job) if isinstance(workers, str) else _processes(workers, job, cases)
     ) as submit:
         case_of = {submit(case): case for case in cases}
         for future in futures.as_completed(list(case_of)):
@@ -427,7 +421,7 @@ def _lost_outcome(case_id: str, error: BaseException) -> CaseOutcome:
 
 
 @contextmanager
-def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]:
+def _processes(most: int, job: Job, cases: Sequence[Case]) -> Iterator[Submit]:
     """Start processes of this machine, at most one a case, and yield the function that hands them cases.
 
     They are reached through pipes, no port is opened. Each has one case at a time, so that no other
@@ -452,7 +446,7 @@ def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]
         try:
             for _ in range(MAX_KILLED_WORKERS):
                 try:
-                    return process.submit(work, case).result()
+                    return process.submit(run_case, case, job).result()
                 except BrokenProcessPool:
                     process = start()
             raise BrokenProcessPool
@@ -470,7 +464,7 @@ def _processes(most: int, work: Work, cases: Sequence[Case]) -> Iterator[Submit]
 
 
 @contextmanager
-def _cluster(address: str, work: Work) -> Iterator[Submit]:
+def _cluster(address: str, job: Job) -> Iterator[Submit]:
     """Connect to a dask scheduler by TLS, and yield the function that hands its workers cases.
 
     Without TLS, whoever reaches the scheduler can run code here and on its workers: that takes dask's
@@ -507,4 +501,4 @@ def _cluster(address: str, work: Work) -> Iterator[Submit]:
         if not client.scheduler_info()["workers"]:
             log.info("the scheduler at %s has no workers yet: waiting for them", address)
         executor = client.get_executor(pure=False)
-        yield lambda case: executor.submit(work, case)
+        yield lambda case: executor.submit(run_case, case, job)
