@@ -9,7 +9,7 @@ windows in the memory of the host, then with smaller windows, and finally on the
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import combinations, product, starmap
 from operator import add, iadd
@@ -38,14 +38,13 @@ class PredictionMode:
 
     device: Device
     stitch_on_host: bool = False
-    """Whether the sum of the windows is kept in the memory of the host."""
+    """Whether the sum of the windows of a GPU is kept in the memory of the host."""
     n_halvings: int = 0
     """Times that the axes of the window are halved."""
 
     def __str__(self) -> str:
         size = f"1/{2**self.n_halvings} along each axis" if self.n_halvings else "full size"
-        is_apart = self.stitch_on_host and self.device.torch_device.type != "cpu"
-        their_sum = " and their sum on the host" if is_apart else ""
+        their_sum = " and their sum on the host" if self.stitch_on_host else ""
         return f"windows of {size} on {self.device.torch_device}{their_sum}"
 
 
@@ -130,24 +129,20 @@ def _logits(
 
     def mean_logits(voxels: Tensor) -> Tensor:
         logits = (_flip(member.network(_flip(voxels, mirror)), mirror) for mirror in mirrors)
-        total = reduce(add, logits)
-        return total / len(mirrors) if len(mirrors) > 1 else total
+        return reduce(add, logits) / len(mirrors)
 
     channels, device = image[list(member.channels)], mode.device
-    home = next(member.network.parameters()).device
+    # where it stays: a device whose memory is full need not have room for it again
     member.network.to(device.torch_device)
-    try:
-        return predict_logits(
-            mean_logits,
-            channels if mode.stitch_on_host else channels.to(device.torch_device),
-            window=_window(member, image, mode.n_halvings),
-            overlap=member.window.overlap,
-            rule=member.method.rule,
-            device=device,
-            after_window=after_window,
-        )
-    finally:
-        member.network.to(home)
+    return predict_logits(
+        mean_logits,
+        channels if mode.stitch_on_host else channels.to(device.torch_device),
+        window=_window(member, image, mode.n_halvings),
+        overlap=member.window.overlap,
+        rule=member.method.rule,
+        device=device,
+        after_window=after_window,
+    )
 
 
 def _flip(tensor: Tensor, mirror: tuple[int, ...]) -> Tensor:
@@ -165,8 +160,8 @@ def _window(member: Member, image: Tensor, n_halvings: int = 0) -> Triple:
 
 
 def _modes(device: Device) -> Sequence[PredictionMode]:
-    on_host = [PredictionMode(device=device, stitch_on_host=True, n_halvings=n) for n in range(3)]
     if device.torch_device.type == "cpu":
-        return on_host
-    on_cpu = replace(on_host[1], device=choose_device("cpu", "auto"))
+        return [PredictionMode(device=device, n_halvings=n) for n in range(3)]
+    on_host = [PredictionMode(device=device, stitch_on_host=True, n_halvings=n) for n in range(3)]
+    on_cpu = PredictionMode(device=choose_device("cpu", "auto"), n_halvings=1)
     return PredictionMode(device=device), *on_host, on_cpu
