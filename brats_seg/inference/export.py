@@ -122,9 +122,8 @@ def export_model(
         msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
         raise UsageError(msg)
     networks = read_together(runs)
-    for network in networks:
-        # raises if the weights do not fit the network of the settings
-        assemble([network], choose_device("cpu", "fp32"))
+    # raises if the weights do not fit the network of the settings
+    assemble(networks, choose_device("cpu", "fp32"))
     fingerprint = weights.fingerprint_of(networks)
     exported = weights.ExportedModel(networks=networks, fingerprint=fingerprint)
     facts = [fact for path in runs for fact in _read_facts(path)]
