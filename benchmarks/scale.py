@@ -23,9 +23,9 @@ from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold, open_index, prepare_data
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.predict import PARTS, PartVolume
 from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.inference.settings import DEFAULT_SETTINGS
+from brats_seg.voxels.shapes import PARTS, PartVolume
 
 EDGE = 24
 """Voxels of a phantom along each axis."""

@@ -38,12 +38,12 @@ from brats_seg.runtime.weights import (
     BEST_NAME,
     MODEL_NAME,
     SHIPPED,
-    Decoding,
     FittedPrediction,
     read_checkpoint,
     read_trained,
     write_checkpoint,
 )
+from brats_seg.voxels.shapes import Decoding
 
 SHAPE = (107, 127, 104)
 """Voxels of a made-up case, of 1.5 mm."""

@@ -22,7 +22,6 @@ from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import (
-    Decoding,
     FittedPrediction,
     TrainedModel,
     fingerprint_of,
@@ -30,6 +29,7 @@ from brats_seg.runtime.weights import (
     store_card,
 )
 from brats_seg.voxels.box import Box
+from brats_seg.voxels.shapes import Decoding
 from tests.builders import BRATS_AFFINE
 from tests.inference_builders import CASES, CPU, IDENTITY, make_model, write_fold
 

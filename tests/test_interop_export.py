@@ -19,7 +19,8 @@ from brats_seg import PredictionSettings, export_model, load_model, predict_fold
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.presets import trusting
-from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction
+from brats_seg.voxels.shapes import Decoding
 from tests.builders import ROOT, call_in_fork, plain_environment, shell, start, write_case
 from tests.foreign_builders import FP32
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run

@@ -14,7 +14,6 @@ import pytest
 from brats_seg.cases.nifti import read_volume
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.figures.cases import CaseView, open_view
-from brats_seg.inference.predict import PartVolume
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
@@ -22,6 +21,7 @@ from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page
 from brats_seg.pages.html import Fact, PageOptions
 from brats_seg.pages.run import write_run_page
+from brats_seg.voxels.shapes import PartVolume
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import touch
 from tests.check_builders import write_clear_phantoms

@@ -15,14 +15,7 @@ from brats_seg.cases.phantom import make_phantom
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model
-from brats_seg.inference.predict import (
-    PARTS,
-    Prediction,
-    Predictor,
-    convention_to_write,
-    decode_regions,
-    measure,
-)
+from brats_seg.inference.predict import Prediction, Predictor, convention_to_write
 from brats_seg.inference.probabilities import PredictionFallback, PredictionMode, apply_model
 from brats_seg.inference.results import OutputFolder
 from brats_seg.labels import (
@@ -38,8 +31,9 @@ from brats_seg.labels import (
 )
 from brats_seg.progress import _SCREEN, tracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import Decoding, load_trained, shipped_network
+from brats_seg.runtime.weights import load_trained, shipped_network
 from brats_seg.runtime.windows import Window, predict_logits
+from brats_seg.voxels.shapes import PARTS, Decoding, decode_regions, measure_parts
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import (
     CPU,
@@ -233,7 +227,7 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged(mean_of):
     assert np.abs(applied(model) - expected).max() > 0.1
 
 
-def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():
+def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path: Path) -> None:
     seen = []
 
     class Picky(Pointwise):
@@ -248,7 +242,14 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows():
     apply_model(model, input_of_crop(np.ones((4, 40, 40, 40), dtype=np.float32)), fallback)
     assert seen[0] == (32, 32, 32)
     assert seen[-1] == (16, 16, 16)
-    assert fallback.warnings
+    scan = read_scan(write_case(tmp_path / "scans"))
+    scan = replace(scan, case=replace(scan.case, remarks=("thick slices",)))
+    model = replace(model, settings=PredictionSettings(labels="msd"))
+    summary = Predictor(model=model).predict_scan(scan).summary
+    said = "memory ran out: computed with windows of 1/2 along each axis on cpu"
+    assert fallback.warnings == (said,)
+    assert summary.warnings[:2] == ("thick slices", said)
+    assert summary.convention == "msd"
 
 
 def test_the_fallback_goes_from_the_gpu_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,7 +267,7 @@ def test_the_fallback_goes_from_the_gpu_to_the_cpu(caplog: pytest.LogCaptureFixt
     assert (fallback.warnings, fallback.run(work), fallback.run(work)) == ((), 5, 6)
     on_host = [("meta", True, n_halvings) for n_halvings in range(3)]
     # the next part of the case starts where the last one ended, and the next case at the top
-    assert tried == [("meta", False, 0), *on_host, *[("cpu", True, 1)] * 2]
+    assert tried == [("meta", False, 0), *on_host, *[("cpu", False, 1)] * 2]
     assert PredictionFallback("b", CPU).mode.n_halvings == 0
     said = "memory ran out: computed with windows of 1/2 along each axis on cpu"
     assert fallback.warnings == (said,)
@@ -375,11 +376,11 @@ def test_little_or_unsure_enhancing_tumour_becomes_necrosis():
 def test_volumes_and_components_by_hand():
     """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
     label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
-    measured = measure(regions_of(label_map, BRATS2017), 500)
+    measured = measure_parts(regions_of(label_map, BRATS2017), 500)
     parts = {part.name: (part.ml, part.n_components) for part in measured}
     inner = {"et": (1.0, 1), "ed": (0.5, 1), "ncr": (0.5, 1)}
     assert parts == {"wt": (2.0, 2), "tc": (1.5, 1), **inner}
-    empty = measure(np.zeros((3, 2, 2, 2), dtype=np.bool_), 1.0)
+    empty = measure_parts(np.zeros((3, 2, 2, 2), dtype=np.bool_), 1.0)
     names = [(part.name, part.ml, part.n_components) for part in empty]
     assert names == [(name, 0.0, 0) for name in PARTS]
 

@@ -15,11 +15,11 @@ from scipy.ndimage import binary_erosion
 from brats_seg import export_model, load_model
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
-from brats_seg.inference.predict import measure
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.quality import result
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.voxels.box import brain_mask
+from brats_seg.voxels.shapes import measure_parts
 from brats_seg.wings import Notes, PredictedDice
 from tests.builders import Run, write_arrays
 from tests.check_builders import images_of, phantom, real_cases
@@ -47,7 +47,7 @@ def prediction_of(
         regions=regions,
         probabilities=np.where(regions, sure, 1 - sure).astype(np.float32),
         brain=brain,
-        volumes=measure(regions, mm**3),
+        volumes=measure_parts(regions, mm**3),
         spacing_mm=(mm, mm, mm),
     )
 

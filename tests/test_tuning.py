@@ -16,7 +16,8 @@ from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import fit_cases, tune_runs
 from brats_seg.progress import untracked
 from brats_seg.quality.result import dice_lines
-from brats_seg.runtime.weights import Decoding, run_locked
+from brats_seg.runtime.weights import run_locked
+from brats_seg.voxels.shapes import Decoding
 from tests.inference_builders import CASES, CPU, write_fold, write_run
 
 N_CASES = 10

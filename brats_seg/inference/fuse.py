@@ -23,7 +23,7 @@ from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
-from brats_seg.voxels.shapes import nested_regions
+from brats_seg.voxels.shapes import Decoding, decode_regions
 
 METHODS = ("majority", "staple", "mean")
 """Ways to fuse label maps; see `fuse_label_maps`."""
@@ -99,7 +99,7 @@ def _fuse(case_id: str, label_maps: Sequence[_LabelMap], method: str) -> RegionM
         inside = np.mean(masks, axis=0, dtype=np.float32)
         if method == "staple":
             inside = np.stack([_staple(votes) for votes in zip(*masks, strict=True)])
-    return nested_regions(inside, (0.5, 0.5, 0.5), smallest=(0, 0, 0), smallest_et=0, surest_et=0)
+    return decode_regions(inside, Decoding(), voxel_mm3=1.0)
 
 
 def _staple(votes: Sequence[Mask]) -> Field:

@@ -26,7 +26,6 @@ from brats_seg.evaluation.scores import SubsetScores
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.method import Field, input_of_crop
 from brats_seg.inference.model import Model, assemble
-from brats_seg.inference.predict import decode_regions
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, RegionMasks
@@ -35,6 +34,7 @@ from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
 from brats_seg.voxels.box import Box, bounding_box, triple
 from brats_seg.voxels.grids import Spacing
+from brats_seg.voxels.shapes import Decoding, decode_regions
 
 FOLDER_NAME = "out-of-fold"
 """Folder below that of the run."""
@@ -102,7 +102,7 @@ class Probabilities:
     """(3, x, y, z)"""
     spacing_mm: Spacing
 
-    def regions(self, decoding: weights.Decoding) -> RegionMasks:
+    def regions(self, decoding: Decoding) -> RegionMasks:
         """Return nested region masks (3, x, y, z)."""
         return decode_regions(self.values, decoding, prod(self.spacing_mm))
 

@@ -25,6 +25,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up, shape_text
+from brats_seg.voxels.shapes import Decoding
 from brats_seg.wings import Notes, foreign_reader
 
 
@@ -46,7 +47,7 @@ class Member:
     """Numbers that the size of an input must be a multiple of, along each axis."""
     channels: tuple[int, ...] = tuple(range(len(MODALITIES)))
     """Index of each input channel in the image that the method makes."""
-    decoding: weights.Decoding = field(default_factory=weights.Decoding)
+    decoding: Decoding = field(default_factory=Decoding)
     """Decoding that was fitted to the network, until that of the settings replaces it."""
 
 
@@ -82,7 +83,7 @@ class Model:
         return self.members[0].identity
 
     @property
-    def decoding(self) -> weights.Decoding:
+    def decoding(self) -> Decoding:
         """Thresholds and smallest volumes."""
         return self.members[0].decoding
 
@@ -266,7 +267,7 @@ def resolve(settings: PredictionSettings, member: Member) -> Member:
         )
         raise ConfigError(msg)
     overlap = member.window.overlap if settings.overlap is None else settings.overlap
-    given = settings.model_dump(include=set(weights.Decoding.model_fields), exclude_none=True)
+    given = settings.model_dump(include=set(Decoding.model_fields), exclude_none=True)
     window, decoding = Window(size=size, overlap=overlap), member.decoding.model_copy(update=given)
     return replace(member, window=window, decoding=decoding)
 
@@ -287,7 +288,7 @@ def _check_known(identity: weights.ModelIdentity) -> None:
 
 def _check_agreement(network: weights.TrainedModel, first: weights.TrainedModel) -> None:
     entries, expected = weights.entries_of(network), weights.entries_of(first)
-    for key in ("spacing_mm", *weights.Decoding.model_fields):
+    for key in ("spacing_mm", *Decoding.model_fields):
         if entries[key] != expected[key]:
             msg = f"the models cannot be averaged: {key} {expected[key]} and {entries[key]}; expected the same. `brats-seg tune` fits runs of one voxel size together."
             raise UsageError(msg)

@@ -30,27 +30,12 @@ from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import MM3_PER_ML
-from brats_seg.voxels.shapes import nested_regions, number_components
+from brats_seg.voxels.shapes import PartVolume, decode_regions, measure_parts
 from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)
-
-PARTS = (*labels.REGIONS, "ed", "ncr")
-"""The regions, oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartVolume:
-    """One region or tissue of a case."""
-
-    name: str
-    """One of `PARTS`."""
-    ml: float
-    n_components: int
-    """Connected components; voxels that share a corner are connected."""
 
 
 class Summary(Section):
@@ -238,7 +223,7 @@ class Predictor:
         trained_on = model.identity.conventions
         convention, reason = convention_to_write(settings.labels, case.release, trained_on)
         regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
-        volumes = measure(regions, scan.voxel_mm3)
+        volumes = measure_parts(regions, scan.voxel_mm3)
         expected_loss = {s.modalities: s for s in model.subset_scores}.get(case.modalities)
         judgement, checks = NO_JUDGEMENT, judges("result")
         if checks is not None:
@@ -287,28 +272,6 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     return (f"{source}; {measured if loss else unknown}",)
 
 
-def decode_regions(
-    probabilities: npt.NDArray[np.float32], decoding: Decoding, voxel_mm3: float
-) -> labels.RegionMasks:
-    """Return nested region masks, ET in TC in WT, of probabilities (3, x, y, z).
-
-    A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
-    that is removed from a region is removed from those inside it, and stays in those around it.
-
-    Example:
-        >>> probabilities = np.float32([[[[0.1]]], [[[0.8]]], [[[0.1]]]])  # TC, and neither WT nor ET
-        >>> decode_regions(probabilities, Decoding(), voxel_mm3=1.0).ravel().tolist()
-        [True, True, False]
-    """
-    return nested_regions(
-        probabilities,
-        decoding.thresholds,
-        smallest=[mm3 / voxel_mm3 for mm3 in decoding.smallest_mm3],
-        smallest_et=decoding.smallest_et_mm3 / voxel_mm3,
-        surest_et=decoding.surest_et,
-    )
-
-
 def convention_to_write(
     asked_for: str | None, release: str, trained_on: Sequence[str]
 ) -> tuple[LabelConvention, str]:
@@ -336,17 +299,3 @@ def convention_to_write(
         return labels.convention_named(trained_on[0]), reason
     names = ", ".join(trained_on) or "labels of no known convention"
     return labels.BRATS2023, f"{known}, and the model was trained on {names}"
-
-
-def measure(regions: labels.RegionMasks, voxel_mm3: float) -> tuple[PartVolume, ...]:
-    """Measure every region and tissue of nested region masks (3, x, y, z)."""
-    wt, tc, et = regions
-    masks = (wt, tc, et, wt & ~tc, tc & ~et)
-    return tuple(
-        PartVolume(
-            name=name,
-            ml=round(np.count_nonzero(mask) * voxel_mm3 / MM3_PER_ML, 6),
-            n_components=int(number_components(mask).max(initial=0)),
-        )
-        for name, mask in zip(PARTS, masks, strict=True)
-    )

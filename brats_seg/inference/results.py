@@ -29,12 +29,12 @@ from brats_seg.errors import UsageError, counted, printable
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME, absent_from
 from brats_seg.files import explained_writing, locked, remove_leftovers, whole_file, write_json
 from brats_seg.inference.method import Field, Scan
-from brats_seg.inference.predict import PARTS, Prediction, Summary
+from brats_seg.inference.predict import Prediction, Summary
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
-from brats_seg.voxels.shapes import group_by
+from brats_seg.voxels.shapes import PARTS, group_by
 from brats_seg.wings import PredictedDice, dicom
 
 MANIFEST_NAME = "manifest.jsonl"

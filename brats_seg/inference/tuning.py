@@ -31,7 +31,8 @@ from brats_seg.evaluation.scores import SubsetScores, pool_scores
 from brats_seg.inference import held_out
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelCard, run_locked
+from brats_seg.runtime.weights import FittedPrediction, ModelCard, run_locked
+from brats_seg.voxels.shapes import Decoding
 from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
@@ -175,10 +176,8 @@ def tuned_card(
     card: ModelCard, fitted: FittedPrediction, notes: Mapping[str, JsonValue]
 ) -> ModelCard:
     """Return a card with fitted settings and notes, without the scores of other settings."""
-    notes = {**card.notes, **notes}
-    if (fitted, notes) == (card.fitted, card.notes):
-        return card
-    return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
+    tuned = card.model_copy(update={"fitted": fitted, "notes": {**card.notes, **notes}})
+    return card if tuned == card else tuned.model_copy(update={"subset_scores": ()})
 
 
 def _warn_of_few(n_cases: int) -> None:

@@ -40,6 +40,7 @@ from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule
 from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import find_orientation, reorient, reorient_back
+from brats_seg.voxels.shapes import Decoding
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def read_bundle(path: Path) -> Member:
         ),
         # of the window, as of the patch of any network by name
         multiple=triple(gcd(n, IMPORTED_MULTIPLE) for n in windows.roi_size),
-        decoding=weights.Decoding(thresholds=(decoding.threshold,) * 3),
+        decoding=Decoding(thresholds=(decoding.threshold,) * 3),
         method=method,
         window=Window(size=windows.roi_size, overlap=windows.overlap),
         regions=(*outputs, len(REGIONS)),

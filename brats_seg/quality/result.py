@@ -27,12 +27,11 @@ from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.quality.scan import SMALLEST_BRAIN_ML, Limit, remarks
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
-from brats_seg.voxels.shapes import number_components, surface_mm2
+from brats_seg.voxels.shapes import PartVolume, number_components, surface_mm2
 from brats_seg.wings import Judgement, Notes, PredictedDice
 
 if TYPE_CHECKING:
     from brats_seg.inference.method import Scan
-    from brats_seg.inference.predict import PartVolume
 
 SHARE = "share of the brain"
 ENHANCING = "share of the tumour that is enhancing"
@@ -97,7 +96,7 @@ class JudgedPrediction:
     """Probabilities (3, x, y, z)."""
     brain: Mask
     """Voxels (x, y, z) of the brain."""
-    volumes: tuple["PartVolume", ...]
+    volumes: tuple[PartVolume, ...]
     """Volumes and numbers of components of the regions."""
     spacing_mm: Spacing
     """Voxel size."""
@@ -114,7 +113,7 @@ def judge_result(
     probabilities: npt.NDArray[np.float32],
     regions: RegionMasks,
     *,
-    volumes: tuple["PartVolume", ...],
+    volumes: tuple[PartVolume, ...],
     notes: Sequence[Notes],
 ) -> Judgement:
     """Return what speaks against a predicted tumour, and the Dice that is expected of it.

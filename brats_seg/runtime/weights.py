@@ -27,21 +27,14 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import (
-    Config,
-    CubicMillimetres,
-    Fraction,
-    Section,
-    Size,
-    Threshold,
-    validation_problems,
-)
+from brats_seg.config import Config, Section, Size, validation_problems
 from brats_seg.data.fold import NO_RECORD, TrainingCases
 from brats_seg.errors import ResumeError, UsageError, some_of
 from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.presets import TaskName, check_stored
+from brats_seg.voxels.shapes import Decoding
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
@@ -118,19 +111,6 @@ class ModelIdentity:
     """Voxel size of the training cases."""
     subsets: Annotated[tuple[tuple[str, ...], ...], Field(max_length=len(MODALITY_SUBSETS))] = ()
     """Subsets of the modalities that training patches were cut to; none without modality dropout."""
-
-
-class Decoding(Section):
-    """Settings that turn probabilities into region masks."""
-
-    thresholds: tuple[Threshold, Threshold, Threshold] = (0.5, 0.5, 0.5)
-    """Probability above which a voxel belongs to WT, TC, ET."""
-    smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] = (0.0, 0.0, 0.0)
-    """Volume below which a component of WT, TC, ET is removed."""
-    smallest_et_mm3: CubicMillimetres = 0.0
-    """Volume of all ET together below which it becomes necrosis."""
-    surest_et: Fraction = 0.0
-    """Probability of ET that some voxel must reach; if none does, all ET becomes necrosis."""
 
 
 class FittedPrediction(Section):

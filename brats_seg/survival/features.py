@@ -31,7 +31,7 @@ from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
-from brats_seg.inference.predict import Predictor, measure
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks, regions_of
 from brats_seg.models.autoencoder import Autoencoder
@@ -40,7 +40,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, write_features
 from brats_seg.voxels.box import Mask, bounding_box, shape_text
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
-from brats_seg.voxels.shapes import surface_mm2
+from brats_seg.voxels.shapes import measure_parts, surface_mm2
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ def measure_shape(tumour: Tumour) -> dict[str, float]:
     """
     brain, spacing_mm = tumour.brain, tumour.spacing_mm
     voxel_mm3 = prod(spacing_mm)
-    parts = measure(tumour.regions, voxel_mm3)
+    parts = measure_parts(tumour.regions, voxel_mm3)
     ml = {part.name: part.ml for part in parts}
     ml["brain"] = np.count_nonzero(brain) * voxel_mm3 / MM3_PER_ML
     features: dict[str, float] = {f"{name}_ml": value for name, value in ml.items()}
