@@ -26,7 +26,7 @@ from brats_seg import PredictionSettings, Predictor, export_model, load_model
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_cases, find_inputs
 from brats_seg.cases.index import index_cases
-from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
+from brats_seg.errors import CaseError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference import batch
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction
@@ -207,6 +207,22 @@ def test_a_label_map_is_not_taken_for_that_of_an_earlier_record(tmp_path, monkey
     assert [predict()[0].n_skipped for _ in range(2)] == [0, 1]
     assert (tmp_path / "out" / f"{CASES[0]}.nii.gz").read_bytes() == label_map
     assert not [*(tmp_path / "out").glob(".*.writing")]
+
+
+def test_results_stay_when_the_drive_of_the_scans_goes_away_during_a_prediction(tmp_path):
+    scans, out = tmp_path / "scans", tmp_path / "out"
+
+    class Fails(Predictor):
+        def predict_scan(self, scan: Scan) -> Prediction:
+            shutil.rmtree(scans)
+            raise CaseError(scan.case.case_id, "(all)", "no memory", "some", "")
+
+    write_case(scans, CASES[0])
+    predict_into(scans, out)
+    folder, predictor = OutputFolder(out), Fails(model=make_model())
+    (lost,) = batch.local_outcomes(find_inputs([scans]), predictor, folder)
+    assert (lost.is_new, lost.record.error) == (False, "CaseError")
+    assert (out / f"{CASES[0]}.nii.gz").exists()
 
 
 def test_no_result_depends_on_a_label_map(brats_root: Path, tmp_path: Path) -> None:
