@@ -123,6 +123,14 @@ def test_each_kind_of_damage_has_its_remark(remark: str) -> None:
     assert any(one.startswith(remark) for one in said), said
 
 
+def test_the_neighbouring_voxel_of_a_coarse_scan_is_no_displacement() -> None:
+    images = phantom(0)[0]
+    for n_voxels, n_said in ((1, 0), (2, 1)):
+        moved = [*images[:3], np.roll(images[3], (n_voxels, n_voxels), (1, 2))]
+        said = remarks_on(np.stack(moved))
+        assert sum(one.startswith("t2f may be shifted") for one in said) == n_said, said
+
+
 def test_an_egg_shaped_brain_has_no_remark_on_its_shape() -> None:
     usual = remarks_on(egg(), 3)
     assert not any(one.startswith(tuple(SHAPES)) for one in usual), usual

@@ -342,7 +342,9 @@ def _displacements(sample: BrainSample) -> dict[str, float]:
         best = np.unravel_index(fit.argmax(), fit.shape)
         # the second half of the positions are displacements backwards
         voxels = [min(at, n - at) for at, n in zip(best, shape, strict=True)]
-        distances.append(float(np.linalg.norm(np.multiply(voxels, sample.spacing_mm))))
+        # the sample does not tell a voxel from its neighbours
+        mm = np.multiply(voxels, sample.spacing_mm) if max(voxels) > 1 else 0.0
+        distances.append(float(np.linalg.norm(mm)))
     return dict(zip(MODALITIES, distances, strict=True))
 
 
@@ -417,13 +419,12 @@ def _surface_brightness(sample: BrainSample) -> float:
 
     The brighter of the layers counts, because the outer one holds voxels of half scalp, half air.
     """
-    inside, brightest = np.pad(sample.brain, 1), -inf
+    inside, brightest = sample.brain, -inf
     for _ in range(max(1, round(_SURFACE_MM / max(sample.spacing_mm)))):
         smaller = binary_erosion(inside)
-        layer = (inside & ~smaller)[1:-1, 1:-1, 1:-1]
-        if layer.any():
-            medians = np.median(sample.images[:, layer], axis=1)
-            brightest = max(brightest, float(medians[[0, 1, 3]].min()))
+        layer = sample.images[:, inside & ~smaller]
+        if layer.size:
+            brightest = max(brightest, float(np.median(layer, axis=1)[[0, 1, 3]].min()))
         inside = smaller
     return brightest
 
