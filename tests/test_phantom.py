@@ -11,6 +11,7 @@ from scipy import ndimage
 from brats_seg.cases import anatomy
 from brats_seg.cases.anatomy import EXTENT_MM, Anatomy, Focus, Glioma, Voxels
 from brats_seg.cases.clinical import read_clinical_files
+from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import (
     Phantom,
     make_phantom,
@@ -229,6 +230,14 @@ def test_a_brain_stands_upright_and_looks_to_the_front(seed):
     assert brain.tissue[0][ventricles].mean() > 0.5
     assert np.abs(x[ventricles].mean()) < 12
     assert 0.2 < (x[ventricles] > 0).mean() < 0.8
+
+
+@pytest.mark.slow
+def test_the_checks_have_no_remarks_on_the_phantoms_of_the_demo(tmp_path):
+    write_phantom_cases(tmp_path, n_cases=12, seed=0)
+    cases = index_cases(tmp_path).cases
+    assert [(case.case_id, case.remarks) for case in cases if case.remarks] == []
+    assert len(cases) == 12
 
 
 def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there(tmp_path):

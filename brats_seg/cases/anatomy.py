@@ -16,7 +16,7 @@ from typing import Literal, Self
 import numpy as np
 import numpy.typing as npt
 import scipy as sp  # imports its modules when they are used
-from scipy import ndimage
+from scipy import ndimage, special
 
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, Triple
@@ -137,7 +137,7 @@ def template_at(positions: Field) -> Field:
 def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     # the brains of BraTS are pitched against the template
-    angles = rng.uniform((0.03, -0.08, -0.08), (0.23, 0.08, 0.08))
+    angles = rng.uniform((0.1, -0.08, -0.08), (0.24, 0.08, 0.08))
     turn = sp.spatial.transform.Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
     scale = rng.uniform(0.98, 1.18, size=3) * (rng.choice([-1, 1]), 1, 1)
     positions = np.einsum("ij,jxyz->ixyz", (turn * scale).astype(np.float32), grid.positions())
@@ -152,12 +152,12 @@ def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anat
     grey, white, depth, ventricle = template_at(positions)
     depth += rng.uniform(0, 1.2) * grid.noise(rng, 14)
     inside = depth > rng.uniform(-0.5, 1.5)
-    around = sigmoid(4 * (grid.noise(rng, rng.uniform(14, 30)) - rng.uniform(0.8, 2.5)))
+    around = special.expit(4 * (grid.noise(rng, rng.uniform(14, 30)) - rng.uniform(0.8, 2.5)))
     leftover = around * (depth > -rng.uniform(2, 9)) * ~inside
     mask = ndimage.binary_fill_holes(inside | (leftover > 0.5))
     # ventricles and sulci widen with age
     ventricle -= rng.uniform(-1.5, 1) if rng.random() < 0.6 else rng.uniform(0, 4.5)
-    near_surface = sigmoid((rng.uniform(9, 20) - depth) / 3) * (ventricle > 8)
+    near_surface = special.expit((rng.uniform(9, 20) - depth) / 3) * (ventricle > 8)
     furrow, width = grid.noise(rng, rng.uniform(15, 22)), rng.uniform(0.05, 0.16)
     shares = np.stack([(1 - grey - white).clip(0, 1), grey, white])
     logits = rng.uniform(1.2, 2.6) * np.log(shares + np.float32(0.03))
@@ -166,7 +166,7 @@ def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anat
     logits[0] += near_surface * (rng.uniform(1, 4) * np.exp(-((furrow / width) ** 2)) - 1)
     logits[1] += near_surface * rng.uniform(0.5, 2.5) * np.exp(-((furrow / (3.5 * width)) ** 2))
     logits[0] += rng.uniform(0, 2.5) * np.exp(-depth.clip(min=0) / rng.uniform(1, 2.5))
-    logits[0] += 4 * sigmoid(-ventricle / 0.8)
+    logits[0] += 4 * special.expit(-ventricle / 0.8)
     logits[0] -= 0.9 * ((ventricle > 2) & (ventricle < 25) & (depth > 25))
     tissue = np.exp(logits - logits.max(axis=0))
     return Anatomy(
@@ -177,11 +177,6 @@ def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anat
         ventricle_mm=ventricle,
         positions=positions,
     )
-
-
-def sigmoid(values: Field) -> Field:
-    """Return 1 / (1 + exp(-values)) without overflow."""
-    return ((1 + np.tanh(values / 2)) / 2).astype(np.float32, copy=False)
 
 
 def place_foci(rng: np.random.Generator, grid: Voxels, positions: Field) -> list[Focus]:

@@ -6,7 +6,6 @@ enhances is brighter after contrast than before. What is no tumour is there too:
 plexus that enhance, bright spots of white matter and artefacts on FLAIR.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
+from scipy import ndimage, special
 
 from brats_seg.cases import anatomy
-from brats_seg.cases.anatomy import Anatomy, Glioma, Voxels, sigmoid
+from brats_seg.cases.anatomy import Anatomy, Glioma, Voxels
 from brats_seg.cases.many import worker_pool
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.files import alone_at
@@ -69,10 +68,10 @@ def write_phantom_cases(
     with alone_at(root, is_folder=True):
         write = partial(_write_case, root, seed, shape, variety)
         if n_workers == 0:
-            deque(map(write, range(n_cases)), maxlen=0)
+            list(map(write, range(n_cases)))
             return
         with worker_pool(n_workers, when_killed="Use fewer workers.") as pool:
-            deque(pool.map(write, range(n_cases)), maxlen=0)
+            list(pool.map(write, range(n_cases)))
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
@@ -159,7 +158,7 @@ def _make_images(
     lesions, rim = _white_matter_lesions(rng, grid, brain), _surface_artefact(rng, grid, brain)
     parts = _parts(rng, tumour)
     noises = np.stack([grid.noise(rng, knots_mm) for knots_mm in (5, 11, 40, 6)])
-    blend = sigmoid(2.5 * grid.noise(rng, 12) + rng.uniform(-3, 3))
+    blend = special.expit(2.5 * grid.noise(rng, 12) + rng.uniform(-3, 3))
     is_cystic = rng.random() < 0.8 if tumour.family == "ring" else rng.random() < 0.3
     in_t1n, from_vessels = rng.random() < 0.5, rng.uniform(0, 0.6)
     images = []
@@ -244,9 +243,9 @@ def _normal_uptake(rng: np.random.Generator, grid: Voxels, brain: Anatomy, varie
     vessels = np.exp(-tubes) * (0.3 + fluid).clip(max=1) * (depth < u(8, 60))
     x, _, z = brain.positions
     falx = np.exp(-((x / u(1, 2.5)) ** 2)) * (depth < u(3, 14)) * (fluid > 0.2) * (z > -20)
-    dura = np.exp(-below / u(0.7, 2.5)) * sigmoid(3 * grid.noise(rng, 25) + u(-2, 2))
-    plexus = (brain.ventricle_mm < 1) * sigmoid(4 * (grid.noise(rng, 8) - u(0.3, 1.6)))
-    sinuses = np.exp(-below / u(2, 5)) * sigmoid(4 * (grid.noise(rng, 15) - u(0.8, 2)))
+    dura = np.exp(-below / u(0.7, 2.5)) * special.expit(3 * grid.noise(rng, 25) + u(-2, 2))
+    plexus = (brain.ventricle_mm < 1) * special.expit(4 * (grid.noise(rng, 8) - u(0.3, 1.6)))
+    sinuses = np.exp(-below / u(2, 5)) * special.expit(4 * (grid.noise(rng, 15) - u(0.8, 2)))
     amounts = (u(0, 1.4), u(0, 1.2), u(0, 0.9) * (rng.random() < 0.7), u(0, 0.9), u(0, 1.8))
     places = (vessels, falx, dura, plexus, sinuses)
     return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
@@ -256,8 +255,8 @@ def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy
     """Return shares of bright caps around the ventricles and of spots in white matter."""
     u, beyond = rng.uniform, brain.ventricle_mm
     caps = np.exp(-(beyond - 1).clip(min=0) / u(1, 6)) * (beyond > 0)
-    caps *= sigmoid(2 * grid.noise(rng, 18) + u(-2, 2))
-    spots = sigmoid(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
+    caps *= special.expit(2 * grid.noise(rng, 18) + u(-2, 2))
+    spots = special.expit(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
     amounts = u(0, 1.2) * (rng.random() < 0.8), u(0, 1.2) * (rng.random() < 0.5)
     _, _, white = brain.tissue
     lesions = (amounts[0] * caps + amounts[1] * spots) * white
@@ -267,7 +266,7 @@ def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy
 def _surface_artefact(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:
     """Return what FLAIR adds to cortex near the surface."""
     u, below = rng.uniform, brain.depth_mm.clip(min=0)
-    rim = np.exp(-below / u(0.8, 2.5)) * sigmoid(2 * grid.noise(rng, 25) + u(-2, 2))
+    rim = np.exp(-below / u(0.8, 2.5)) * special.expit(2 * grid.noise(rng, 25) + u(-2, 2))
     in_grey = u(0, 0.6) * (rng.random() < 0.6)
     anywhere = u(0, 0.4) * (rng.random() < 0.3)
     _, grey, _ = brain.tissue
@@ -280,7 +279,7 @@ def _uneven_gain(rng: np.random.Generator, grid: Voxels, brain: Anatomy, variety
     if rng.random() < 0.4 * variety:
         gain += rng.uniform(0, 0.4) * np.exp(-brain.depth_mm.clip(min=0) / rng.uniform(6, 25))
     if rng.random() < 0.4 * variety:
-        gain += rng.uniform(-0.3, 0.3) * sigmoid((-25 - brain.positions[2]) / 6)
+        gain += rng.uniform(-0.3, 0.3) * special.expit((-25 - brain.positions[2]) / 6)
     return gain
 
 
