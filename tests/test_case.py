@@ -53,6 +53,26 @@ def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded.geometry.affine, flipped)
 
 
+def test_files_of_one_grid_may_be_stored_along_different_axes(tmp_path: Path) -> None:
+    case = written(tmp_path)
+    flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
+    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
+    arrays = [*builders.make_volumes(), builders.make_label_map()]
+    for index, scan in ((1, case.files["t1c"]), (4, case.files["label"])):
+        builders.write_nifti(case.path_of(scan), arrays[index][::-1], flipped)
+    loaded = load_case(case)
+    for volume, expected in zip((*loaded.volumes, loaded.label), arrays, strict=True):
+        np.testing.assert_array_equal(volume.array, expected)
+    np.testing.assert_allclose(loaded.geometry.affine, builders.BRATS_AFFINE)
+    # moved by a voxel, it is another grid
+    flipped[0, 3] += 1
+    builders.write_nifti(case.path_of(case.files["t1c"]), arrays[1][::-1], flipped)
+    with pytest.raises(
+        CaseError, match=r"found 24x24x16 voxels .*, axes RPS.*the grid of .*axes LPS"
+    ):
+        load_case(case)
+
+
 def test_every_file_is_read_once_a_label_map_if_wanted(tmp_path: Path, reads: Counter[str]) -> None:
     case = written(tmp_path)
     paths = [case.path_of(scan) for scan in (*case.images, case.label)]

@@ -448,6 +448,7 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
             ("P1/pre", "P1/post-op", "P2/baseline", "P3"),
             {"P1_pre": "P1", "P1_post-op": "P1", "P2": "P2", "P3": "P3"},
         ),
+        (("P1/pre", "P1/post"), {"P1_pre": "P1", "P1_post": "P1"}),
         (("bonn/scan1", "rome/scan2"), {"scan1": "scan1", "scan2": "scan2"}),
         # grades are no patients
         (
@@ -545,8 +546,9 @@ def test_rows_without_an_id_and_empty_rows_spoil_no_others(tmp_path: Path) -> No
 def test_a_table_without_cases_is_refused(tmp_path: Path) -> None:
     contents = [b"case_id,t1n\n", b"case_id,t1n\n,\n", b"", b"id,t1n\na,b\n", b"\xff\xfe\x00"]
     contents += [bytes(range(256)) * 9, gzip.compress(b"case_id,t1n", mtime=0), bytes(5000)]
-    contents += [b'case_id,t1n,t1c,t2w,t2f\n"a,b,c,d,e\n']
-    found = r"cases.csv (cannot be read .*Expected the columns case_id, t1n, t1c|lists no cases)"
+    # a table of features
+    contents += [b'case_id,t1n,t1c,t2w,t2f\n"a,b,c,d,e\n', b"case_id,t1n_wt_mean\na,0.5\n"]
+    found = r"cases.csv cannot be read .*Expected the columns case_id, t1n, t1c"
     for content in contents:
         (tmp_path / "cases.csv").write_bytes(content)
         with pytest.raises(UsageError, match=found):

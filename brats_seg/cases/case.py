@@ -362,10 +362,14 @@ def _find_problems(
     case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
-    try:
-        check_one_grid(case_id, [(v.file, v.geometry) for v in (*volumes, label) if v])
-    except CaseError as error:
-        yield error
+    grids = [(v.file, v.geometry) for v in (*volumes, label) if v]
+    # files may be stored along different axes
+    turned = [nifti.oriented(v).geometry for v in (*volumes, label) if v]
+    if not all(have_one_grid(grid, turned[0]) for grid in turned):
+        try:
+            check_one_grid(case_id, grids)
+        except CaseError as error:
+            yield error
     if volumes:
         geometry = volumes[0].geometry
         directions = geometry.affine[:3, :3] / geometry.spacing_mm

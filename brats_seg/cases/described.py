@@ -84,15 +84,15 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
     try:
         rows = read_table(path, required=("case_id",)).to_dict("records")
         cases = tuple(map(_case, rows))
+        if not any(case.files for case in cases):
+            msg = "no row names a file"
+            raise UsageError(msg)
     except UsageError as error:
         msg = (
             f"{path} cannot be read as a table of cases: {error}. Expected the "
             f"columns {', '.join(('case_id', *MODALITIES))}, and for training also label."
         )
         raise UsageError(msg) from error
-    if not cases:
-        msg = f"{path} lists no cases; expected at least one"
-        raise UsageError(msg)
     return cases
 
 

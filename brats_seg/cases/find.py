@@ -121,8 +121,8 @@ def find_inputs(
         for notice in index.notices:
             log.warning("%s: %s", path, notice)
         cases += [replace(case, root=case.root.absolute()) for case in index.cases]
-    if not cases:
-        msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
+    if not paths:
+        msg = "no folder of scans and no table of their paths is given; expected at least one"
         raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in cases)
     next_step = "Rename or omit all but one: their results would have the same name."
@@ -386,7 +386,8 @@ def _distinguishing_folders(groups: Sequence[_Group]) -> set[Path]:
     if all(names[name] == 1 for name in times):
         # one folder may hold the dates of many patients, and the number of a scan be that of a patient
         is_one = len({group.folder.parent for group in groups}) == 1
-        times = {name for name in times if not is_one and "scan" not in name.lower()}
+        unclear = {name for name in times if is_one and name[-1].isdigit()}
+        times = {name for name in times - unclear if "scan" not in name.lower()}
     same = times.union(name for name, n in names.items() if n > 1)
     return {group.folder.parent for group in groups if group.case_id in same} - {Path()}
 

@@ -74,7 +74,7 @@ def release_of(case_id: str) -> str:
 
 
 def resolve_convention(
-    release: str, values: Collection[int], *, shape: Triple | None = None, declared: str = ""
+    release: str, values: Collection[int], *, declared: str = ""
 ) -> tuple[LabelConvention, bool]:
     """Return the label convention of a case, and whether another one could have the same values.
 
@@ -82,13 +82,12 @@ def resolve_convention(
     reports values that the convention does not contain.
 
     Example:
-        >>> convention, is_ambiguous = resolve_convention("brats2023-gli", {0, 4}, shape=(182, 218, 182))
+        >>> convention, is_ambiguous = resolve_convention("brats2024-gli", {0, 4})
         >>> convention.name, is_ambiguous
         ('brats2024', False)
     """
     if declared:
         return convention_named(declared), False
-    release = release_at(release, shape)
     is_of_any_origin = release in {UNKNOWN, NNUNET, BIDS}
     is_ambiguous = is_of_any_origin or (release.endswith("-ped") and 4 not in values)
     of_release = _CONVENTIONS_OF.get(release, _OF_VALUES["any"])
@@ -123,11 +122,11 @@ def resolve_conventions(
     of_folder = set[int]().union(*of_release.values())
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
-        release = release_of(case_id)
+        release = release_at(release_of(case_id), shape)
         together: Collection[int] = of_folder if has_four_tissues else values
         shared = of_release[release] if release in _RESOLVED_TOGETHER else together
         name = declared.get(case_id, "")
-        conventions[case_id], _ = resolve_convention(release, shared, shape=shape, declared=name)
+        conventions[case_id], _ = resolve_convention(release, shared, declared=name)
     return conventions
 
 

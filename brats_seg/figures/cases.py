@@ -424,9 +424,9 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
         raise UsageError(msg)
     label = read_label_map(paths[view.case_id], case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    values, shape = label_values_of(label.array), label.geometry.shape
+    values = label_values_of(label.array)
     labels = labels or recorded(path).get("convention", {}).get(view.case_id, "")
-    convention, _ = releases.resolve_convention(view.release, values, shape=shape, declared=labels)
+    convention, _ = releases.resolve_convention(view.release, values, declared=labels)
     releases.check_values(values, convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long
     label_map = np.ascontiguousarray(oriented(label).array)
