@@ -31,8 +31,9 @@ from brats_seg.cases.layouts import walk_folders
 from brats_seg.cases.many import Failure, attempt, map_ahead, worker_pool
 from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
+from brats_seg.evaluation.evaluate import recorded
 from brats_seg.files import file_state
-from brats_seg.inference import results
+from brats_seg.inference import fuse, results
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
@@ -214,7 +215,7 @@ def find_scans(
 
 
 def check_apart(inputs: Sequence[Case], output: Path) -> None:
-    """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
+    """Raise `UsageError` if results would be written over scans, or over the table of fused label maps."""
     # realpath, because a link to itself is a problem of its case alone
     folders = {
         Path(os.path.realpath(case.path_of(scan))).parent
@@ -222,8 +223,9 @@ def check_apart(inputs: Sequence[Case], output: Path) -> None:
         if not case.problems
         for scan in case.images
     }
-    if output.resolve() in folders:
-        msg = f"{output} holds scans: give another folder for the results with --output"
+    is_fused = recorded(output).keys() == {*fuse.COLUMNS}
+    if is_fused or output.resolve() in folders:
+        msg = f"{output} holds {'fused label maps' if is_fused else 'scans'}: give another folder for the results with --output"
         raise UsageError(msg)
 
 

@@ -224,9 +224,7 @@ def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConventi
     return [convention_named(name) for name in sorted(names)]
 
 
-def _validations(
-    facts: Sequence[NetworkFacts],
-) -> list[tuple[str, tuple[RegionSummary, ...]]]:
+def _validations(facts: Sequence[NetworkFacts]) -> list[tuple[str, tuple[RegionSummary, ...]]]:
     """Return the scores of all held-out cases together, if each was held out once, or by network."""
     of_networks = [fact.validation for fact in facts]
     validations = {f"Network {index}": counts for index, counts in enumerate(of_networks) if counts}

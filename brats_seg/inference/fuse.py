@@ -27,7 +27,7 @@ from brats_seg.voxels.shapes import Decoding, decode_regions
 
 METHODS = ("majority", "staple", "mean")
 """Ways to fuse label maps; see `fuse_label_maps`."""
-_COLUMNS = ("case_id", "convention", IN_TRAINING)
+COLUMNS = ("case_id", "convention", IN_TRAINING)
 """Columns of the table of fused label maps, which is read as that of predictions."""
 
 
@@ -72,7 +72,7 @@ def fuse_label_maps(
         check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
     with OutputFolder(output).opened():
         # of cases that were fused earlier
-        columns = [recorded(output).get(name, {}).values() for name in _COLUMNS]
+        columns = [recorded(output).get(name, {}).values() for name in COLUMNS]
         rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
         for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
             regions = _fuse(case_id, label_maps, method)
@@ -82,7 +82,7 @@ def fuse_label_maps(
             first, answers = label_maps[0], {item.in_training for item in label_maps}
             in_training = "yes" if "yes" in answers else min(answers)
             rows[case_id] = case_id, first.convention.name, in_training
-            write_table(output / VOLUMES_NAME, _COLUMNS, [row for _, row in sorted(rows.items())])
+            write_table(output / VOLUMES_NAME, COLUMNS, [row for _, row in sorted(rows.items())])
             write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
     return tuple(written)
 
