@@ -319,7 +319,7 @@ def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path
     first, second = (Path(f"made/BraTS2021_0000{number}.nii.gz") for number in range(2))
     for seed, path in enumerate((first, second)):
         builders.write_nifti(path, builders.make_label_map(seed=seed, convention=BRATS2023))
-    whole = run("evaluate", tiny_scans, "made")
+    whole = run("evaluate", tiny_scans, "made", "--task", "MET")
     only = run("evaluate", tiny_scans, "made", "--only-predicted")
     compared = run("evaluate", tiny_scans, "--compare", "made", "made")
     n_scores = len(pd.read_csv("scores.csv"))
@@ -331,6 +331,8 @@ def test_evaluate_scores_missing_predictions_as_worst(run: Run, tiny_scans: Path
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in whole.out
     assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", whole.out)
     assert re.search(r"\nwt +1\.000 \[", only.out)
+    notice = "--task MET changes nothing: legacy scores all tasks alike\n"
+    assert (notice in whole.out, notice in only.out) == (True, False)
     assert "not scored: case BraTS2021_00001, file" in broken.out
 
 

@@ -59,26 +59,24 @@ def evaluate(
         from brats_seg.evaluation.protocols import protocol_named
 
     rules = protocol_named(protocol, task)
+    if not rules.task and task.upper() != "GLI":
+        print(f"--task {task} changes nothing: {protocol} scores all tasks alike")
     table = output or Path("scores.csv" if prediction else "comparison.csv")
     options = _ScoringOptions(
         only_predicted=only_predicted, n_workers=available_cpus(), track=tracked
     )
     if prediction is not None:
         scored = score_folders(reference, prediction, table, rules, **options)
-        _print_scores(scored, prediction, table)
+        emit(scored, table=table, evaluations=[scored])
+        print_remarks(scored, prediction)
+        print_summaries(scored)
+        print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
         evaluations = [scored]
     elif compare is not None:
         compared = compare_folders(reference, compare, rules, output=table, **options)
         _print_comparisons(compared, compare, table)
         evaluations = [compared.first, compared.second]
     return int(any(one.missing or one.failures for one in evaluations))
-
-
-def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> None:
-    emit(scored, table=table, evaluations=[scored])
-    print_remarks(scored, predictions)
-    print_summaries(scored)
-    print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
 
 
 def _print_comparisons(
