@@ -1,7 +1,9 @@
 """DICOM examinations become cases, on the grid of their series, without a word of their headers."""
 
 import gzip
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +15,7 @@ from brats_seg.cli import use
 from brats_seg.dicom import convert, preprocess
 from brats_seg.dicom.preprocess import ScanOptions
 from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.inference import batch
 from brats_seg.labels import MODALITIES
 from tests.builders import Run, call, check_json, make_volumes, write_case
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
@@ -39,6 +42,26 @@ def test_nothing_written_or_logged_names_the_patient(tmp_path, caplog, capfd):
     contents = [gzip.decompress(one) if one[:2] == b"\x1f\x8b" else one for one in contents]
     for text in (shown, *(content.decode("latin-1") for content in contents)):
         assert not any(word in text for word in PATIENT)
+
+
+def test_watching_takes_an_examination_once_and_a_round_without_a_new_one_says_nothing(
+    tmp_path, monkeypatch, caplog
+):
+    def sleep(_: float) -> None:
+        rounds.append(0)
+        if len(rounds) == 3:
+            (tmp_path / "dicom" / "notes.txt").touch()
+        if len(rounds) == 6:
+            raise KeyboardInterrupt
+
+    rounds, taken = list[int](), list[Case]()
+    write_examination(tmp_path / "dicom")
+    monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
+    watched = batch.watched_scans(tmp_path / "dicom", tmp_path / "out", quiet_s=1)
+    with pytest.raises(KeyboardInterrupt):
+        taken.extend(chain.from_iterable(watched))
+    assert len(taken) == 1
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
