@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -78,6 +79,26 @@ def test_processes_take_a_gpu_each_and_gloo_for_the_cpu(monkeypatch, device, n_g
         assert joined == Ranks(rank=1, n_ranks=2)
     double.init_process_group.assert_called_once_with(backend, timeout=timedelta(days=1))
     assert calls == ({"index": 1} if "nccl" in backend else {})
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RuntimeError("[gloo/pair.cc:553] Connection closed by peer"), EnvironmentalError),
+        (distributed.DistBackendError("NCCL error"), EnvironmentalError),
+        (RuntimeError("of the network"), RuntimeError),
+    ],
+)
+def test_a_process_that_ends_is_not_a_fault_of_the_others(monkeypatch, error, raised) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    double = MagicMock(get_rank=lambda: 1, DistError=distributed.DistError)
+    monkeypatch.setattr(ranks, "distributed", double)
+    with pytest.raises(raised, match=re.escape(str(error))) as caught, joined_ranks("cpu"):
+        raise error
+    assert type(caught.value) is raised
+    assert ("another process of the run has ended" in str(caught.value)) == (
+        caught.value is not error
+    )
 
 
 SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}

@@ -131,6 +131,12 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
         log.setLevel(logging.ERROR)
     try:
         yield ranks
+    except RuntimeError as error:
+        # gloo has no error of its own
+        if not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+            raise
+        msg = f"another process of the run has ended, and may say why: {error}. Start the same command again."
+        raise EnvironmentalError(msg) from error
     finally:
         log.setLevel(level)
         distributed.destroy_process_group()
