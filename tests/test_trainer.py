@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,17 @@ from brats_seg import build_model, load_model
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ConfigError, ResumeError, UsageError
+from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
+from brats_seg.training import run_plan
 from brats_seg.training.losses import overlap_columns
 from brats_seg.training.optimisation import Schedule
-from brats_seg.training.run_plan import plan_run
+from brats_seg.training.ranks import Ranks
+from brats_seg.training.run_folder import RunFolder
+from brats_seg.training.run_plan import Batch, plan_run
 from brats_seg.training.state import Progress, RunState, read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged
 from tests.builders import Run, write_case
@@ -147,6 +151,30 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     write_case(tmp_path / "scans", labelled=False)
     done = run("predict", tmp_path / "scans", "-o", "out", "--model", tmp_path / "run")
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
+
+
+def test_workers_that_a_signal_to_all_processes_has_ended_stop_the_run(data, tmp_path, monkeypatch):
+    def killed(*_: object) -> Iterator[Batch]:
+        yield from ()
+        msg = "a worker process was killed"
+        raise EnvironmentalError(msg)
+
+    monkeypatch.setattr(run_plan, "read_batches", killed)
+    with pytest.raises(EnvironmentalError, match="was killed"):
+        train(data, tmp_path, settings())
+    outcome = train(data, tmp_path, settings(), StopAtCheck(0))
+    assert (outcome.finished, outcome.reason) == (False, "the test says so")
+    assert (tmp_path / "last.pt").exists()
+
+
+def test_a_stop_that_cannot_be_saved_is_asked_for_once(data, tmp_path, monkeypatch):
+    """Other ranks have stopped then, and do not answer."""
+    answers: list[bool] = []
+    monkeypatch.setattr(Ranks, "any", lambda _, flag: answers.append(flag) or flag)
+    monkeypatch.setattr(RunFolder, "save", Mock(side_effect=EnvironmentalError("disk full")))
+    with pytest.raises(EnvironmentalError, match="disk full"):
+        train(data, tmp_path, settings(), StopAtCheck(0))
+    assert answers == [True]
 
 
 def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) -> None:

@@ -33,10 +33,6 @@ from brats_seg.training.run_plan import Batch
 log = logging.getLogger(__name__)
 
 
-class HalfUpdatedError(EnvironmentalError):
-    """The optimizer failed during its step, so some weights may be updated and others not."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
     """The outcome of one optimizer step."""
@@ -127,7 +123,8 @@ class Accumulator:
             ConfigError: The batch holds no patch; the output of the network for a patch depends on
                 how the batch is cut, see `independence`; or the loss does not do what it declares.
             ReplayError: The loss needs two passes, and the network gave different outputs in them.
-            HalfUpdatedError: The optimizer failed, for example because memory ran out.
+            EnvironmentalError: The optimizer failed, for example because memory ran out, so that some
+                weights may be updated and others not.
         """
         before = PassState.capture(self.device.torch_device, *self.leaves.modules)
         try:
@@ -170,7 +167,7 @@ class Accumulator:
             except (RuntimeError, MemoryError) as error:
                 problem = f"the weights may be half updated: the optimizer failed: {error}"
                 msg = f"{problem}. Resume from the last checkpoint, with optimizer.name sgd if memory ran out."
-                raise HalfUpdatedError(msg) from error
+                raise EnvironmentalError(msg) from error
         self.scaler.update()
         return norm
 

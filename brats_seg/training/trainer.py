@@ -31,7 +31,7 @@ from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, losses, run_plan
 from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
-from brats_seg.training.optimisation import HalfUpdatedError, make_step
+from brats_seg.training.optimisation import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import check_start, new_state
@@ -206,7 +206,6 @@ class Trainer:
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, stop=stop)
         reason = "all epochs are done"
-        signal: Signals | None = None
         try:
             with stop.listening():
                 while not progress.is_finished:
@@ -215,11 +214,11 @@ class Trainer:
                     self._train(track)
                     self._end_epoch(*self._validate(track))
         except RunStoppedError as stopped:
-            reason, signal = str(stopped), stop.signal
+            reason = str(stopped)
         return Outcome(
             finished=progress.is_finished,
             reason=reason,
-            signal=signal,
+            signal=None if progress.is_finished else stop.signal,
             history=tuple(progress.history),
             best=progress.best,
         )
@@ -230,19 +229,22 @@ class Trainer:
         batches = run_plan.read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
         self.state.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
-        try:
-            for batch in track(batches, what=what, total=len(keys)):
-                say(self._progress_text)
-                self._stop_if_asked()
-                self._train_batch(batch)
-                if self._clock.is_checkpoint_due:
-                    self._save()
-        except EnvironmentalError as error:
-            # a signal to the whole process group, as SLURM sends it, ends the workers too
-            if not isinstance(error, HalfUpdatedError):
-                self._stop_if_asked()
-            raise
+        for batch in track(self._received(batches), what=what, total=len(keys)):
+            say(self._progress_text)
+            self._stop_if_asked()
+            self._train_batch(batch)
+            if self._clock.is_checkpoint_due:
+                self._save()
         self._stop_if_asked()
+
+    def _received(self, batches: Iterator[run_plan.Batch]) -> Iterator[run_plan.Batch]:
+        """Yield the batches that worker processes read; where these have ended, the run may be asked to stop."""
+        try:
+            yield from batches
+        except EnvironmentalError:
+            # a signal to the whole process group, as SLURM sends it, ends the workers too
+            self._stop_if_asked()
+            raise
 
     def _train_batch(self, batch: run_plan.Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
