@@ -135,7 +135,8 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
         # gloo has no error of its own
         if not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
             raise
-        msg = f"another process of the run has ended, and may say why: {error}. Start the same command again."
+        # the first sentence, which general advice follows
+        msg = f"another process has ended, and may say why: {str(error).partition('. ')[0]}. Start the same command again."
         raise EnvironmentalError(msg) from error
     finally:
         log.setLevel(level)
