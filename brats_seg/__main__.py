@@ -4,8 +4,6 @@ import json
 import sys
 from dataclasses import asdict
 
-from brats_seg.errors import Finding
-
 
 def main() -> None:
     """Run the command line."""
@@ -19,16 +17,11 @@ def main() -> None:
         finding = package_finding()
         if finding.status == "ok":
             raise
-        _report(finding, error)
-
-
-def _report(finding: Finding, error: ModuleNotFoundError) -> None:
-    """Print what is missing, and exit; for `doctor --json`, as JSON."""
-    if sys.argv[1:2] == ["doctor"] and "--json" in sys.argv:
-        print(json.dumps({"version": "", "can_work": False, "findings": [asdict(finding)]}))
-    else:
-        print(f"error: {error}; {finding.found}\n    {finding.remedy}", file=sys.stderr)
-    sys.exit(3)
+        if sys.argv[1:2] == ["doctor"] and "--json" in sys.argv:
+            print(json.dumps({"version": "", "can_work": False, "findings": [asdict(finding)]}))
+        else:
+            print(f"error: {error}; {finding.found}\n    {finding.remedy}", file=sys.stderr)
+        sys.exit(3)
 
 
 if __name__ == "__main__":

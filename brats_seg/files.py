@@ -20,6 +20,7 @@ import shutil
 import stat
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -227,6 +228,11 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
         msg = f"it has {n_bytes} bytes, expected at most {most_bytes}"
         raise ValueError(msg)
     return path.read_bytes()
+
+
+def table_beside(module: str) -> dict[str, Any]:
+    """Return the table in the TOML file beside a module, given by its `__file__`, that has its name."""
+    return tomllib.loads(Path(module).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def sync(path: Path) -> None:

@@ -273,7 +273,7 @@ def case_of_arrays(
 
 def read_case_files(case: Case) -> CaseFiles:
     """Read and hash the files of a case, each once, without decompressing them."""
-    scans = [case.files[kind] for kind in (*MODALITIES, layouts.LABEL) if kind in case.files]
+    scans = [case.files[kind] for kind in layouts.KINDS if kind in case.files]
     packed: dict[Path, bytes] = {}
     problems = []
     for path in dict.fromkeys(scan.path for scan in scans):
@@ -287,18 +287,17 @@ def read_case_files(case: Case) -> CaseFiles:
 
 
 def open_files(
-    case: Case, files: CaseFiles | None = None, modalities: Sequence[str] = MODALITIES
+    case: Case, files: CaseFiles, modalities: Sequence[str] = MODALITIES
 ) -> tuple[dict[str, nifti.Volume], list[CaseError], Judgement]:
     """Decompress, check and judge the files of a case; problems are collected, not raised.
 
     Returns:
         The volumes that can be read by kind, all that is wrong, and, if nothing is, what they show.
     """
-    files = files or read_case_files(case)
     missing = missing_problem(case, modalities)
     problems = [*([missing] if missing else []), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
-    for kind in (*MODALITIES, layouts.LABEL):
+    for kind in layouts.KINDS:
         scan = case.files.get(kind)
         if scan and scan.path in files.packed:
             packed, path = files.packed[scan.path], case.path_of(scan)

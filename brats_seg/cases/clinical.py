@@ -82,7 +82,11 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
         UsageError: A table in `named` cannot be read, or has no column of ids.
     """
     rows = list(_rows_of_files(named))
-    for path in _table_paths(root):
+    # in the folders in which scans are found: links count, hidden ones do not
+    paths = (
+        root / folder.path / name for folder in walk_folders(root) for name in folder.other_names
+    )
+    for path in sorted(path for path in paths if _TABLE_NAME.fullmatch(path.name)):
         try:
             rows += _read_rows(path, path.relative_to(root).as_posix())
         except UsageError as error:
@@ -192,11 +196,3 @@ def _merge_rows(rows: Sequence[ClinicalRow]) -> ClinicalTable:
         )
         joined |= {case_id.lower(): person for case_id in ids}
     return ClinicalTable(rows=joined)
-
-
-def _table_paths(root: Path) -> list[Path]:
-    """Return the tables in the folders in which scans are found: links count, hidden ones do not."""
-    found = ((root / folder.path, folder.other_names) for folder in walk_folders(root))
-    return sorted(
-        path / name for path, names in found for name in names if _TABLE_NAME.fullmatch(name)
-    )

@@ -45,17 +45,13 @@ class _Description(BaseModel):
     labels: dict[str, str | int | list[int]]
     """Tissue by value, value by tissue, or values by region."""
 
-    @property
-    def modalities(self) -> dict[int, str]:
-        """Modality at each index that has one of BraTS."""
-        named = {index: layouts.modality_named(name) for index, name in self.channels.items()}
-        return {index: modality for index, modality in named.items() if modality}
-
 
 def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> Iterator[Case]:
     """Yield the cases of a folder with a `dataset.json`; none, with a warning, if it has no modality of BraTS."""
     description, missing = _read_description(root / path / DESCRIPTION), Folder(path=path)
-    if not description.modalities:
+    named = {index: layouts.modality_named(name) for index, name in description.channels.items()}
+    modalities = {index: modality for index, modality in named.items() if modality}
+    if not modalities:
         found = some_of([*map(printable, description.channels.values())]) or "none"
         text = "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or synonyms"
         log.warning(text, root / path / DESCRIPTION, found)
@@ -65,7 +61,7 @@ def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> 
         log.warning(text, root / path / DESCRIPTION)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
         images, labels = (folders.get(path / name, missing) for name in names)
-        yield from _make_cases(description, convention, images, labels)
+        yield from _make_cases(modalities, convention, images, labels)
 
 
 def is_path_table(data: Path) -> bool:
@@ -110,13 +106,14 @@ def _read_description(path: Path) -> _Description:
 
 
 def _make_cases(
-    description: _Description, convention: str | None, images: Folder, labels: Folder
+    modalities: Mapping[int, str], convention: str | None, images: Folder, labels: Folder
 ) -> Iterator[Case]:
+    """Yield the cases of a folder of images, given the modality of each channel that has one."""
     label_of = {file.stem: ScanFile(path=file.path) for file in labels.scans}
     scans: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
     for file in images.scans:
         channel = _CHANNEL.fullmatch(file.stem)
-        for index, modality in description.modalities.items():
+        for index, modality in modalities.items():
             if channel and int(channel["channel"]) == index:
                 scans[channel["case"]][modality] = ScanFile(path=file.path)
             elif not channel:

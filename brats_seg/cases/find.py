@@ -29,34 +29,17 @@ from brats_seg.voxels.shapes import group_by
 
 log = logging.getLogger(__name__)
 
-EXPECTED_LABELS = (
-    "CASE_seg, -seg, _segm, _segmentation, _dseg, _label, _gt or _mask beside the scans, and CASE "
-    "or such a name in a folder called labels, masks, segmentations or alike"
-)
+EXPECTED_LABELS: str = layouts.WORDS["expected_labels"]
 """Names that label maps are looked for by, as words for a message."""
 
 _GRADES = frozenset({"HGG", "LGG"})
 """Names of folders above cases that tell the grade of the tumour."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
-_ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
-_OTHER_FORMATS = (".mha", ".mhd", ".nrrd", ".nhdr", ".img", ".mgz", ".mgh", ".mnc")
-_UNREAD = (
-    ("archives are not read", _ARCHIVES, "unpack them (tar -xf or unzip) and give that folder"),
-    ("other formats than NIfTI are not read", _OTHER_FORMATS, "convert them (SimpleITK can)"),
-    ("HDF5 files are not read", (".h5", ".hdf5"), "they hold slices; whole volumes are needed"),
-)
-"""Kind of file, suffixes, what to do."""
 _CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes a folder of them alone"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
-_TIMEPOINT = re.compile(
-    r"(ses|session|tp|time|timepoint|visit|week|day|month|year|scan|baseline|fu|follow[-_ ]?up|pre"
-    r"|post)([-_ ]?op)?[-_ ]?\d*|(19|20)\d\d(?P<dash>-?)[01]\d(?P=dash)[0-3]\d",
-    re.IGNORECASE,
-)
+_TIMEPOINT = layouts.PATTERNS["timepoint"]
 """Name of a folder that holds one time point of the patient of the folder above."""
-_TUMOUR = re.compile(r"tumou?r|lesion|gliom", re.IGNORECASE)
-_AUTOMATED = re.compile(r"(?<![a-z])auto(?![a-z]|$)|automat", re.IGNORECASE)
 _BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
 
 
@@ -192,8 +175,8 @@ def _notices(root: Path, folders: Sequence[Folder], unused: Sequence[Path]) -> I
     """Yield a sentence for each kind of file that is not read: how many, an example, what to do."""
     names = [folder.path / name for folder in folders for name in folder.other_names]
     kinds = [
-        (what, [path for path in names if path.name.lower().endswith(suffixes)], next_step)
-        for what, suffixes, next_step in _UNREAD
+        (what, [path for path in names if path.name.lower().endswith(tuple(suffixes))], next_step)
+        for what, suffixes, next_step in layouts.WORDS["unread"]
     ]
     dicom = [folder.path for folder in folders if layouts.has_dicom(root, folder)]
     kinds.append(("folders of DICOM files are not read", dicom, _CONVERT))
@@ -488,8 +471,8 @@ def _label_rank(scan: NamedFile, *, is_apart: bool) -> tuple[bool, ...]:
         is_apart,
         # a mask may be of the brain
         scan.stem.lower().endswith("mask"),
-        _AUTOMATED.search(scan.path.as_posix()) is not None,
-        _TUMOUR.search(scan.stem) is None,
+        layouts.PATTERNS["automated"].search(scan.path.as_posix()) is not None,
+        layouts.PATTERNS["tumour"].search(scan.stem) is None,
     )
 
 

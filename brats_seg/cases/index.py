@@ -18,12 +18,12 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases import layouts, releases
-from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files
+from brats_seg.cases.case import Case, CaseFacts, CaseIndex, ScanFile, open_files, read_case_files
 from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.config import validation_problems
 from brats_seg.errors import UsageError, counted
-from brats_seg.labels import MODALITIES, LabelMap, convention_named
+from brats_seg.labels import LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -33,13 +33,12 @@ from brats_seg.wings import ShownLabels, judges
 log = logging.getLogger(__name__)
 
 _INT16 = np.iinfo(np.int16)
-_KINDS = (*MODALITIES, layouts.LABEL)
 _PLAIN = [name for name in get_type_hints(Case) if name not in {"root", "files", "facts"}]
 """Fields of a case that have a column of their own."""
 _FACTS = [*get_type_hints(CaseFacts)]
 _TEXTS = ("problems", "remarks", "scan_remarks", "near_copies")
 """Columns of several texts."""
-_COLUMNS = [*_PLAIN, *_KINDS, *_FACTS]
+_COLUMNS = [*_PLAIN, *layouts.KINDS, *_FACTS]
 _PARSER = TypeAdapter(CaseFacts)
 
 
@@ -86,7 +85,7 @@ def index_cases(
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    volumes, problems, judgement = open_files(case)
+    volumes, problems, judgement = open_files(case, read_case_files(case))
     label, judge = volumes.get(layouts.LABEL), judges("near_copies")
     first = volumes.get(next(iter(case.modalities), ""))
     facts = replace(
@@ -303,7 +302,7 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
     values["label_voxels"] = [pair.split(":") for pair in row["label_voxels"].split()]
     # what is empty has its default
     facts = _PARSER.validate_python({name: values[name] for name in _FACTS if values[name]})
-    files = {kind: ScanFile.parse(row[kind]) for kind in _KINDS if row[kind]}
+    files = {kind: ScanFile.parse(row[kind]) for kind in layouts.KINDS if row[kind]}
     return Case(**{name: values[name] for name in _PLAIN}, root=root, files=files, facts=facts)
 
 

@@ -1,23 +1,25 @@
 """Tell what a file is by its name, and list the files below a folder.
 
 A name shows the modality, or that the file is a label map, and the id of its case: `CASE_t1ce.nii.gz`.
-`layouts.toml` has the words of each modality, in the spellings of all releases. The names of BIDS have more parts.
+`layouts.toml` has the words of each modality, in the spellings of all releases, and the patterns of other names.
+The names of BIDS have more parts.
 """
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from brats_seg.files import check_regular
+from brats_seg.files import check_regular, table_beside
 from brats_seg.labels import MODALITIES
 
 DERIVATIVES = "derivatives"
 """Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
+KINDS = (*MODALITIES, LABEL)
+"""Kinds of the files of a case, in their order in tables and hashes."""
 LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 OUTPUT_MARKER = "brats_seg.json"
@@ -27,10 +29,14 @@ STEPS_NAME = "steps.png"
 
 _DICOM = (".dcm", ".ima", "dicomdir")
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
-_WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-"""Words in the names of files."""
-_SPELLINGS: dict[str, list[str]] = _WORDS["spellings"]
-_OF_ANATOMY = frozenset(_WORDS["of_anatomy"])
+WORDS = table_beside(__file__)
+"""Words and patterns of the names of files and folders."""
+PATTERNS = {
+    name: re.compile("|".join(alternatives), re.IGNORECASE | re.DOTALL)
+    for name, alternatives in WORDS["patterns"].items()
+}
+_SPELLINGS: dict[str, list[str]] = WORDS["spellings"]
+_OF_ANATOMY = frozenset(WORDS["of_anatomy"])
 _SEPARATOR = re.compile("[-_. ]")
 _KINDS = {
     spelling.replace(" ", ""): kind
@@ -43,28 +49,15 @@ def _join_patterns(spellings: Iterable[str]) -> str:
     return "|".join(spelling.replace(" ", "[-_. ]?") for spelling in spellings)
 
 
-_NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE | re.DOTALL)
 _SCAN_STEM = re.compile(
     rf"((?P<case>.*?)[-_. ])?"
     rf"((?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
     rf"([-_](?P<processed>bet|brain|bias))?"
-    rf"|(({'|'.join(_WORDS['of_a_label'])})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
+    rf"|(({'|'.join(WORDS['of_a_label'])})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
-)
-_LABEL_FOLDER = re.compile(
-    r"(.*[-_. ])?(labels?|labelmaps?|labelst[rs]|masks?|segs?|segms?|segmentations?|annotations?|gt"
-    r"|ground[-_. ]?truths?)",
-    re.IGNORECASE | re.DOTALL,
-)
-_BIDS_STEM = re.compile(
-    r"(?P<case>sub-[a-z0-9]+(_ses-[a-z0-9]+)?)(?P<entities>(_[a-z0-9]+-[a-z0-9+]+)*)_(?P<rest>[^-]+)",
-    re.IGNORECASE,
 )
 _DESCRIBING = ("desc-", "label-")
-_AFTER_CONTRAST = re.compile(
-    r"ce-(?!none|no$).+|acq-(?!.*pre)(.*(post|contrast|gad|gd|gadolinium)|ce|t1ce|t1c)",
-    re.IGNORECASE,
-)
+_AFTER_CONTRAST = PATTERNS["after_contrast"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +87,10 @@ def parse_file_name(name: str, path: Path = Path()) -> NamedFile | None:
         >>> found.case, found.kind, found.variant
         ('sub-01', 't1c', 'acq-ax')
     """
-    nifti = _NIFTI_NAME.fullmatch(name)
+    nifti = PATTERNS["nifti"].fullmatch(name)
     if nifti is None:
         return None
-    bids = _BIDS_STEM.fullmatch(nifti["stem"])
+    bids = PATTERNS["bids"].fullmatch(nifti["stem"])
     case, kind, variant = _bids_parts(bids) if bids else _plain_parts(nifti["stem"])
     return NamedFile(path=path, stem=nifti["stem"], case=case, kind=kind, variant=variant)
 
@@ -115,7 +108,7 @@ def kind_named(word: str) -> str:
 
 def is_label_folder(name: str) -> bool:
     """Return whether a folder is for label maps by its name, such as `labels` or `images_segm`."""
-    return _LABEL_FOLDER.fullmatch(name) is not None
+    return PATTERNS["label_folder"].fullmatch(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

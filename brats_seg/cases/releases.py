@@ -6,12 +6,11 @@ converted to the convention of another. Everything that reads label maps uses th
 """
 
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from brats_seg.errors import CaseError, LabelError
+from brats_seg.files import table_beside
 from brats_seg.labels import MSD, LabelConvention, convention_named
 from brats_seg.voxels.box import Triple
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
@@ -29,7 +28,7 @@ NNUNET = "nnunet"
 BIDS = "bids"
 """Release of cases whose files are called as in BIDS (`sub-01_ses-02_T1w`), of any origin."""
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__)
 _RELEASES = [
     (re.compile(pattern, re.IGNORECASE), release) for pattern, release, _ in _TABLE["releases"]
 ]

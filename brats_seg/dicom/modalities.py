@@ -6,17 +6,15 @@ contrast agent, nothing is guessed: a person says it with an override.
 """
 
 import re
-import tomllib
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
 from brats_seg.errors import UsageError, counted
+from brats_seg.files import table_beside
 from brats_seg.labels import MODALITIES
 
 OVERRIDE = "Export what is missing, or add --series MODALITY=NUMBER or =PART OF THE DESCRIPTION."
@@ -32,7 +30,7 @@ _BETTER = (
 )
 """What the values of `_rank` say of the series that is taken."""
 _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
-_WORDS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_WORDS = table_beside(__file__)
 """Regular expressions of what the headers of series contain."""
 _BEFORE = "|".join([*_WORDS["before"], _WORDS["not_yet"] + _WORDS["agent"]])
 _AFTER = "|".join([*_WORDS["after"], rf"(?:\b|t1|\bm){_WORDS['agent']}"])

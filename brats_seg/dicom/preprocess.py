@@ -37,7 +37,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import file_state, read_bounded, write_json
+from brats_seg.files import file_state, read_bounded, table_beside, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -53,19 +53,7 @@ _LONGEST = 1 << 24
 """Bytes of the longest such file, which names every DICOM file."""
 ONE_MM: Spacing = (1.0, 1.0, 1.0)
 """Voxel size of BraTS."""
-_MNI = ((-1, 0, 0, 98), (0, -1, 0, 98), (0, 0, 1, -72), (0, 0, 0, 1))
-_SRI24 = ((-1, 0, 0, 0), (0, -1, 0, 239), (0, 0, 1, 0), (0, 0, 0, 1))
-# the mean of nine cases of BraTS, registered to the template: pitched by 13.5 degrees
-_SRI24_TO_MNI = (
-    (1, 0, 0, 119.5),
-    (0, 0.9724, 0.2334, -139.8),
-    (0, -0.2334, 0.9724, -38.1),
-    (0, 0, 0, 1),
-)
-ATLASES = {
-    "sri24": ((240, 240, 155), _SRI24, _SRI24_TO_MNI),
-    "mni": ((197, 233, 189), _MNI, ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))),
-}
+ATLASES = table_beside(__file__)
 """Shape and affine of the grid of an atlas, and the transform from its millimetres to those of MNI's."""
 
 _TIMEOUT_S = 3600
@@ -295,8 +283,8 @@ def load_atlas(name: str) -> Atlas:
             msg = f"--atlas {name} seems to have a skull; expected {', '.join(ATLASES)}, or a T1 without it"
             raise UsageError(msg)
         return image, image.geometry
-    shape, *matrices = ATLASES[name]
-    affine, to_mni = map(np.array, matrices)
+    atlas = ATLASES[name]
+    shape, affine, to_mni = atlas["shape"], np.array(atlas["affine"]), np.array(atlas["to_mni"])
     # the template has voxels of 2 mm, and positions to the left, back and head of (0, -17, 5) in MNI
     coarse = affine @ np.diag([2.0, 2.0, 2.0, 1.0])
     voxels = np.moveaxis(np.indices([n // 2 + 1 for n in shape]), 0, -1)

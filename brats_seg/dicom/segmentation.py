@@ -8,7 +8,6 @@ them the segmentation refers to no images.
 """
 
 import hashlib
-import tomllib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -24,7 +23,7 @@ from brats_seg.dicom import series
 from brats_seg.dicom.preprocess import ScanSource, check_installed
 from brats_seg.errors import EnvironmentalError
 from brats_seg.evaluation.lesions import list_lesions
-from brats_seg.files import whole_file
+from brats_seg.files import table_beside, whole_file
 from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
 
 SERIES_MODALITY = "t1c"
@@ -32,7 +31,7 @@ SERIES_MODALITY = "t1c"
 _TO_DICOM = np.diag([-1.0, -1.0, 1.0])
 """From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
 _IMAGE_TAGS = [*series.ELEMENTS["image"], *series.GROUPS]
-_CODES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_CODES = table_beside(__file__)
 """Names and codes of tissues, regions and measures."""
 _LEVEL = 0.51
 """Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import re
-import tomllib
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.layouts import LONGEST_ID, walk_folders
 from brats_seg.errors import UsageError, counted, printable, some_of
-from brats_seg.files import check_regular
+from brats_seg.files import check_regular, table_beside
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -33,16 +32,13 @@ _GAP_TOLERANCE = 0.1
 _SAME_POSITION_MM = 0.01
 _SHORTEST_IDENTIFIER = 3
 """Characters of an identifier that is looked for in the name of a folder."""
-ELEMENTS: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("elements.toml").read_text(encoding="utf-8")
-)
-"""Names of the elements of DICOM headers that are read."""
+ELEMENTS = table_beside(__file__)
+"""Names of the elements of DICOM headers that are read, and what they may hold."""
 GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 """Functional groups of enhanced MR: of all frames, and of each frame."""
 _TAGS = [*ELEMENTS["kept"], *ELEMENTS["of_frames"], *ELEMENTS["identity"], *GROUPS]
 _SIZES = ("Rows", "Columns", "PixelSpacing")
-_NO_AGENT = r"(?:no|none|not|n|n[./]a|nil|native?|unenhanced|without|w/?o|sans|aucun|non|keine?s?|ohne|nein|sin|ninguno|senza|nessuno|sem|nenhum|0|-)?(?:[\s_]|\.?$)"
-"""What stands in the place of a contrast agent where none was given."""
+_NO_AGENT = rf"(?:{'|'.join(ELEMENTS['no_agent'])})?(?:[\s_]|\.?$)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
