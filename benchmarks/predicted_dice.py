@@ -19,7 +19,7 @@ from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 from brats_seg.quality.result import Values, fit_predicted_dice, mean_probabilities, predicted_dice
 from brats_seg.runtime.device import choose_device
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 
 
 def counted_cases(

@@ -25,7 +25,7 @@ from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.inference.settings import DEFAULT_SETTINGS
-from brats_seg.voxels.shapes import PARTS, PartVolume
+from brats_seg.voxels.regions import PARTS, PartVolume
 
 EDGE = 24
 """Voxels of a phantom along each axis."""

@@ -43,7 +43,7 @@ from brats_seg.runtime.weights import (
     read_trained,
     write_checkpoint,
 )
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 
 SHAPE = (107, 127, 104)
 """Voxels of a made-up case, of 1.5 mm."""

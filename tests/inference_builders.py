@@ -37,7 +37,7 @@ from brats_seg.runtime.weights import (
 from brats_seg.runtime.windows import Window
 from brats_seg.training.state import Progress
 from brats_seg.voxels.grids import Spacing
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.builders import BRATS_AFFINE, write_nifti
 
 DEFAULT = Decoding()

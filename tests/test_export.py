@@ -26,7 +26,7 @@ from brats_seg.inference.model import load_model
 from brats_seg.runtime.weights import SHIPPED, FittedPrediction, read_trained
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.builders import limited_files
 from tests.faults.test_hostile_inputs import UNREADABLE
 from tests.inference_builders import CONFIG, CPU, write_run

@@ -29,7 +29,7 @@ from brats_seg.runtime.weights import (
     store_card,
 )
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.builders import BRATS_AFFINE
 from tests.inference_builders import CASES, CPU, IDENTITY, make_model, write_fold
 

@@ -20,7 +20,7 @@ from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.presets import trusting
 from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.builders import ROOT, call_in_fork, plain_environment, shell, start, write_case
 from tests.foreign_builders import FP32
 from tests.inference_builders import CONFIG, CPU, IDENTITY, NAMES, write_run

@@ -14,7 +14,7 @@ from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.weights import FittedPrediction, read_trained
 from brats_seg.runtime.windows import Window
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.inference_builders import CONFIG, CPU, IDENTITY, make_model, write_run
 
 ORDER = ("t2f", "t1n", "t1c", "t2w")

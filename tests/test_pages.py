@@ -21,7 +21,7 @@ from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import write_cohort_page
 from brats_seg.pages.html import Fact, PageOptions
 from brats_seg.pages.run import write_run_page
-from brats_seg.voxels.shapes import PartVolume
+from brats_seg.voxels.regions import PartVolume
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import touch
 from tests.check_builders import write_clear_phantoms

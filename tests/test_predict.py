@@ -33,7 +33,7 @@ from brats_seg.progress import _SCREEN, tracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, shipped_network
 from brats_seg.runtime.windows import Window, predict_logits
-from brats_seg.voxels.shapes import PARTS, Decoding, decode_regions, measure_parts
+from brats_seg.voxels.regions import PARTS, Decoding, decode_regions, measure_parts
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import (
     CPU,

@@ -19,7 +19,7 @@ from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.quality import result
 from brats_seg.runtime.weights import fingerprint_of, read_exported, read_trained
 from brats_seg.voxels.box import brain_mask
-from brats_seg.voxels.shapes import measure_parts
+from brats_seg.voxels.regions import measure_parts
 from brats_seg.wings import Notes, PredictedDice
 from tests.builders import Run, write_arrays
 from tests.check_builders import images_of, phantom, real_cases

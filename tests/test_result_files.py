@@ -13,7 +13,7 @@ from brats_seg.cases.layouts import bids_name
 from brats_seg.errors import UsageError
 from brats_seg.inference.results import check_names, label_tables, write_preview
 from brats_seg.labels import BRATS2017, CONVENTIONS
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.builders import Run, make_volumes, write_case
 from tests.inference_builders import make_model, read_scan, write_run, write_scan
 

@@ -37,11 +37,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "cases": 2400,
-    "dicom": 988,
+    "cases": 2368,
+    "dicom": 971,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_075, 110
+MOST_LINES, MOST_MODULES = 19_039, 111
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -17,7 +17,7 @@ from brats_seg.inference.tuning import fit_cases, tune_runs
 from brats_seg.progress import untracked
 from brats_seg.quality.result import dice_lines
 from brats_seg.runtime.weights import run_locked
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from tests.inference_builders import CASES, CPU, write_fold, write_run
 
 N_CASES = 10

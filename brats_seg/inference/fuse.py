@@ -23,7 +23,7 @@ from brats_seg.labels import LabelConvention, RegionMasks, label_map_of, regions
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask, Triple, bounding_box, triple
-from brats_seg.voxels.shapes import Decoding, decode_regions
+from brats_seg.voxels.regions import Decoding, decode_regions
 
 METHODS = ("majority", "staple", "mean")
 """Ways to fuse label maps; see `fuse_label_maps`."""

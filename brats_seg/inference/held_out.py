@@ -34,7 +34,7 @@ from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
 from brats_seg.voxels.box import Box, bounding_box, triple
 from brats_seg.voxels.grids import Spacing
-from brats_seg.voxels.shapes import Decoding, decode_regions
+from brats_seg.voxels.regions import Decoding, decode_regions
 
 FOLDER_NAME = "out-of-fold"
 """Folder below that of the run."""

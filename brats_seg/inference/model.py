@@ -25,7 +25,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up, shape_text
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from brats_seg.wings import Notes, foreign_reader
 
 

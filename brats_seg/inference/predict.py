@@ -32,7 +32,7 @@ from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.shapes import PartVolume, decode_regions, measure_parts
+from brats_seg.voxels.regions import PartVolume, decode_regions, measure_parts
 from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)

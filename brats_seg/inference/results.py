@@ -34,7 +34,8 @@ from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
-from brats_seg.voxels.shapes import PARTS, group_by
+from brats_seg.voxels.regions import PARTS
+from brats_seg.voxels.shapes import group_by
 from brats_seg.wings import PredictedDice, dicom
 
 MANIFEST_NAME = "manifest.jsonl"

@@ -32,7 +32,7 @@ from brats_seg.inference import held_out
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import FittedPrediction, ModelCard, run_locked
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from brats_seg.runtime import weights
 from brats_seg.runtime.windows import Window, WindowRule
 from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import find_orientation, reorient, reorient_back
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.quality.scan import SMALLEST_BRAIN_ML, Limit, remarks
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
-from brats_seg.voxels.shapes import PartVolume, number_components, surface_mm2
+from brats_seg.voxels.regions import PartVolume
+from brats_seg.voxels.shapes import number_components, surface_mm2
 from brats_seg.wings import Judgement, Notes, PredictedDice
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from brats_seg.evaluation.scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.presets import TaskName, check_stored
-from brats_seg.voxels.shapes import Decoding
+from brats_seg.voxels.regions import Decoding
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""

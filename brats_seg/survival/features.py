@@ -40,7 +40,8 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, write_features
 from brats_seg.voxels.box import Mask, bounding_box, shape_text
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
-from brats_seg.voxels.shapes import measure_parts, surface_mm2
+from brats_seg.voxels.regions import measure_parts
+from brats_seg.voxels.shapes import surface_mm2
 
 log = logging.getLogger(__name__)
 
