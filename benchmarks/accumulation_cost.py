@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad_norm_
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import as_output
+from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import (
@@ -39,7 +40,6 @@ from brats_seg.training.losses import (
     measure_nothing,
     whole_loss,
 )
-from brats_seg.training.optimisation import Accumulator
 
 CLIP_NORM = 12.0
 

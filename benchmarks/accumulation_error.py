@@ -31,10 +31,10 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader
 
 from brats_seg.config import LossConfig
+from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, whole_loss
-from brats_seg.training.optimisation import Accumulator
 
 N_PATCHES, EFFECTIVE_BATCH = 10, 4
 LR = 0.03

@@ -15,7 +15,7 @@ from brats_seg.data.loader import Sample
 from brats_seg.errors import BratsError
 from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.training import optimisation
+from brats_seg.training import accumulation
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.losses import build_task, count_voxels
 from brats_seg.training.ranks import Ranks
@@ -27,9 +27,9 @@ DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLOCK = time.perf_counter
 
 
-def make_step(state: RunState, batch: Batch) -> optimisation.StepResult:
+def make_step(state: RunState, batch: Batch) -> accumulation.StepResult:
     """Make one optimizer step of a run."""
-    return optimisation.make_step(state.accumulator, state.fallback, batch, count_voxels)
+    return accumulation.make_step(state.accumulator, state.fallback, batch, count_voxels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -62,7 +62,8 @@ from brats_seg.training.losses import (
     whole_loss as whole_loss,
 )
 from brats_seg.training.memory_plan import plan_memory as plan_memory
-from brats_seg.training.optimisation import Accumulator as Accumulator, Muon as Muon
+from brats_seg.training.accumulation import Accumulator as Accumulator
+from brats_seg.training.optimisation import Muon as Muon
 from brats_seg.training.trainer import Trainer as Trainer, train_fold as train_fold
 
 __version__: str

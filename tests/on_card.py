@@ -22,8 +22,9 @@ from brats_seg.models.norm import ActivatedNorm, check_in_place
 from brats_seg.presets import PRESETS
 from brats_seg.runtime.device import Device, gpu_named
 from brats_seg.training import independence, memory_plan, ranks
+from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.losses import DiceBce, build_task
-from brats_seg.training.optimisation import Accumulator, StepResult, build_optimizer
+from brats_seg.training.optimisation import build_optimizer
 from tests.card import COUNTS, NAME, CardTensor, a_card
 from tests.inference_builders import CONFIG, IDENTITY, make_model
 from tests.training_builders import StopAtCheck, tiny_settings, train

@@ -20,6 +20,7 @@ from brats_seg.presets import NETWORKS
 from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
+from brats_seg.training.accumulation import MemoryMode
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.memory_plan import (
     RESERVED_MIB,
@@ -30,7 +31,6 @@ from brats_seg.training.memory_plan import (
     choose_settings,
     plan_memory,
 )
-from brats_seg.training.optimisation import MemoryMode
 from tests.builders import Run, check_json
 
 SMALL = [

@@ -15,7 +15,7 @@ from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
-from brats_seg.training import optimisation
+from brats_seg.training import accumulation
 from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels
 from brats_seg.training.run_plan import Batch
 from tests.builders import ROOT, start, write_case
@@ -51,17 +51,17 @@ def samples(n: int) -> Batch:
 class Steps:
     def __init__(self, model: nn.Module, criterion: nn.Module, micro_batch: int = 1) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.accumulator = optimisation.Accumulator(model, criterion, optimizer)
+        self.accumulator = accumulation.Accumulator(model, criterion, optimizer)
         # a fuse counts the passes of training, not those that ask whether the network mixes patches
         fuses = dict(model._forward_pre_hooks)
         model._forward_pre_hooks.clear()
         independence = self.accumulator._gradient.independence
         independence.check(torch.zeros(1, 4, 8, 8, 8), self.accumulator.device)
         model._forward_pre_hooks.update(fuses)
-        self.fallback = optimisation.step_fallback(self.accumulator, micro_batch)
+        self.fallback = accumulation.step_fallback(self.accumulator, micro_batch)
 
-    def step(self, n: int = 4) -> optimisation.StepResult:
-        return optimisation.make_step(self.accumulator, self.fallback, samples(n), count_voxels)
+    def step(self, n: int = 4) -> accumulation.StepResult:
+        return accumulation.make_step(self.accumulator, self.fallback, samples(n), count_voxels)
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -86,13 +86,13 @@ def test_oom_changes_no_bit(criterion: nn.Module, n: int, make: Callable[[], nn.
         steps = Steps(model, criterion)
         if make is dropping:
             # a network that has no checkpointing; the random state must be restored
-            steps.fallback.modes = (optimisation.MemoryMode(micro_batch=1),) * 2
+            steps.fallback.modes = (accumulation.MemoryMode(micro_batch=1),) * 2
         torch.manual_seed(7)
         results.append(steps.step())
     assert fuse.n_left < 0
     assert steps.fallback.index == 1
     if make is network:
-        expected = optimisation.MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.TOP)
+        expected = accumulation.MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.TOP)
         assert steps.fallback.mode == expected
     assert same(undisturbed.state_dict(), disturbed.state_dict())
     assert results[0].loss == results[1].loss
@@ -116,7 +116,7 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     disturbed.register_forward_pre_hook(Fuse(2))
     steps = Steps(disturbed, DiceBce(), micro_batch=4)
     steps.step(6)
-    assert steps.fallback.mode == optimisation.MemoryMode(micro_batch=2)
+    assert steps.fallback.mode == accumulation.MemoryMode(micro_batch=2)
     update, expected = (weights(model) - weights(network()) for model in (disturbed, undisturbed))
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
 

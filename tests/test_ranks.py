@@ -18,7 +18,7 @@ from torch import distributed, nn
 from brats_seg.errors import EnvironmentalError
 from brats_seg.training import ranks
 from brats_seg.training.ranks import Ranks, joined_ranks
-from tests import test_optimisation as steps
+from tests import test_accumulation as steps
 from tests.builders import call_in_fork, start
 
 

@@ -315,7 +315,7 @@ def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path
     assert (copied / "history.png").exists()
 
 
-LEARNT = "loss.name=tests.test_optimisation.LearntWeights"
+LEARNT = "loss.name=tests.test_accumulation.LearntWeights"
 
 
 @pytest.mark.parametrize(

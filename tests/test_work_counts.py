@@ -35,10 +35,10 @@ from brats_seg.models.build import build_model
 from brats_seg.models.unet import UNet
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.windows import Window
+from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, count_voxels
-from brats_seg.training.optimisation import Accumulator
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import make_model, write_run
 from tests.training_builders import tiny_settings, train

@@ -28,9 +28,9 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import build_with, load_trained, require_task
 from brats_seg.training import losses
+from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PassState
-from brats_seg.training.optimisation import Accumulator
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network
 from brats_seg.voxels.box import shape_text, triple

@@ -32,8 +32,9 @@ from brats_seg.presets import check_stored, trusting
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, device_name, gpus
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
+from brats_seg.training.accumulation import MemoryMode, memory_modes
 from brats_seg.training.losses import Criterion, build_task, whole_loss
-from brats_seg.training.optimisation import MemoryMode, build_optimizer, memory_modes
+from brats_seg.training.optimisation import build_optimizer
 from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
 from brats_seg.training.run_plan import Batch
 from brats_seg.training.state import build_network

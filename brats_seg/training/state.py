@@ -32,7 +32,7 @@ from brats_seg.presets import SHIPPED_START
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, device_name, uses_one_thread
 from brats_seg.runtime.memory import Fallback, is_out_of_memory
-from brats_seg.training import optimisation
+from brats_seg.training import accumulation, optimisation
 from brats_seg.training.independence import PassState
 from brats_seg.training.losses import DiceBce, RunningSums, parameters_of
 from brats_seg.training.ranks import Ranks
@@ -101,8 +101,8 @@ class RunState:
 
     plan: RunPlan
     network: nn.Module
-    accumulator: optimisation.Accumulator
-    fallback: Fallback[optimisation.MemoryMode]
+    accumulator: accumulation.Accumulator
+    fallback: Fallback[accumulation.MemoryMode]
     """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: optimisation.Schedule
     card: weights.ModelCard
@@ -110,7 +110,7 @@ class RunState:
     started_from: StartedFrom | None = None
     """The weights that the run started from; None if all were drawn from the seed."""
 
-    def after_batch(self, result: optimisation.StepResult) -> None:
+    def after_batch(self, result: accumulation.StepResult) -> None:
         """Count a batch, and update schedule and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
@@ -245,7 +245,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     # these change nothing when they compute, and draw no random numbers
     is_plain = type(network) in (UNet, NotebookUNet) and type(criterion) is DiceBce
     has_idle_cpus = ranks.n_ranks == 1 and uses_one_thread(device.torch_device, plan.patch)
-    accumulator = optimisation.Accumulator(
+    accumulator = accumulation.Accumulator(
         network,
         criterion,
         optimizer,
@@ -258,7 +258,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         plan=plan,
         network=network,
         accumulator=accumulator,
-        fallback=optimisation.step_fallback(accumulator, config.training.micro_batch),
+        fallback=accumulation.step_fallback(accumulator, config.training.micro_batch),
         schedule=optimisation.Schedule(optimizer, config.schedule),
         card=weights.ModelCard(identity=plan.identity, config=config),
     )

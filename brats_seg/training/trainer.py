@@ -30,8 +30,8 @@ from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training import history, losses, run_plan
+from brats_seg.training.accumulation import make_step
 from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
-from brats_seg.training.optimisation import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import check_start, new_state
