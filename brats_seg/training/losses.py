@@ -9,7 +9,6 @@ never probabilities; targets are 0 or 1.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import numpy as np
@@ -346,8 +345,13 @@ def count_voxels(output: Output, target: Tensor) -> Tensor:
     for inner in range(predicted.shape[1] - 1, 0, -1):
         predicted[:, inner - 1].logical_or_(predicted[:, inner])
     reference = target > 0
-    cells = product((predicted, ~predicted), (reference, ~reference))
-    return torch.stack([(one & other).sum(_VOXELS) for one, other in cells], 1)
+    both = (predicted & reference).sum(_VOXELS)
+    n_predicted, n_reference = predicted.sum(_VOXELS), reference.sum(_VOXELS)
+    n_voxels = predicted[0, 0].numel()
+    return torch.stack(
+        [both, n_predicted - both, n_reference - both, n_voxels - n_predicted - n_reference + both],
+        1,
+    )
 
 
 def overlap_columns(sums: RunningSums) -> dict[str, float]:
