@@ -130,7 +130,6 @@ TINY = {
     "scan": (32, 32, 20),
     "model": ("model.widths=[4,8,16]", "training.n_workers=0"),
     "n_rounds": 2,
-    "n_scans": 4,
     "n_steps": 4,
     "n_half_steps": 4,
 }

@@ -21,7 +21,6 @@ Scores = Mapping[tuple[str, str, str], float]
 
 _OF_MIST = {"dice": "dice", "haus95": "hd95", "lesion_wise_dice": "lesionwise_dice"}
 """Names of scores of MIST, and ours."""
-_CONFIGURATIONS = {"GLI": "gli", "MET": "mets", "PED": "ped", "GOAT": "GoAT"}
 _OF_ORGANISERS = {
     "dice": "global_dsc",
     "hd95": "global_hd95",
@@ -31,8 +30,6 @@ _OF_ORGANISERS = {
     "f1": "all_instance_f1",
     "n_false_positive": "all_instance_fp",
     "n_false_negative": "all_instance_fn",
-    "large_f1": "large_instance_f1",
-    "small_f1": "small_instance_f1",
 }
 """Our names of scores, and those of the organisers."""
 _LIKE_2023 = {"min_lesion_volume": 50, "dilation_iters": 3, "gt_consolidation_iters": 3}
@@ -83,30 +80,25 @@ def score_with_mist(reference: Path, prediction: Path, output: Path, *, lesions:
     }
 
 
-def score_with_organisers(
-    reference: Path, prediction: Path, folder: Path, task: str = "GLI"
-) -> Scores:
-    """Return the scores in the table that the program of the organisers writes of a task.
+def score_with_organisers(reference: Path, prediction: Path, folder: Path) -> Scores:
+    """Return the scores in the table that the program of the organisers writes of adult gliomas.
 
     It runs in this process, and its evaluator is loaded once.
     """
     import pandas as pd
     from brats_evaluation import evaluate_single_exam
-    from brats_evaluation.metrics_parser import parse_mets_results, parse_seg_results
+    from brats_evaluation.metrics_parser import parse_seg_results
 
     table, summary = folder / "organisers.csv", folder / "organisers.json"
     cases = _cases(reference)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [
-            evaluate_single_exam(str(prediction / path.name), str(path), case, _organisers(task))
+            evaluate_single_exam(str(prediction / path.name), str(path), case, _organisers())
             for case, path in cases.items()
         ]
         summary.write_text(json.dumps({"metrics": found, "missings": []}, default=int))
-        if task == "MET":
-            parse_mets_results(summary, 20.0, 0.1, table)
-        else:
-            parse_seg_results(summary, table)
+        parse_seg_results(summary, table)
     rows = pd.read_csv(table).set_index("subject_id")
     regions = {column.rpartition("_")[2] for column in rows}
     return {
@@ -119,14 +111,14 @@ def score_with_organisers(
 
 
 @functools.cache
-def _organisers(task: str) -> Any:
-    """Return the evaluator of a task; it says which labels several regions share."""
+def _organisers() -> Any:
+    """Return the evaluator of the task; it says which labels several regions share."""
     from brats_evaluation import config_path
     from panoptica import Panoptica_Evaluator
     from panoptica.utils.citation_reminder import disable_citation_reminder
 
     disable_citation_reminder()
-    return Panoptica_Evaluator.load_from_config(str(config_path(_CONFIGURATIONS[task])))
+    return Panoptica_Evaluator.load_from_config(str(config_path("gli")))
 
 
 def _cases(folder: Path) -> dict[str, Path]:
