@@ -269,6 +269,8 @@ MISTAKES = (
     "features . -o failures.csv",
     "features . -o .",
     "evaluate . . -o scores.json",
+    "evaluate . . -o /dev/null/scores.csv",
+    "evaluate . --compare . . -o /dev/null/tests.csv",
     "report nosuch",
     "reconstruct . nosuch",
 )

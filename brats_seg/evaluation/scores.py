@@ -19,7 +19,7 @@ from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation import metrics
 from brats_seg.evaluation.metrics import RegionCounts, Values
 from brats_seg.evaluation.significance import bootstrap_interval
-from brats_seg.files import write_json
+from brats_seg.files import check_writable, write_json
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.tables import read_table, write_table
 
@@ -159,10 +159,11 @@ def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
 
 
 def check_output(path: Path) -> None:
-    """Raise `UsageError` unless a file can be a table of scores, and is none that `predict` writes."""
+    """Raise an error unless a file can be a table of scores, is none that `predict` writes, and can be written."""
     if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv"}:
         msg = f"{path} is no table of scores by its name; expected a .csv, and none of predict"
         raise UsageError(msg)
+    check_writable(path.parent)
 
 
 def write_scores(scores: pd.DataFrame, path: Path) -> None:
@@ -273,10 +274,8 @@ class SubsetScores(Section):
     def of_cases(cls, modalities: Sequence[str], dice: Values, dice_of_all: Values) -> Self:
         """Sum the Dice (n, 3) of cases predicted from a subset, and from all modalities."""
         loss = dice_of_all - dice
-        sums = (values.sum(axis=0).tolist() for values in (dice, loss, loss**2))
-        return cls(
-            modalities=tuple(modalities), **dict(zip(_SUMS, (len(dice), *sums), strict=True))
-        )
+        sums = (len(dice), *(values.sum(axis=0).tolist() for values in (dice, loss, loss**2)))
+        return cls(modalities=tuple(modalities), **dict(zip(_SUMS, sums, strict=True)))
 
     @property
     def mean_dice(self) -> tuple[float, ...]:
