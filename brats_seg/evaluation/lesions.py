@@ -205,10 +205,11 @@ def _match_region(
     n_false = n_predicted - n_matched
     is_large = sizes * scale.voxel_mm3 >= rules.large_mm3
     is_found = scores[:, 0] >= rules.found_dice
+    worst = (0.0, scale.penalty_mm, 0.0)
     by_size = [is_large, ~is_large] if rules.large_mm3 else []
     return (
-        *_score_whole(reference, prediction, scale.penalty_mm),
-        *_mean_scores(scores, is_large, n_false, rules, scale.penalty_mm),
+        *_score_whole(reference, prediction, worst),
+        *_mean_scores(scores, is_large, n_false, rules, worst),
         *(n_lesions, n_false, n_lesions - n_matched),
         2 * n_matched / (n_lesions + n_predicted) if n_lesions or n_predicted else np.nan,
         *(count for chosen in by_size for count in _count_found(is_found[chosen], n_false)),
@@ -244,11 +245,11 @@ def _score_matches(
     return scores
 
 
-def _score_whole(reference: Mask, prediction: Mask, penalty_mm: float) -> tuple[float, ...]:
+def _score_whole(reference: Mask, prediction: Mask, worst: tuple[float, ...]) -> tuple[float, ...]:
     """Return Dice, HD95 and NSD of a region; NaN if both are empty, the worst if they do not overlap."""
     counts = [np.count_nonzero(mask) for mask in (reference & prediction, reference, prediction)]
     if not counts[0]:
-        return (0.0, penalty_mm, 0.0) if any(counts) else (np.nan,) * 3
+        return worst if any(counts) else (np.nan,) * 3
     # half a voxel: only voxels that both surfaces share
     distances = _hd95_and_nsd(reference, prediction, (1.0, 1.0, 1.0), 0.5)
     return float(metrics.dice_of_counts(*counts)), *distances
@@ -264,11 +265,10 @@ def _hd95_and_nsd(
 
 
 def _mean_scores(
-    scores: Values, is_large: Mask, n_false: int, rules: MatchingRules, penalty_mm: float
+    scores: Values, is_large: Mask, n_false: int, rules: MatchingRules, worst: tuple[float, ...]
 ) -> list[float]:
     """Return the means over the matched lesions, or over the large ones and all false positives."""
     if rules.large_mm3:
-        worst = (0.0, penalty_mm, 0.0)
         large = [*np.where(np.isnan(scores), worst, scores)[is_large]]
         rows = [*large, *[worst] * n_false] if large else []
     else:
@@ -365,9 +365,8 @@ def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
 
 def _boxes(lesions: Lesions) -> dict[int, Box]:
     """Return the box around each lesion, by its number."""
-    boxes = {}
-    for number, slices in enumerate(sp.ndimage.find_objects(lesions), 1):
-        if slices is not None:
-            start, stop = zip(*((side.start, side.stop) for side in slices), strict=True)
-            boxes[number] = Box(start=triple(start), stop=triple(stop))
-    return boxes
+    return {
+        number: Box(start=triple(s.start for s in slices), stop=triple(s.stop for s in slices))
+        for number, slices in enumerate(sp.ndimage.find_objects(lesions), 1)
+        if slices is not None
+    }

@@ -144,8 +144,9 @@ _MERGED = LesionRules(merges_predictions=True)
 _JOINED = LesionRules(merges_predictions=True, joins_touching=True)
 _NO_FALSE_POSITIVES = LesionRules(merges_predictions=True, counts_false_positives=False)
 
-_GLI_2024: dict[str, tuple[int, float]] = dict.fromkeys(("wt", "tc", "netc", "snfh"), (3, 20))
-_GLI_2024 |= {"netc": (5, 20), "et": (3, 10), "rc": (5, 20)}
+_GLI_2024 = _regions(
+    {"wt": (3, 20), "tc": (3, 20), "netc": (5, 20), "snfh": (3, 20), "et": (3, 10), "rc": (5, 20)}
+)
 _PED_2024 = _regions(dict.fromkeys((*REGIONS, "netc", "cc", "ed"), (5, 10)))
 _MET_2024 = _regions(dict.fromkeys((*REGIONS, "rc"), (1, 2)))
 _GTV = _regions({"gtv": (1, 50)})
@@ -170,7 +171,7 @@ PROTOCOLS = (
     ScoringProtocol("lesionwise2023", "PED", _LARGE, 374.0, _ALL_COUNT),
     ScoringProtocol("lesionwise2023", "MEN", _CLOSE, 374.0, _ALL_COUNT),
     ScoringProtocol("lesionwise2023", "MET", _SMALL, 374.0, _ALL_COUNT),
-    ScoringProtocol("lesionwise2024", "GLI", _regions(_GLI_2024), 337.0, _JOINED),
+    ScoringProtocol("lesionwise2024", "GLI", _GLI_2024, 337.0, _JOINED),
     ScoringProtocol("lesionwise2024", "SSA", _LARGE, 374.0, _MERGED),
     ScoringProtocol("lesionwise2024", "PED", _PED_2024, 374.0, _MERGED, BRATS2024_PED),
     ScoringProtocol("lesionwise2024", "MEN", _CLOSE, 374.0, _ALL_COUNT),
