@@ -76,7 +76,12 @@ def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
         apart = x + np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
         axes.plot(apart, values, "o", color="black", mec="white", mew=size / 8, ms=size)
     n_cases = max(map(len, by_region.values()))
-    _finish(axes, column, f"{score_title(column)}, {counted(n_cases, 'case')}")
+    _set_title(axes, f"{score_title(column)}, {counted(n_cases, 'case')}")
+    axes.set_ylabel(score_title(column))
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    is_share = any(word in column for word in _SHARES)
+    axes.set_ylim(*((-0.02, 1.05) if is_share else (0, None)))
     return figure
 
 
@@ -182,15 +187,6 @@ def _set_title(axes: Any, text: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
     axes.set_title(text, fontsize=sections.fitting_size(text, width_inches, _TITLE_SIZE))
-
-
-def _finish(axes: Any, column: str, title: str) -> None:
-    _set_title(axes, title)
-    axes.set_ylabel(score_title(column))
-    axes.grid(visible=True, axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    is_share = any(word in column for word in _SHARES)
-    axes.set_ylim(*((-0.02, 1.05) if is_share else (0, None)))
 
 
 def _draw_histogram(axes: Any, title: str, parts: Sequence[Values], colours: Sequence[str]) -> None:
