@@ -11,8 +11,8 @@ from brats_seg.errors import BratsError
 from tests.builders import SHAPE, write_case
 
 
-def prepare(root: Path, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:
-    return prepare_index(index_cases(root), folder, n_workers=n_workers)
+def prepare(root: Path, folder: Path) -> tuple[Failure, ...]:
+    return prepare_index(index_cases(root), folder)
 
 
 def prepare_index(index: CaseIndex, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:

@@ -16,9 +16,9 @@ from tests.builders import make_case
 from tests.test_scores import score_row
 
 
-def make_scores(n_cases: int = 4) -> pd.DataFrame:
+def make_scores() -> pd.DataFrame:
     return pd.DataFrame(
-        score_row(f"case{k}", (k + 1) / 10, region) for k in range(n_cases) for region in REGIONS
+        score_row(f"case{k}", (k + 1) / 10, region) for k in range(4) for region in REGIONS
     )
 
 

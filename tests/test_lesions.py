@@ -65,11 +65,9 @@ def dice_of(reference: Mask, prediction: Mask) -> float:
     return float(dice(count_regions(prediction[None], reference[None], "T"))[0])
 
 
-def scored_2023(
-    reference: list[Box], prediction: list[Box], task: str = "GLI", **options: bool
-) -> LesionScores:
+def scored_2023(reference: list[Box], prediction: list[Box], **options: bool) -> LesionScores:
     maps = (painted(*((2, box) for box in boxes)) for boxes in (reference, prediction))
-    return scored(*maps, protocol_named("lesionwise2023", task), **options)["wt"]
+    return scored(*maps, protocol_named("lesionwise2023", "GLI"), **options)["wt"]
 
 
 VECTORS_2023 = {

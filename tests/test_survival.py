@@ -22,12 +22,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_N_CONCORDANCE_RESAMPLES", 20)
 
 
-def write_cohort(folder: Path, *, n_cases: int = 30, **columns: object) -> pd.DataFrame:
-    """Write features of which one drives survival; return the table of survival, to be written."""
+def write_cohort(folder: Path) -> pd.DataFrame:
+    """Write features of 30 cases, of which one drives survival; return the table of survival, to be written."""
     rng = np.random.default_rng([0, 3])
-    signal, noise = rng.normal(size=(2, n_cases))
-    values = np.column_stack([signal, rng.normal(size=(n_cases, 6))])
-    table = make_feature_table(values, ["wt_ml", *"abcdef"]).assign(**columns)
+    signal, noise = rng.normal(size=(2, 30))
+    values = np.column_stack([signal, rng.normal(size=(30, 6))])
+    table = make_feature_table(values, ["wt_ml", *"abcdef"])
     table.to_csv(folder / "features.csv", index=False)
     ages = np.random.default_rng(0).normal(60, 9, len(signal)).round(1)
     days = np.exp(6 + 0.63 * signal + 0.3 * noise).round().astype(int).astype(str)

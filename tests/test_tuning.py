@@ -36,8 +36,8 @@ def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[
     return cases
 
 
-def cube(start: int, stop: int, size: int = 20) -> np.ndarray:
-    mask = np.zeros((size, size, size), dtype=np.bool_)
+def cube(start: int, stop: int) -> np.ndarray:
+    mask = np.zeros((20, 20, 20), dtype=np.bool_)
     mask[start:stop, start:stop, start:stop] = True
     return mask
 

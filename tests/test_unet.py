@@ -13,16 +13,14 @@ from brats_seg.models.unet import SMALLEST_AXIS, NotebookUNet, UNet, level_strid
 Triple = tuple[int, int, int]
 
 
-def make_unet(
-    patch: Triple = (16, 16, 16), widths: tuple[int, ...] = (4, 6, 8), *, seed: int = 0
-) -> UNet:
-    torch.manual_seed(seed)
+def make_unet(patch: Triple, widths: tuple[int, ...]) -> UNet:
+    torch.manual_seed(0)
     strides = level_strides(patch, len(widths))
     return UNet(n_in=4, n_out=3, widths=widths[: len(strides)], strides=strides)
 
 
-def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:
-    return torch.randn(n, 4, *shape, generator=torch.Generator().manual_seed(seed))
+def random_images(n: int, shape: Triple) -> Tensor:
+    return torch.randn(n, 4, *shape, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize(
