@@ -18,7 +18,9 @@ LESION_VALUES = (0.25, 187.0, 0.1, 0.2, 3, 1, 2)
 PLAIN = pd.DataFrame([("a", "wt", *REGION_VALUES)], columns=["case_id", "region", *REGION_COLUMNS])
 MATCHED_VALUES = (0.2, 9.0, 0.5, 0.3, np.inf, 0.4, 3, 1, 2, 0.4, *(np.nan,) * 3, 1.0, 2.0, 0.5)
 MATCHED = PLAIN.assign(
-    protocol="brats2025", **dict(zip(MATCHED_COLUMNS, MATCHED_VALUES, strict=True))
+    protocol="brats2025",
+    in_training="yes",
+    **dict(zip(MATCHED_COLUMNS, MATCHED_VALUES, strict=True)),
 )
 LESIONWISE = PLAIN.join(pd.DataFrame([LESION_VALUES], columns=list(LESION_COLUMNS)))
 HEAD = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"

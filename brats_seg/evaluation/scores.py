@@ -188,7 +188,7 @@ def read_scores(path: Path) -> pd.DataFrame:
         raise UsageError(msg)
     try:
         kinds = {c: int if c in _COUNTS else float for c in score_columns(table)}
-        return table.drop(columns=IN_TRAINING, errors="ignore").astype(kinds)
+        return table.astype(kinds)
     except ValueError as error:
         msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
         raise UsageError(msg) from None
