@@ -35,12 +35,14 @@ def make(seed: int, *, with_et: bool = True, variety: float = 0.3) -> Phantom:
 
 
 @functools.cache
-def brain_and_tumour(seed: int, *, with_et: bool = True) -> tuple[Anatomy, Glioma]:
+def brain_and_tumour(
+    seed: int, *, with_et: bool = True, variety: float = 1
+) -> tuple[Anatomy, Glioma]:
     rng = np.random.default_rng([3, seed])
     positions = anatomy.random_positions(rng, GRID)
     foci = anatomy.place_foci(rng, GRID, positions)
     brain = anatomy.make_brain(rng, GRID, positions + anatomy.displacement(rng, GRID, foci))
-    return brain, anatomy.make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=1)
+    return brain, anatomy.make_tumour(rng, GRID, brain, foci, with_et=with_et, variety=variety)
 
 
 def contrast(modality: int, label: int) -> float:
