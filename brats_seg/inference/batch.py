@@ -344,9 +344,8 @@ class StartedCase:
             if isinstance(result, Failure):
                 # nothing is known of scans on a drive that is away
                 paths = map(self.case.path_of, self.case.images)
-                result = CaseOutcome(
-                    record=result, is_new=all(os.access(p, os.R_OK) for p in paths)
-                )
+                is_there = all(os.access(path, os.R_OK) for path in paths)
+                result = CaseOutcome(record=result, is_new=is_there)
             self.outcome = result
         return self
 

@@ -251,9 +251,10 @@ class OutputFolder:
         """
         path = self.path / MANIFEST_NAME
         with explained_writing(path), self._lock:
-            earlier = self.entries.get(entry.case_id)
+            earlier, mark = self.entries.get(entry.case_id), self._mark_of_writing(entry.case_id)
             is_kept = isinstance(entry, Failure) and isinstance(earlier, Record) and not is_new
-            if is_kept or entry == earlier:
+            # a case that was written again may have taken as many milliseconds as before
+            if is_kept or (entry == earlier and not mark.exists()):
                 return
             if isinstance(earlier, Record):
                 page = result_files("plain", entry.case_id, "").page
@@ -275,7 +276,7 @@ class OutputFolder:
                 file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
-            self._mark_of_writing(entry.case_id).unlink(missing_ok=True)
+            mark.unlink(missing_ok=True)
 
     def write_tables(self, failures: Iterable[Failure]) -> None:
         """Write the volumes of all cases in the folder, their label values, and the failures."""
