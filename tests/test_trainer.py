@@ -31,7 +31,7 @@ from brats_seg.training.losses import overlap_columns
 from brats_seg.training.optimisation import Schedule
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.run_plan import Batch, plan_run
+from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import Progress, RunState, read_state
 from brats_seg.training.trainer import Outcome, Trainer, case_predictor, check_unchanged
 from tests.builders import Run, write_case
@@ -153,16 +153,20 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
 
 
-def test_workers_that_a_signal_to_all_processes_has_ended_stop_the_run(data, tmp_path, monkeypatch):
-    def killed(*_: object) -> Iterator[Batch]:
+@pytest.mark.parametrize(("function", "n_checks"), [("read_batches", 0), ("held_out_patches", 4)])
+def test_workers_that_a_signal_to_all_processes_has_ended_stop_the_run(
+    data, tmp_path, monkeypatch, function, n_checks
+):
+    def killed(*_: object) -> Iterator[Any]:
         yield from ()
         msg = "a worker process was killed"
         raise EnvironmentalError(msg)
 
-    monkeypatch.setattr(run_plan, "read_batches", killed)
+    config = settings("schedule.name=plateau", "validation.every=2")
+    monkeypatch.setattr(run_plan, function, killed)
     with pytest.raises(EnvironmentalError, match="was killed"):
-        train(data, tmp_path, settings())
-    outcome = train(data, tmp_path, settings(), StopAtCheck(0))
+        train(data, tmp_path, config)
+    outcome = train(data, tmp_path, config, StopAtCheck(n_checks))
     assert (outcome.finished, outcome.reason) == (False, "the test says so")
     assert (tmp_path / "last.pt").exists()
 

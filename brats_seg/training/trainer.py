@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from signal import Signals
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 from brats_seg.voxels.box import shape_text, triple
 
 log = logging.getLogger(__name__)
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,10 +240,10 @@ class Trainer:
                 self._save()
         self._stop_if_asked()
 
-    def _received(self, batches: Iterator[run_plan.Batch]) -> Iterator[run_plan.Batch]:
-        """Yield the batches that worker processes read; where these have ended, the run may be asked to stop."""
+    def _received(self, read: Iterable[Read]) -> Iterator[Read]:
+        """Yield what worker processes read; where these have ended, the run may be asked to stop."""
         try:
-            yield from batches
+            yield from read
         except EnvironmentalError:
             # a signal to the whole process group, as SLURM sends it, ends the workers too
             self._stop_if_asked()
@@ -339,10 +342,11 @@ class Trainer:
         return history.outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
 
     def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        for sample in samples:
+        # ranks must check together, and have different numbers of cases
+        is_alone = self.ranks.n_ranks == 1
+        for sample in self._received(samples) if is_alone else samples:
             say(self._progress_text)
-            # ranks must check together, and have different numbers of cases
-            if self.ranks.n_ranks == 1:
+            if is_alone:
                 self._stop_if_asked()
             yield sample
 
