@@ -6,7 +6,6 @@ output of every command, under `properties`.
 
 import json
 import sys
-import tomllib
 from collections.abc import Mapping
 from functools import reduce
 from operator import or_
@@ -18,7 +17,9 @@ from pydantic import ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema, to_jsonable_python
 
-OUTPUTS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+from brats_seg.files import table_beside
+
+OUTPUTS: dict[str, Any] = table_beside(__file__)
 """Output of each command."""
 LINES = ("predict", "reconstruct")
 """Commands that print a line for each case as it ends."""

@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
@@ -24,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from brats_seg.errors import UsageError, unknown_name
-from brats_seg.files import alone_at, whole_folder
+from brats_seg.files import alone_at, table_beside, whole_folder
 from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__)
 ABOUT: dict[str, dict[str, Any]] = _TABLE["options"]
 """Help, flags and values of every argument and option by the name of its parameter."""
 _VALUES: dict[str, Sequence[str]] = {
