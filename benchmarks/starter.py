@@ -12,8 +12,8 @@ one that may be looked at while the made-up brains are improved; the others are 
     python benchmarks/starter.py ship --work runs/last --dice .87 .75 .72 --patients 13
 
 `teach` takes hours on two cores and some 10 GB of disk; interrupted, the same command goes on. The second line is
-the last round on made-up brains of the network of the package; the rounds before it had the made-up brains of their
-time. `finish` learns from the nine patients of TCGA in a folder of BraTS 2018, and exports the mean of the weights of
+the last round on made-up brains of the network of the package; every round had the made-up brains of its time, which
+have changed since. `finish` learns from the nine patients of TCGA in a folder of BraTS 2018, and exports the mean of the weights of
 the runs in its work folder (Wortsman 2022, arXiv:2203.05482). `ship` puts the network into the package, with the remark
 that stands on everything that it predicts.
 """

@@ -361,12 +361,12 @@ def _find_problems(
     case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
 ) -> Iterator[CaseError]:
     """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
-    grids = [(v.file, v.geometry) for v in (*volumes, label) if v]
+    given = [volume for volume in (*volumes, label) if volume]
     # files may be stored along different axes
-    turned = [nifti.oriented(v).geometry for v in (*volumes, label) if v]
+    turned = [nifti.oriented(volume).geometry for volume in given]
     if not all(have_one_grid(grid, turned[0]) for grid in turned):
         try:
-            check_one_grid(case_id, grids)
+            check_one_grid(case_id, [(volume.file, volume.geometry) for volume in given])
         except CaseError as error:
             yield error
     if volumes:

@@ -57,7 +57,6 @@ _SCAN_STEM = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _DESCRIBING = ("desc-", "label-")
-_AFTER_CONTRAST = PATTERNS["after_contrast"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,8 +238,8 @@ def _bids_parts(bids: re.Match[str]) -> tuple[str, str, str]:
     described = [part.split("-")[1].lower() for part in entities if part.startswith(_DESCRIBING)]
     if kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described):
         return "", "", ""
-    if kind == "t1n" and any(map(_AFTER_CONTRAST.fullmatch, entities)):
+    if kind == "t1n" and any(map(PATTERNS["after_contrast"].fullmatch, entities)):
         kind = "t1c"
-        entities = [part for part in entities if not _AFTER_CONTRAST.fullmatch(part)]
+        entities = [part for part in entities if not PATTERNS["after_contrast"].fullmatch(part)]
     variant = [*entities, *([before] if kind != LABEL else []), processed]
     return (bids["case"], kind, "_".join(filter(None, variant))) if kind else ("", "", "")

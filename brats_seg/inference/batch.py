@@ -278,7 +278,8 @@ def write_pages(
     options = wing.PageOptions(case_ids=case_ids)
     made = wing.write_report([output.path], options, n_workers=available_cpus(), track=track)
     failures = (*outcome.failures, *made.failures)
-    output.write_tables(failures)
+    if made.failures:
+        output.write_tables(failures)
     return replace(outcome, failures=failures)
 
 

@@ -110,8 +110,7 @@ class Predictor:
             ConfigError: A network cannot take the window that the settings ask for.
             EnvironmentalError: The device of the settings is not available.
         """
-        device = choose_device(settings.device, settings.precision)
-        model = load_model(paths, device, settings)
+        model = load_model(paths, choose_device(settings.device, settings.precision), settings)
         for remark in model.remarks:
             log.info("model: %s", remark)
         windows = dict.fromkeys(str(member.window) for member in model.members)

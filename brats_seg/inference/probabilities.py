@@ -129,7 +129,8 @@ def _logits(
 
     def mean_logits(voxels: Tensor) -> Tensor:
         logits = (_flip(member.network(_flip(voxels, mirror)), mirror) for mirror in mirrors)
-        return reduce(add, logits) / len(mirrors)
+        total = reduce(add, logits)
+        return total / len(mirrors) if len(mirrors) > 1 else total
 
     channels, device = image[list(member.channels)], mode.device
     # where it stays: a device whose memory is full need not have room for it again

@@ -52,7 +52,7 @@ def decode_regions(
         region &= outer
         _drop_small(region, mm3 / voxel_mm3)
     is_little = np.count_nonzero(et) < decoding.smallest_et_mm3 / voxel_mm3
-    if is_little or probabilities[2].max() < decoding.surest_et:
+    if is_little or (decoding.surest_et and probabilities[2].max() < decoding.surest_et):
         et[...] = False
     return regions
 
