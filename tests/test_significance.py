@@ -91,9 +91,9 @@ def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
     small, large = default + 0.01, default + 0.02
     # on average better than all, by one case alone
     lucky = default + np.array([0.9] + [0.0] * 9)
-    assert best_candidate(default, [small, lucky, large, large.copy()]) == 2
-    assert best_candidate(default, [lucky]) is None
-    assert best_candidate(default, []) is None
+    assert best_candidate([default, small, lucky, large, large.copy()]) == 3
+    assert best_candidate([default, lucky]) == 0
+    assert best_candidate([default]) == 0
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_noise_rarely_wins() -> None:
         for _ in range(100):
             default = rng.normal(0.8, 0.1, n_cases)
             candidates = [default + rng.normal(0, 0.02, n_cases) for _ in range(12)]
-            won += best_candidate(default, candidates) is not None
+            won += best_candidate([default, *candidates]) > 0
         assert won <= 6

@@ -29,9 +29,8 @@ def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[
         reference, probabilities = nested(), nested() * 0.9
         change(number, probabilities, reference)
         path = folder / f"{number}.npz"
-        halves = probabilities.astype(np.float16)
-        spacing_mm = (1.0, 1.0, 1.0)
-        np.savez(path, probabilities=halves, reference=reference, spacing_mm=spacing_mm)
+        complement = (1 - probabilities).astype(np.float16)
+        np.savez(path, complement=complement, reference=reference, spacing_mm=(1.0, 1.0, 1.0))
         cases.append(HeldOutCase(case_id=path.stem, path=path))
     return cases
 
@@ -88,17 +87,26 @@ def test_sure_gains_are_taken(tmp_path: Path, change, n_cases, expected, setting
     assert fits["threshold of TC"].chosen == fits["threshold of TC"].best == "0.5"
 
 
-def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None:
-    """10 of 14 cases have 27 mm3 of false ET, the others 64 mm3 of true ET."""
+@pytest.mark.parametrize(
+    ("false_et", "sureness", "expected"),
+    [
+        (cube(8, 11), 0.9, {(50.0, 0.0, 0.0), (0.0, 0.0, 50.0)}),
+        (cube(8, 12), 0.99993, {(0.0, 0.99999, 0.0)}),
+    ],
+    ids=["little", "unsure"],
+)
+def test_false_et_becomes_necrosis(tmp_path: Path, false_et, sureness, expected) -> None:
+    """10 of 14 cases have false ET, the others 64 mm3 of true ET."""
 
     def change(number: int, probabilities: np.ndarray, reference: np.ndarray) -> None:
         if number < 10:
             reference[2] = False
-            probabilities[2] = cube(8, 11) * 0.9
+            probabilities[2] = false_et * sureness
+        elif sureness > 0.9:
+            probabilities[2] = cube(8, 12) * 0.999995
 
     decoding = fit_cases(write_cases(tmp_path, change, n_cases=14)).fitted.decoding
-    dropped = decoding.smallest_mm3[2], decoding.smallest_et_mm3
-    assert dropped in {(50.0, 0.0), (0.0, 50.0)}
+    assert (decoding.smallest_mm3[2], decoding.surest_et, decoding.smallest_et_mm3) in expected
 
 
 def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> None:

@@ -189,18 +189,13 @@ def least_p_value(n_cases: int) -> float:
     return 0.5**n_cases
 
 
-def best_candidate(default: Values, candidates: Sequence[Values]) -> int | None:
-    """Return the index of the candidate with the largest sure gain, the first of equals, or None.
+def best_candidate(scores: Sequence[Values]) -> int:
+    """Return the index of the scores `(n,)` with the largest sure gain over the first; 0 if none has one.
 
     The best of several candidates looks better than it is, most of all on few cases. So a candidate
-    replaces the default only if its mean gain is large enough and the signed-rank test makes chance
-    unlikely.
-
-    Args:
-        default: Score `(n,)` of each case with the default.
-        candidates: Scores `(n,)` of the same cases with each candidate.
+    replaces the default, the first, only if its mean gain is large enough and the signed-rank test makes
+    chance unlikely. Of equal candidates the first is returned.
     """
-    ranked = sorted(range(len(candidates)), key=lambda index: -candidates[index].mean())
-    # a test takes long on few cases with ties
-    better = (index for index in ranked if candidates[index].mean() > default.mean())
-    return next((index for index in better if gain_of(default, candidates[index]).is_sure), None)
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index].mean())
+    # a test takes long on few cases with ties: none of what is not better
+    return next(i for i in ranked if i == 0 or gain_of(scores[0], scores[i]).is_sure)

@@ -119,7 +119,7 @@ class HeldOutCase:
         """Read the file."""
         with np.load(self.path) as stored:
             return Probabilities(
-                values=stored["probabilities"].astype(np.float32),
+                values=1 - stored["complement"].astype(np.float32),
                 reference=stored["reference"],
                 spacing_mm=triple(map(float, stored["spacing_mm"])),
             )
@@ -193,7 +193,8 @@ def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> No
     with whole_file(case.path) as new_file:
         np.savez_compressed(
             new_file,
-            probabilities=probabilities[cut].astype(np.float16),
+            # in half precision, 1 - 1e-6 is 1
+            complement=(1 - probabilities[cut]).astype(np.float16),
             reference=reference[cut],
             spacing_mm=spacing_mm,
         )

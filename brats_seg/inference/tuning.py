@@ -1,7 +1,8 @@
 """Tune the decoding on predictions of held-out cases.
 
 One setting is fitted after another, the inner regions first because the outer ones contain them: the
-threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
+threshold of each region, its smallest component, and the probability that some voxel of ET must reach and
+the volume that it must have in all, or else it is necrosis.
 The score is the mean of Dice, which a false speck hardly changes, and of the lesion-wise Dice of 2023, which
 counts it as a lesion. A default is replaced only where the gain is more than chance (`evaluation.significance`).
 Several runs are tuned together, because an ensemble has one decoding; each case is predicted by the run
@@ -37,12 +38,14 @@ from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
-THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
-"""Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
-SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
-"""Smallest components to try."""
-SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
-"""Smallest volumes of all ET to try."""
+THRESHOLDS = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
+"""Thresholds to try, the default and its neighbours first; none is below `LOWEST_PROBABILITY`."""
+SMALLEST_MM3 = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
+"""Smallest components to try, the default first."""
+SUREST_ET = (0.0, 0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
+"""Probabilities to try for the surest voxel of ET, the default first."""
+SMALLEST_ET_MM3 = (0.0, 25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
+"""Smallest volumes of all ET to try, the default first."""
 _TUNED = (
     ("thresholds", 2, "threshold of ET", THRESHOLDS),
     ("thresholds", 1, "threshold of TC", THRESHOLDS),
@@ -50,6 +53,7 @@ _TUNED = (
     ("smallest_mm3", 2, "smallest component of ET, mm3", SMALLEST_MM3),
     ("smallest_mm3", 1, "smallest component of TC, mm3", SMALLEST_MM3),
     ("smallest_mm3", 0, "smallest component of WT, mm3", SMALLEST_MM3),
+    ("surest_et", None, "ET less sure than this is necrosis", SUREST_ET),
     ("smallest_et_mm3", None, "less ET than this is necrosis, mm3", SMALLEST_ET_MM3),
 )
 """Fields of `Decoding` in the order of fitting, the innermost region first: the index of the region,
@@ -197,14 +201,11 @@ def _fit_decoding(
     """Fit one setting after another to the mean of scores (decodings, cases, 2, regions)."""
     decoding, fits = Decoding(), []
     for name, region, label, values in _TUNED:
-        candidates = [decoding, *(_change(decoding, name, region, value) for value in values)]
+        candidates = [_change(decoding, name, region, value) for value in values]
         means = score(candidates).mean(axis=(2, 3))
-        sure = significance.best_candidate(means[0], list(means[1:]))
-        chosen = 0 if sure is None else sure + 1
+        chosen = significance.best_candidate(means)
         best = chosen or int(np.argmax(means.mean(axis=1)))
-        default = getattr(Decoding(), name)
-        first = default if region is None else default[region]
-        texts = [f"{value:g}" for value in (first, *values)]
+        texts = [f"{value:g}" for value in values]
         fits.append(
             FittedSetting(
                 setting=label,
@@ -231,13 +232,15 @@ def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Sc
     """Return the Dice and the lesion-wise Dice of each region (decodings, 2, 3) of a case."""
     stored = case.read()
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0, with_distances=False)
-    references, rows = group_lesions(stored.reference, _PROTOCOL), []
-    for decoding in decodings:
-        masks = stored.regions(decoding)
-        whole = dice(count_regions(masks, stored.reference, case.case_id))
-        of_lesions = score_lesions(references, masks, _PROTOCOL, scale)["lesionwise_dice"]
-        rows.append([whole, of_lesions])
-    return np.array(rows)
+    references, rows = group_lesions(stored.reference, _PROTOCOL), dict[bytes, Scores]()
+    decoded = [stored.regions(decoding) for decoding in decodings]
+    for masks in decoded:
+        # many settings change nothing in a case
+        if (key := masks.tobytes()) not in rows:
+            whole = dice(count_regions(masks, stored.reference, case.case_id))
+            of_lesions = score_lesions(references, masks, _PROTOCOL, scale)["lesionwise_dice"]
+            rows[key] = np.array([whole, of_lesions])
+    return np.array([rows[masks.tobytes()] for masks in decoded])
 
 
 def _count_case(case: held_out.HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
