@@ -18,10 +18,6 @@ from tests.builders import Run, call, write_case
 if TYPE_CHECKING:
     from brats_seg.data.fold import FoldData
 
-# one thread in this process and in those that tests start, set before anything imports torch:
-# sums in another order differ in their last bits, and test processes share the cores
-os.environ["OMP_NUM_THREADS"] = "1"
-
 # the same examples in every run, on machines of any speed
 settings.register_profile(
     "project", deadline=None, derandomize=True, max_examples=50, database=None

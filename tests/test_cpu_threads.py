@@ -1,6 +1,7 @@
 """Test the choice of CPU threads: quotas of containers, and settings of a person."""
 
 import os
+import platform
 import sys
 
 import pytest
@@ -11,6 +12,9 @@ from brats_seg.cpu_threads import available_cpus, choose_threads, cpu_quota
 from brats_seg.runtime.device import SMALL_PATCH, threads_for
 from tests.builders import ROOT, start
 
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+COUNTS, WAITS = cpu_threads.COUNT_VARIABLES, cpu_threads.WAIT_VARIABLES
+NAMES = ("OPENBLAS_NUM_THREADS", *COUNTS, *WAITS)
 CPU = torch.device("cpu")
 V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
 
@@ -39,17 +43,23 @@ def test_the_lowest_quota_of_all_groups_counts(tmp_path, groups, member, expecte
     assert cpu_quota(tmp_path / "absent", tmp_path / "absent") is None
 
 
-@pytest.mark.parametrize("name", [*cpu_threads.COUNT_VARIABLES, *cpu_threads.WAIT_VARIABLES])
-def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_what_a_person_has_set_stays(monkeypatch, name: str, machine: str) -> None:
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for quota, n_cpus in ((0.5, 1), (1.5, 2), (99.0, 8), (1.0, 1)):
         monkeypatch.setattr(cpu_threads, "cpu_quota", lambda quota=quota: quota)
         assert available_cpus() == n_cpus
+    monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(os, "environ", environment := {name: "3"})
     monkeypatch.setattr(cpu_threads, "_chosen", chosen := {})
     choose_threads()
-    expected = {"OMP_NUM_THREADS"} if name in cpu_threads.WAIT_VARIABLES else {"GOMP_SPINCOUNT"}
+    counted = {"OMP_NUM_THREADS"} if name not in COUNTS else set()
+    # on ARM, torch computes with OpenBLAS too
+    product = {"OPENBLAS_NUM_THREADS"} if counted and machine == "x86_64" else set()
+    waiting = {"GOMP_SPINCOUNT"} if name not in WAITS else set()
+    expected = (counted | product | waiting) - {name}
     assert chosen.keys() == expected
     assert environment == {name: "3", **chosen}
     monkeypatch.undo()
@@ -60,22 +70,22 @@ def test_what_a_person_has_set_stays(monkeypatch: pytest.MonkeyPatch, name: str)
 
 @pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}])
 def test_importing_the_package_chooses_before_torch_is_loaded(given: dict[str, str]) -> None:
-    names = (*cpu_threads.COUNT_VARIABLES, *cpu_threads.WAIT_VARIABLES)
-    bare = {key: value for key, value in os.environ.items() if key not in names}
+    bare = {key: value for key, value in os.environ.items() if key not in NAMES}
     code = (
         "import brats_seg, os, sys; assert 'torch' not in sys.modules; "
-        f"print({{n: os.environ[n] for n in {names} if n in os.environ}})"
+        f"print({{n: os.environ[n] for n in {NAMES} if n in os.environ}})"
     )
     done = start([sys.executable, "-c", code], ROOT, {**bare, **given})
     expected = given or {"GOMP_SPINCOUNT": str(cpu_threads.SPIN_COUNT)}
     found = eval(done.stdout)
     assert given or found.pop("OMP_NUM_THREADS", "1")
+    assert found.pop("OPENBLAS_NUM_THREADS", "") == ("" if given or not IS_X86 else "1")
     assert found == expected
 
 
 def test_a_small_patch_takes_one_thread_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brats_seg.runtime.device.available_cpus", lambda: 2)
-    for name in cpu_threads.COUNT_VARIABLES:
+    for name in COUNTS:
         monkeypatch.delenv(name, raising=False)
     large, small, before = (SMALL_PATCH, 1, 2), (32, 32, 32), torch.get_num_threads()
     try:
