@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from brats_seg.models.convolution import (
     Convolution,
     convolve,
+    convolve_upsampled,
     cpu_as_gpu,
     fast_format,
     is_slow,
@@ -178,6 +179,40 @@ def test_a_network_built_elsewhere_gets_slabs_where_its_layers_are_plain() -> No
     assert torch.allclose(network(image), before, atol=1e-6)
     assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
     assert torch.equal(deepcopy(network)(image), network(image))
+
+
+@pytest.mark.parametrize(
+    ("is_one", "stride", "layout", "dtype", "n_out"),
+    [
+        (True, 2, torch.channels_last_3d, torch.float32, 4),
+        (False, 2, torch.contiguous_format, torch.float32, 4),
+        (False, 2, torch.channels_last_3d, torch.float64, 4),
+        (False, (2, 2, 1), torch.channels_last_3d, torch.float32, 4),
+        # too many channels for their voxels
+        (False, 2, torch.channels_last_3d, torch.float32, 16),
+    ],
+)
+def test_upsampling_and_convolution_are_one_where_it_pays(is_one, stride, layout, dtype, n_out):
+    torch.manual_seed(0)
+    upsampling = nn.ConvTranspose3d(6, n_out, stride, stride).to(dtype)
+    weight = torch.randn(n_out, n_out, 3, 3, 3, dtype=dtype, requires_grad=True)
+    below = torch.randn(2, 6, 7, 8, 9, dtype=dtype, requires_grad=True)
+    leaves = below, weight, *upsampling.parameters()
+    exact = deepcopy(upsampling).double()
+    expected = functional.conv3d(exact(below.double()), weight.double(), padding=1)
+    other, upsampled = expected.contiguous(memory_format=layout), []
+    upsampling.register_forward_hook(lambda *_: upsampled.append(1))
+    found = convolve_upsampled(below, upsampling, weight, other.to(dtype))
+    assert upsampled == [1] * (not is_one)
+    assert found.stride() == other.stride() or not is_one
+    upstream = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (below, weight, *exact.parameters()), upstream)
+    gradients = torch.autograd.grad(found, leaves, upstream.to(dtype))
+    for ours, theirs in zip((found, *gradients), (expected, *wanted), strict=True):
+        assert (ours - theirs).norm() / theirs.norm() < 1e-5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        convolve_upsampled(below, upsampling, weight, other.to(dtype))
+    assert len(upsampled) == 2 - is_one
 
 
 def test_large_images_are_computed_with_channels_last_on_a_cpu() -> None:

@@ -23,6 +23,8 @@ SLOW_LIMIT = 20_480
 selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/native/Convolution.cpp, torch 2.6 to 2.13."""
 _CONTIGUOUS_VOXELS = 40**3
 """Voxels of the largest image whose features stay contiguous on a CPU."""
+_VOXELS_PER_CHANNEL = 512
+"""Voxels for each channel from which `convolve_upsampled` makes a kernel: twice what it takes to be no loss."""
 _stands_for_gpu: ContextVar[bool] = ContextVar("stands_for_gpu", default=False)
 
 
@@ -71,6 +73,27 @@ def convolve(
     slabs = torch.cat((padded[:, :, :length], padded[:, :, (n_out - half) * step :][:, :, :length]))
     first, second = functional.conv3d(slabs, weight, bias, stride, (0, *padding[1:])).split(1)
     return torch.cat((first, second[:, :, 2 * half - n_out :]), dim=2)
+
+
+def convolve_upsampled(
+    below: Tensor, upsampling: nn.ConvTranspose3d, weight: Tensor, other: Tensor
+) -> Tensor:
+    """Return what features `(N, C, X, Y, Z)` are convolved to after upsampling, in the format of others.
+
+    Upsampling by two and a convolution of 3x3x3 are one transposed convolution of 4x4x4, whose kernel is
+    what both make of a single voxel. It takes half of the products; making the kernel takes more with every
+    channel. The bias is the weight of a channel of ones, which end where the upsampled features do.
+    """
+    is_fast = _is_float32_on_cpu(below) and has_channels_last(other)
+    is_large = prod(other.shape[2:]) >= _VOXELS_PER_CHANNEL * len(weight)
+    if not is_fast or not is_large or set(upsampling.stride) != {2} or upsampling.bias is None:
+        return convolve(in_format_of(other, upsampling(below)), weight)
+    ones = below.new_ones(len(below), 1, *below.shape[2:])
+    bias = upsampling.bias[None, :, None, None, None].expand(1, -1, 2, 2, 2)
+    voxels = functional.pad(torch.cat((upsampling.weight, bias)), (2,) * 6)
+    image = in_format_of(other, torch.cat((below, ones), dim=1))
+    kernel = functional.conv3d(voxels, weight)
+    return functional.conv_transpose3d(image, kernel, stride=2, padding=1)
 
 
 class _Convolve(torch.autograd.Function):

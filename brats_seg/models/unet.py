@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.convolution import Convolution, convolve, fast_format, in_format_of
+from brats_seg.models.convolution import Convolution, convolve, convolve_upsampled, fast_format
 from brats_seg.models.interface import ActivationCheckpointing, TrainingOutput, run_level
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.voxels.box import Triple
@@ -83,9 +83,7 @@ class Decoder(nn.Module):
         for_upsampled, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
         # in the backward pass, the upsampled gradient is used before that of the skip is computed
         joined = convolve(skip, for_skip)
-        # torch upsamples small features with the channels apart
-        upsampled = in_format_of(skip, self.upsampling(below))
-        joined += convolve(upsampled, for_upsampled)
+        joined += convolve_upsampled(below, self.upsampling, for_upsampled, skip)
         return first.norm(joined)
 
     def forward(self, below: Tensor, skip: Tensor, run: Run) -> Tensor:
