@@ -90,6 +90,7 @@ def test_slabs_products_and_gradients_equal_torch(
         assert error < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() != "AVX2", reason="the kernels of another CPU"
 )

@@ -169,7 +169,9 @@ def test_the_state_of_the_optimizer_is_counted(assignments: list[str], n_kept: i
     assert footprint._live.now == pytest.approx((n_kept - 1) * weights, rel=0.001)
 
 
-@pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "device", [FP32, pytest.param(BF16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
     footprint = footprint_of(settings("training.effective_batch=2"))
     alone = footprint_of(settings())

@@ -158,6 +158,7 @@ def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, 
     assert (browser.complaints, outside(browser)) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path: Path) -> None:
     def drawn(selector: str = "", key: str = "") -> np.ndarray:
         if selector:
@@ -192,6 +193,7 @@ def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path:
     assert page.run("document.querySelector('[data-panel=t2f] canvas').height") > 64
 
 
+@pytest.mark.slow
 def test_four_scans_are_linked_and_each_label_has_a_switch(page: Page, tmp_path: Path) -> None:
     at = "nv => [...nv.scene.crosshairPos].map(x => x.toFixed(4)).join(' ')"
     places = f"Object.values(viewer.panels).map({at})"
@@ -220,6 +222,7 @@ def test_four_scans_are_linked_and_each_label_has_a_switch(page: Page, tmp_path:
     assert coloured(page.picture(tmp_path / "a.png", ".panels")) < everything
 
 
+@pytest.mark.slow
 def test_a_ruler_measures_and_greys_zoom_and_the_saved_picture_follow(page: Page) -> None:
     page.run("document.querySelector('.panels').scrollIntoView()")
     page.click("[data-tool=measurement]")
@@ -301,6 +304,7 @@ def test_keys_and_lesions_move_the_crosshair(page: Page) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+@pytest.mark.slow
 def test_without_webgl_there_are_pictures_and_the_reason(files: dict[str, Path]) -> None:
     with opened_browser("--disable-3d-apis") as page:
         page.open(files["case"])

@@ -39,6 +39,8 @@ QUICK |= dict.fromkeys(("train", "certify"), TINY)
 """What makes a command quick on tiny cases."""
 INSTALLING = ("git", "cd", "make setup", ".", "pip")
 """Beginnings of the lines that `test_each_way_to_install_works` runs."""
+LONG = {f"docs/{name}.md" for name in ("pages", "missing-modalities", "other-tools")}
+"""Pages whose commands take more than a few seconds."""
 ELSEWHERE = ("torchrun", "srun", "dask", "openssl", "export")
 """Beginnings of the lines that the tests of several processes run."""
 
@@ -111,7 +113,7 @@ def test_the_commands_of_the_readme_run_in_their_order(workplace: Path) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == "docs/pages.md" else ())
+        pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
         for name in PAGES
         if name != "README.md"
     ],
