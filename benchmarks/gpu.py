@@ -147,9 +147,7 @@ def _whole_scan(setting: Setting) -> Comparison:
     window = rounded_up(setting.scan, size_multiple(setting.config().model, setting.patch))
 
     def predict() -> object:
-        return predict_logits(
-            partial(predicted, network, device), image, window=window, overlap=0.0
-        )
+        return predict_logits(network, image, window=window, overlap=0.0, device=device)
 
     gib = setting.peak_gib(predict)
     seconds = [setting.seconds(predict) for _ in range(setting.n_rounds)]

@@ -220,7 +220,7 @@ def test_all_eight_mirror_images_are_turned_back_and_averaged(mean_of):
         axes = tuple(axis + 1 for axis in range(3) if mirror[axis])
         flipped = torch.from_numpy(np.flip(IMAGE, axes).copy())
         with torch.no_grad():
-            logits = predict_logits(network, flipped, window=(8, 8, 8), overlap=0.5)
+            logits = predict_logits(network, flipped, window=(8,) * 3, overlap=0.5, device=CPU)
         expected += np.flip(inner(logits).numpy(), axes) / 8
     expected = outer(torch.from_numpy(expected)).numpy()
     np.testing.assert_allclose(applied(model, tta=True), expected, atol=1e-6)

@@ -34,6 +34,7 @@ def window_voxels(plan: RunPlan) -> int:
             image,
             window=plan.window(image.shape[1:]),
             overlap=plan.config.validation.overlap,
+            device=plan.device,
         )
     return sum(seen)
 

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
-from brats_seg.runtime.windows import axis_windows, n_windows, predict_logits, window_starts
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.windows import (
+    EVENLY_SPACED,
+    axis_windows,
+    n_windows,
+    predict_logits,
+    window_starts,
+)
 
 Triple = tuple[int, int, int]
+CPU = torch.device("cpu")
+FP32 = Device(torch_device=CPU)
 
 
 def random_image(shape: Triple) -> Tensor:
@@ -37,7 +46,7 @@ def test_windows_cover_all_and_weigh_one_together(length: int, rest: int, overla
     starts, total = window_starts(length + rest, length, overlap), torch.zeros(length + rest)
     assert (starts[0], starts[-1]) == (0, rest)
     assert all(b - a <= ceil(max(1, length * (1 - overlap))) for a, b in pairwise(starts))
-    for window, weights in axis_windows(length + rest, length, overlap):
+    for window, weights in axis_windows(length + rest, length, overlap, EVENLY_SPACED, CPU):
         total[window] += weights
     assert torch.allclose(total, torch.ones(length + rest), atol=1e-5)
 
@@ -54,7 +63,7 @@ def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) ->
         calls.append(tuple(patch.shape))
         return patch.bfloat16()
 
-    logits = predict_logits(network, image, window=window, overlap=overlap)
+    logits = predict_logits(network, image, window=window, overlap=overlap, device=FP32)
     assert calls == [(1, 4, *window)] * n_windows(shape, window, overlap)
     assert (logits.shape, logits.dtype) == (image.shape, torch.float32)
     assert torch.allclose(logits, image, atol=1e-6)
@@ -69,11 +78,12 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
     image = random_image(shape)
     window = (16, 12, 8)
     bells = [torch.exp(-0.5 * ((torch.arange(n) - (n - 1) / 2) / (n / 8)) ** 2) for n in window]
-    ours = predict_logits(network, image, window=window, overlap=0.5)
+    placed = {"window": window, "overlap": 0.5, "device": FP32}
+    ours = predict_logits(network, image, **placed)
     with torch.inference_mode():
         weights = torch.einsum("x,y,z->xyz", *bells)[None, None]
         options = {"overlap": 0.5, "roi_weight_map": weights}
         theirs = sliding_window_inference(image[None], window, 1, network, **options)
-        assert torch.equal(predict_logits(network, image, window=window, overlap=0.5), ours)
+        assert torch.equal(predict_logits(network, image, **placed), ours)
     assert torch.allclose(ours, theirs[0], atol=1e-5)
     assert not ours.requires_grad

@@ -9,20 +9,16 @@ MONAI's `sliding_window_inference` takes the same time and more memory (`benchma
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from brats_seg.runtime.device import Device
 from brats_seg.voxels.box import Triple, rounded_up, shape_text, triple
-
-if TYPE_CHECKING:
-    from brats_seg.runtime.device import Device
 
 _SIGMA_SHARE = 1 / 8
 """Standard deviation of the Gaussian, as a share of the window, as in nnU-Net and MONAI."""
@@ -104,8 +100,8 @@ def predict_logits(
     *,
     window: Triple,
     overlap: float,
+    device: Device,
     rule: WindowRule = EVENLY_SPACED,
-    device: "Device | None" = None,
     after_window: Callable[[], None] = lambda: None,
 ) -> Tensor:
     """Return the logits `(R, X, Y, Z)` of an image `(C, X, Y, Z)`, in float32.
@@ -118,25 +114,29 @@ def predict_logits(
         image: Normalised modalities.
         window: Voxels along X, Y and Z.
         overlap: Smallest overlap of neighbouring windows, as a share of the window, in [0, 1).
+        device: Device and precision that each window is computed with.
         rule: Where windows are placed, and how their voxels are weighted.
-        device: Device and precision that each window is computed with; by default, that of the image.
         after_window: Called after each window.
 
     Example:
         >>> image = torch.ones(4, 20, 18, 16)
-        >>> predict_logits(lambda window: window[:, :3], image, window=(8, 8, 8), overlap=0.5).shape
+        >>> device = Device(torch_device=image.device)
+        >>> logits = predict_logits(
+        ...     lambda window: window[:, :3], image, window=(8, 8, 8), overlap=0.5, device=device
+        ... )
+        >>> logits.shape
         torch.Size([3, 20, 18, 16])
     """
     padded, inner = _pad(image, window)
     axes = [
-        axis_windows(size, length, overlap, image.device, rule=rule)
+        axis_windows(size, length, overlap, rule, image.device)
         for size, length in zip(padded.shape[1:], window, strict=True)
     ]
     total = image.new_zeros(0)  # the number of regions is known after the first window
     for (x, x_weights), (y, y_weights), (z, z_weights) in product(*axes):
         box = (slice(None), x, y, z)
-        voxels = padded[box][None].to(device.torch_device if device else image.device)
-        with device.autocast() if device else nullcontext():
+        voxels = padded[box][None].to(device.torch_device)
+        with device.autocast():
             logits = network(voxels)[0].to(image.device, torch.float32)
         if not len(total):
             total = logits.new_zeros((len(logits), *padded.shape[1:]))
@@ -162,12 +162,7 @@ def n_windows(
 
 
 def axis_windows(
-    size: int,
-    length: int,
-    overlap: float,
-    device: torch.device | None = None,
-    *,
-    rule: WindowRule = EVENLY_SPACED,
+    size: int, length: int, overlap: float, rule: WindowRule, device: torch.device
 ) -> list[tuple[slice, Tensor]]:
     """Return the windows of an axis, with weights `(length,)` that sum to 1 in every voxel."""
     weights = rule.weights(length).to(device)
