@@ -38,8 +38,8 @@ def trained() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def rows(trained: nn.Module) -> tuple[CertificateRow, ...]:
-    return certify(trained, LossConfig(batch_dice=True), PATCHES, CPU)
+def measured(trained: nn.Module) -> Certificate:
+    return certify(trained, LossConfig(batch_dice=True), PATCHES, CPU, "a network")
 
 
 def errors(rows: tuple[CertificateRow, ...], *of: str) -> dict[str, float]:
@@ -47,8 +47,9 @@ def errors(rows: tuple[CertificateRow, ...], *of: str) -> dict[str, float]:
     return {row.loss: row.relative_error for row in rows if (row.method, row.precision) == of}
 
 
-def test_the_accumulator_is_exact_to_rounding(rows: tuple[CertificateRow, ...]) -> None:
+def test_the_accumulator_is_exact_to_rounding(measured: Certificate) -> None:
     """Ordinary accumulation is the negative control: after a few steps of training it differs."""
+    rows = measured.rows
     assert {(row.loss, row.method, row.precision) for row in rows} == {
         *product(
             (certificate.PATCH_DICE, certificate.BATCH_DICE, certificate.UNDECLARED),
@@ -56,8 +57,8 @@ def test_the_accumulator_is_exact_to_rounding(rows: tuple[CertificateRow, ...]) 
             ("fp32", "fp64"),
         )
     }
-    measured = Certificate(network="", patches="", rows=rows)
     assert measured.exact
+    assert measured.network == "a network"
     wrong = tuple(replace(row, method="exact") for row in rows)
     assert not replace(measured, rows=wrong).exact
     assert {row.loss for row in rows if row.own} == {certificate.BATCH_DICE}
@@ -81,7 +82,7 @@ def test_patches_that_do_not_fit_are_an_error() -> None:
 
     patches = phantom_patches(4, (8, 8, 8))
     with pytest.raises(EnvironmentalError, match=r"4 patches of 8x8x8 .* --device cpu"):
-        certify(Crowded(4, 3, 1), LossConfig(), patches, CPU)
+        certify(Crowded(4, 3, 1), LossConfig(), patches, CPU, "")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_a_gradient_of_zeros_is_an_error(config: LossConfig, weight: float, leng
     network = nn.Conv3d(4, 3, 1)
     nn.init.constant_(network.weight, weight)
     with pytest.raises(BratsError, match=f"has length {length} for patch Dice"):
-        certify(network, config, phantom_patches(2, (8, 8, 8)), CPU)
+        certify(network, config, phantom_patches(2, (8, 8, 8)), CPU, "")
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +204,7 @@ def test_dropout_is_left_out_and_the_network_stays_as_it_is() -> None:
     """Of three losses: the whole batch, exact and ordinary accumulation, in both precisions."""
     track, model = Recorder(), network(nn.Dropout3d(0.5)).float()
     before, random_state = deepcopy(model.state_dict()), torch.get_rng_state()
-    rows = certify(model, LossConfig(), PATCHES, CPU, track)
+    rows = certify(model, LossConfig(), PATCHES, CPU, "", track).rows
     assert max(errors(rows, "exact", "fp64").values()) <= 1e-12
     assert track.works == [("gradients, fp32", 9), ("gradients, fp64", 9)]
     assert same(model.state_dict(), before)

@@ -128,7 +128,7 @@ def certify_run(
         raise ResumeError(msg) from None
     used = choose_device(device or config.training.device, precision or config.training.precision)
     patches = phantom_patches(n_patches, _measured_size(config, patch))
-    return _certificate(str(path), network, config, patches, used, track)
+    return certify(network, config.loss, patches, used, str(path), track)
 
 
 def certify_settings(
@@ -144,24 +144,7 @@ def certify_settings(
     network, patches = build_network(config, size), phantom_patches(n_patches, size)
     warm_up(network, patches, device, track)
     source = f"{config.model.name}, trained for {_N_WARM_STEPS} steps"
-    return _certificate(source, network, config, patches, device, track)
-
-
-def _certificate(
-    source: str,
-    network: nn.Module,
-    config: Config,
-    patches: MicroBatch,
-    device: Device,
-    track: Track,
-) -> Certificate:
-    et = patches.target[:, REGIONS.index("et")].flatten(1)
-    size, n_lacking = shape_text(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
-    return Certificate(
-        network=source,
-        patches=f"{len(et)} patches of {size} from phantoms, {n_lacking} without ET",
-        rows=certify(network, config.loss, patches, device, track),
-    )
+    return certify(network, config.loss, patches, device, source, track)
 
 
 def certify(
@@ -169,8 +152,9 @@ def certify(
     config: LossConfig,
     patches: MicroBatch,
     device: Device,
+    source: str,
     track: Track = untracked,
-) -> tuple[CertificateRow, ...]:
+) -> Certificate:
     """Measure losses of each kind in the precision of the device, and in float64 where it has that.
 
     The network is not changed; its dropout layers are left out.
@@ -178,27 +162,30 @@ def certify(
     Args:
         network: Network with trained weights.
         config: Loss of the settings; its row is marked as own.
-        patches: Patches of one batch, with tumours of different size and empty regions.
+        patches: Phantom patches of one batch, with tumours of different size and empty regions.
         device: Device and precision.
+        source: Source of the weights, which the certificate names.
         track: Shows the progress.
     """
     network = deepcopy(network).to(device.torch_device).train()
     for module in network.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
+    what = f"{len(patches.image)} patches of {shape_text(patches.image.shape[2:])}"
     try:
         rows = _rows(network, config, patches, device, track)
-        if device.torch_device.type == "mps":  # computes no float64
-            return rows
-        in_float64 = Device(torch_device=device.torch_device)
-        patches = patches._replace(image=patches.image.double())
-        return rows + _rows(network.double(), config, patches, in_float64, track)
+        if device.torch_device.type != "mps":  # computes no float64
+            in_float64 = Device(torch_device=device.torch_device)
+            doubled = patches._replace(image=patches.image.double())
+            rows += _rows(network.double(), config, doubled, in_float64, track)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        size = shape_text(patches.image.shape[2:])
-        msg = f"{len(patches.image)} patches of {size} in one batch do not fit in memory. Give fewer --patches, or --device cpu."
+        msg = f"{what} in one batch do not fit in memory. Give fewer --patches, or --device cpu."
         raise EnvironmentalError(msg) from error
+    lacks_et = patches.target[:, REGIONS.index("et")].sum((1, 2, 3)) == 0
+    found = f"{what} from phantoms, {lacks_et.sum()} without ET"
+    return Certificate(network=source, patches=found, rows=rows)
 
 
 def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Track) -> None:
