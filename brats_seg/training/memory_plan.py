@@ -146,12 +146,10 @@ def plan_memory(
     )
 
 
-def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
-    """Return the row of the patch of the settings, or of the largest smaller cube, that fits."""
-    largest = config.patch.size
-    if largest == "whole":
-        return None
-    build_network(config, largest)
+def largest_patch(
+    config: Config, largest: Size, memory_bytes: int, gpu: Gpu | None
+) -> PlanRow | None:
+    """Return the row of the largest patch, or of the largest smaller cube, that fits."""
     counter = _Counter.of(config, gpu, memory_bytes)
     smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(largest)]
     rows = (row for patch in (largest, *smaller) for row in counter.fitting_rows(patch))
@@ -313,12 +311,12 @@ def _fitting_patch(
     if patch == "whole":
         return patch, f"whole brains in {precision}"
     size = shape_text(patch)
+    # a patch that does not fit the network is refused before the cases are prepared
+    build_network(config, patch)
     if "size" in given.patch.model_fields_set:
-        # a patch that does not fit the network is refused before the cases are prepared
-        build_network(config, patch)
         return patch, f"patch {size} as given, in {precision}"
     try:
-        row = largest_patch(config, memory_bytes, gpu=gpu)
+        row = largest_patch(config, patch, memory_bytes, gpu)
     except UncountableError:
         name = config.model.name
         return patch, f"patch {size}, whose memory cannot be counted for model.name {name}"
