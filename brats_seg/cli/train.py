@@ -81,8 +81,8 @@ def plan() -> None:
     config = options.run_settings(gpu=gpu)
     result = plan_memory(config, track=tracked, gpu=gpu)
     options.emit(result.rows)
-    reserved = f", plus {RESERVED_MIB} MiB for torch itself" if result.gpu else ""
-    device = f"{result.gpu.name} (predicted)" if result.gpu else result.device.torch_device
+    reserved = f", plus {RESERVED_MIB} MiB for torch itself" if gpu else ""
+    device = f"{gpu.name} (predicted)" if gpu else result.device.torch_device
     print(f"{config.model.name} on {device}: {result.memory_mib} MiB{reserved}")
     mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     options.print_table(

@@ -77,8 +77,6 @@ class MemoryPlan:
 
     device: Device
     """Device with the precision of the settings."""
-    gpu: Gpu | None = None
-    """GPU that was planned for without using it."""
     memory_mib: int
     """Memory that a run may use."""
     rows: tuple[PlanRow, ...]
@@ -140,7 +138,6 @@ def plan_memory(
     )
     return MemoryPlan(
         device=counter.device,
-        gpu=gpu,
         memory_mib=counter.usable_bytes // MEGABYTE,
         rows=tuple(replace(row, suggested=row is best) for row in rows),
     )
