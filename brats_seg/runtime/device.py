@@ -36,7 +36,7 @@ class Device:
     @property
     def precision(self) -> str:
         """Name of the precision in settings and checkpoints."""
-        return precision_name(self.autocast_dtype)
+        return next(name for name, dtype in _DTYPES.items() if dtype is self.autocast_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context that computes in the precision of the device."""
@@ -263,11 +263,6 @@ def wheel_for(capability: tuple[int, int] | None) -> str:
         # the last wheels with kernels for sm_50 to sm_70
         return f'pip install --force-reinstall "torch<2.15" --index-url {_WHEELS}/cu126'
     return f"pip install --force-reinstall torch --index-url {_WHEELS}/cu128"
-
-
-def precision_name(dtype: torch.dtype | None) -> str:
-    """Return the name of a precision in settings; None is full precision."""
-    return next(word for word, known in _DTYPES.items() if known is dtype)
 
 
 def _runs_on(architecture: str, major: int, minor: int) -> bool:

@@ -129,7 +129,7 @@ def _gpu_finding(index: int) -> Finding:
         found += f": torch calls it available, but was built for {', '.join(built_for) or 'no GPU'}"
         remedy = devices.wheel_for(capability)
         return Finding(check=check, status="problem", found=found, remedy=remedy)
-    half = devices.precision_name(devices.native_dtype(device))
+    half = devices.choose_device(str(device), "auto").precision
     try:
         free, total = torch.cuda.mem_get_info(device)
         for precision in ("fp32", half):
@@ -147,10 +147,10 @@ def _gpu_finding(index: int) -> Finding:
 
 
 def _cpu_finding() -> Finding:
-    n_cpus, quota, half = available_cpus(), cpu_quota(), devices.native_dtype(_CPU)
+    n_cpus, quota, native = available_cpus(), cpu_quota(), devices.choose_device("cpu", "auto")
+    half = "" if native.precision == "fp32" else f" and {native.precision}"
     allowed = "" if quota is None else f" (a control group allows {quota:g})"
-    precision = f"fp32 and {devices.precision_name(half)}" if half else "fp32"
-    found = f"{counted(n_cpus, 'CPU')}{allowed}, {precision} native"
+    found = f"{counted(n_cpus, 'CPU')}{allowed}, fp32{half} native"
     for name in COUNT_VARIABLES:
         number = user_value(name)
         if number is not None and number.isdecimal() and int(number) > n_cpus:

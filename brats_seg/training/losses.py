@@ -9,7 +9,7 @@ never probabilities; targets are 0 or 1.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import numpy as np
 import torch
@@ -75,8 +75,7 @@ def reduction_of(criterion: object) -> Reduction:
 
 def as_sums_loss(criterion: object) -> SumsLoss | None:
     """Return a loss that declares `reduces = "sums"`, and None for any other."""
-    declares_sums = reduction_of(criterion) == "sums"
-    return criterion if declares_sums and isinstance(criterion, SumsLoss) else None
+    return cast("SumsLoss", criterion) if reduction_of(criterion) == "sums" else None
 
 
 def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
