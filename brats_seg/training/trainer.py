@@ -6,7 +6,7 @@ epochs alone, for data, a network or a loss that are given in Python.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -163,7 +163,6 @@ class Trainer:
         # a network that is given keeps its weights, unless the settings name others
         is_kept = is_given and config.start.path == SHIPPED_START
         self._start = StartConfig(path=None) if is_kept else config.start
-        self._record: history.SendRow | None = None
 
     def run(
         self, *, fresh: bool = False, stop: StopRequest | None = None, track: Track = tracked
@@ -185,12 +184,12 @@ class Trainer:
         memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
-            with self.folder.opened(self.state, self._start, fresh=fresh), ExitStack() as stack:
-                if self.ranks.is_first:
-                    rows = self.state.progress.history
-                    recording = history.recording(plan.config, self.folder.path, rows)
-                    self._record = stack.enter_context(recording)
-                return self._run(track)
+            with self.folder.opened(self.state, self._start, fresh=fresh):
+                rows = self.state.progress.history
+                recording = history.recording(plan.config, self.folder.path, rows)
+                nothing = nullcontext[history.SendRow](lambda row: None)
+                with recording if self.ranks.is_first else nothing as self._record:
+                    return self._run(track)
 
     def _verify(self, track: Track) -> None:
         """Verify the prepared cases, each by one rank."""
@@ -311,8 +310,7 @@ class Trainer:
         line = f"{history.epoch_line(row, progress.n_epochs)}{mode}"
         log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._save()
-        if self._record is not None:
-            self._record(row)
+        self._record(row)
 
     def _row(self, validation: RunningSums | None) -> dict[str, float]:
         """Return the row of the history for the epoch that ends."""
