@@ -23,12 +23,12 @@ from brats_seg.cases.described import data_folder
 from brats_seg.cases.find import EXPECTED_LABELS, find_cases
 from brats_seg.config import validation_problems
 from brats_seg.errors import UsageError, counted
-from brats_seg.labels import LabelMap, convention_named
+from brats_seg.labels import convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import group_by
-from brats_seg.wings import ShownLabels, judges
+from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -85,16 +85,10 @@ def index_cases(
 
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
-    volumes, problems, judgement = open_files(case, read_case_files(case))
-    label, judge = volumes.get(layouts.LABEL), judges("near_copies")
-    first = volumes.get(next(iter(case.modalities), ""))
+    volumes, problems, facts = open_files(case, read_case_files(case))
+    first, judge = volumes.get(next(iter(case.modalities), "")), judges("near_copies")
     facts = replace(
-        case.facts,
-        label_voxels=_count(label.array) if label else (),
-        voxel_mm3=float(abs(np.linalg.det(label.geometry.affine[:3, :3]))) if label else 0.0,
-        outermost_label=judgement.outermost,
-        enhancing_label=judgement.enhancing,
-        scan_remarks=judgement.remarks,
+        facts,
         fingerprint=judge.fingerprint_of(first) if judge and first and not problems else "",
         voxel_hash=_hash(first.array) if first else "",
     )
@@ -200,15 +194,6 @@ def _hash(array: npt.NDArray[Any]) -> str:
     return key.hexdigest()[:32]
 
 
-def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
-    flat = label_map.ravel(order="K")
-    # counting the few voxels of the tumour takes a quarter of the time of counting all
-    tumour = flat[flat != 0]
-    counts = np.bincount(tumour, minlength=1)
-    counts[0] = flat.size - tumour.size
-    return tuple((int(value), int(counts[value])) for value in np.flatnonzero(counts))
-
-
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
     if case.release not in {releases.UNKNOWN, releases.NNUNET}:
@@ -232,7 +217,8 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     guesses = [guess] if is_ambiguous else []
     n_of_one = sum(1 in case.label_values for case in labelled)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    judgements = releases.judge_labels(map(_to_shown, labelled), convention, is_named=bool(labels))
+    shown = [case.shown_labels for case in labelled]
+    judgements = releases.judge_labels(shown, convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
         if not case.label_values:
@@ -243,7 +229,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
-            case = case.with_problem(problem, expected, next_step, _to_shown(case).file)
+            case = case.with_problem(problem, expected, next_step, case.shown_labels.file)
         wt = convention.regions[0]
         n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
@@ -254,16 +240,6 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             problems=(*case.problems, *map(str, problems)),
             remarks=(*remarks, *(on_label or guesses), *empty),
         )
-
-
-def _to_shown(case: Case) -> ShownLabels:
-    return ShownLabels(
-        case_id=case.case_id,
-        file=case.label.path.name if case.label else "",
-        values=frozenset(case.label_values),
-        outermost=case.facts.outermost_label,
-        enhancing=case.facts.enhancing_label,
-    )
 
 
 def _merge_duplicates(duplicates: Sequence[Case]) -> Iterator[Case]:

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from brats_seg.cases import layouts, releases
-from brats_seg.cases.case import Case, check_one_grid, have_one_grid, label_values_of, load_case
+from brats_seg.cases.case import Case, check_one_grid, count_labels, have_one_grid, load_case
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import Failure, map_cases
@@ -300,7 +300,7 @@ def read_pair(pair: Pair) -> LabelPair:
         case_id=pair.case_id,
         reference=reference,
         predicted_file=predicted.file,
-        predicted_values=label_values_of(both[1]) | {0},
+        predicted_values=frozenset({0, *count_labels(both[1])}),
         geometry=label.geometry,
         shape=both.shape,
         packed=zlib.compress(both.tobytes(), level=1),
@@ -420,7 +420,7 @@ def _judge_reference(
     shown = ShownLabels(
         case_id=pair.case_id,
         file=label.file,
-        values=label_values_of(labelled) | {0},
+        values=frozenset({0, *count_labels(labelled)}),
         is_on_scan=False,
     )
     quality = judges("label_map")

@@ -18,7 +18,7 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
 from brats_seg.cases import releases
-from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
+from brats_seg.cases.case import LoadedCase, check_one_grid, count_labels, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import bids_name, modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
@@ -424,7 +424,7 @@ def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
         raise UsageError(msg)
     label = read_label_map(paths[view.case_id], case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    values = label_values_of(label.array)
+    values = count_labels(label.array)
     labels = labels or recorded(path).get("convention", {}).get(view.case_id, "")
     convention, _ = releases.resolve_convention(view.release, values, declared=labels)
     releases.check_values(values, convention, view.case_id, label.file)

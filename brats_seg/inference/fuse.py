@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from brats_seg.cases import releases
-from brats_seg.cases.case import check_one_grid, label_values_of
+from brats_seg.cases.case import check_one_grid, count_labels
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
 from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
@@ -164,7 +164,7 @@ def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _LabelMap]:
         volume = read_label_map(path, case_id=case_id)
         trained = table.get(IN_TRAINING, {}).get(case_id, "")
         read[case_id] = partial(_LabelMap, path, volume.geometry, trained)
-        shown[case_id] = volume.geometry.shape, label_values_of(volume.array)
+        shown[case_id] = volume.geometry.shape, frozenset(count_labels(volume.array))
     conventions = releases.resolve_conventions(shown, table.get("convention", {}))
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
