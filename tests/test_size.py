@@ -22,7 +22,7 @@ BUDGET = {
     "cases": 2220,
     "data": 1350,
     # with the protocols of 2025
-    "evaluation": 1200,
+    "evaluation": 1198,
     "models": 760,
     "runtime": 850,
     "figures": 850,
@@ -37,11 +37,11 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "cases": 2368,
+    "cases": 2361,
     "dicom": 971,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_046, 112
+MOST_LINES, MOST_MODULES = 19_024, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {
