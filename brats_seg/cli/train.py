@@ -162,7 +162,7 @@ def tune(
     device: str = "auto",
     precision: str = "auto",
 ) -> None:
-    """Fit thresholds and smallest volumes on held-out cases, and store them with the model.
+    """Fit thresholds, smallest volumes and how sure ET must be on held-out cases, and store them with the model.
 
     Every case is predicted by the run that it was held out of. A default is replaced only if the gain
     is statistically significant. Give all runs whose predictions are to be averaged together.
