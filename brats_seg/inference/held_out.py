@@ -36,7 +36,7 @@ from brats_seg.voxels.box import Box, bounding_box, triple
 from brats_seg.voxels.grids import Spacing
 from brats_seg.voxels.regions import Decoding, decode_regions
 
-FOLDER_NAME = "out-of-fold"
+FOLDER_NAME = "held-out"
 """Folder below that of the run."""
 LOWEST_PROBABILITY = 0.2
 """Lowest threshold that is tried; boxes are cut to voxels above it."""
