@@ -26,7 +26,7 @@ PATIENT = ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC1")
 
 
 def only_case(root: Path) -> Case:
-    (case,) = convert.cases_of_dicom(root / "dicom", root / "scans", ScanOptions())
+    ((_, case),) = convert.convert_studies(root / "dicom", root / "scans", ScanOptions())
     return case
 
 
@@ -83,7 +83,9 @@ def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: P
     write_examination(tmp_path / "dicom/good", study="1")
     header = {"study": "2", "Modality": "CT", "SeriesDescription": "Head"}
     write_series(tmp_path / "dicom/ct", make_volumes()[0], oriented_affine("LPS"), **header)
-    bad, good = convert.cases_of_dicom(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
+    (_, bad), (_, good) = convert.convert_studies(
+        tmp_path / "dicom", tmp_path / "scans", ScanOptions()
+    )
     assert good.usable
     assert "found no series for t1n, t1c, t2w, t2f; not used: series 1" in bad.problems[0]
     assert "CT, not MR" in bad.problems[0]
@@ -94,8 +96,8 @@ def test_a_message_does_not_name_the_folder_of_a_patient(tmp_path: Path) -> None
     header = {"study": "2", "Modality": "CT"}
     folder = tmp_path / "dicom/HOSPITAL-4711"
     write_series(folder, make_volumes()[0], oriented_affine("LPS"), **header)
-    cases = convert.cases_of_dicom(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
-    problems = [problem for case in cases for problem in case.problems]
+    done = convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
+    problems = [problem for _, case in done for problem in case.problems]
     assert len(problems) == 2
     assert not any(word in problem for word in PATIENT for problem in problems)
 

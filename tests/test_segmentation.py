@@ -21,7 +21,7 @@ import pydicom
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume
 from brats_seg.dicom import preprocess
-from brats_seg.dicom.convert import cases_of_dicom, convert_studies
+from brats_seg.dicom.convert import convert_studies
 from brats_seg.dicom.modalities import sort_series
 from brats_seg.dicom.preprocess import ScanOptions, ScanSource, read_source
 from brats_seg.dicom.segmentation import write_segmentation
@@ -41,7 +41,7 @@ def converted(root: Path, name: str = "axial", **header: Any) -> tuple[Case, Geo
     axes, degrees = ORIENTATIONS[name]
     header = {"StudyDescription": "Jo D", **header}
     dicom_builders.write_examination(root / "dicom", axes, degrees=degrees, **header)
-    (case,) = cases_of_dicom(root / "dicom", root / "scans", ScanOptions())
+    ((_, case),) = convert_studies(root / "dicom", root / "scans", ScanOptions())
     source = read_source(root / "scans/dicom")
     assert source is not None
     return case, grid_of(case), source

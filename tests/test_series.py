@@ -11,7 +11,7 @@ pytest.importorskip("pydicom")
 
 import pydicom
 
-from brats_seg.dicom.convert import cases_of_dicom
+from brats_seg.dicom.convert import convert_studies
 from brats_seg.dicom.preprocess import ScanOptions
 from brats_seg.dicom.series import Series, find_studies
 from brats_seg.errors import UsageError
@@ -35,10 +35,10 @@ def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     write_examination(tmp_path / "exam")
     path = sorted((tmp_path / "exam/SE2").iterdir())[3]
     content = path.read_bytes()
-    (case,) = cases_of_dicom(tmp_path / "exam", tmp_path / "scans", ScanOptions())
+    ((_, case),) = convert_studies(tmp_path / "exam", tmp_path / "scans", ScanOptions())
     assert not case.problems
     path.write_bytes(content[:-100])
-    (case,) = cases_of_dicom(tmp_path / "exam", tmp_path / "scans", ScanOptions())
+    ((_, case),) = convert_studies(tmp_path / "exam", tmp_path / "scans", ScanOptions())
     assert f"found a file that is cut off inside its pixels, {path.name}; exp" in case.problems[0]
     path.write_bytes(content[:900])
     (study,) = find_studies(tmp_path / "exam")

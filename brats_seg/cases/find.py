@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from brats_seg.cases import described, layouts, releases
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
@@ -87,17 +87,18 @@ def find_cases(
 
 
 def find_inputs(
-    paths: Sequence[Path], *, of_dicom: Callable[[Path], Sequence[Case]] | None = None
+    paths: Sequence[Path], *, convert: Callable[[Path], Iterable[tuple[Any, Case]]] | None = None
 ) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
-    looked for. Errors of a case are listed in its `problems`.
+    looked for. Errors of a case are listed in its `problems`. `convert` returns the DICOM examinations
+    below a folder and their cases; without it such a folder holds no cases.
     """
     cases: list[Case] = []
     for path in paths:
-        if of_dicom is not None and layouts.holds_dicom(path):
-            cases += of_dicom(path)
+        if convert is not None and layouts.holds_dicom(path):
+            cases += [case for _, case in convert(path)]
             continue
         # neither a lack of label maps nor a choice of them matters to scans that are predicted
         index = find_cases(path, with_labels=False)

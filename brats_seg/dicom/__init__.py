@@ -3,8 +3,8 @@
 The rest of the package calls these functions by way of `wings`.
 """
 
-from brats_seg.dicom.convert import cases_of_dicom
+from brats_seg.dicom.convert import convert_studies
 from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
 from brats_seg.dicom.segmentation import write_segmentation
 
-__all__ = ["ScanOptions", "cases_of_dicom", "prepare_cases", "read_source", "write_segmentation"]
+__all__ = ["ScanOptions", "convert_studies", "prepare_cases", "read_source", "write_segmentation"]

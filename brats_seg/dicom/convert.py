@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from brats_seg.cases import nifti
 from brats_seg.cases.case import Case
@@ -39,13 +39,6 @@ class Conversion(NamedTuple):
     case: Case
 
 
-def cases_of_dicom(
-    root: Path, scans: Path, options: ScanOptions, **choices: Any
-) -> tuple[Case, ...]:
-    """Convert the examinations below a folder; one that cannot be used is a case with a problem."""
-    return tuple(result.case for result in convert_studies(root, scans, options, **choices))
-
-
 def convert_studies(
     root: Path,
     scans: Path,
@@ -56,7 +49,7 @@ def convert_studies(
 ) -> tuple[Conversion, ...]:
     """Convert the examinations below a folder, if their files are ready, into the folder `scans`.
 
-    Returns their series and cases.
+    Returns their series and cases; one that cannot be used is a case with a problem.
 
     Raises:
         UsageError: The folder holds no DICOM images.

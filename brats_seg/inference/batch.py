@@ -203,10 +203,10 @@ def find_scans(
     if wing is not None:
         options = options or wing.ScanOptions()
         convert = partial(
-            wing.cases_of_dicom, scans=scans, options=options, is_ready=is_ready, track=track
+            wing.convert_studies, scans=scans, options=options, is_ready=is_ready, track=track
         )
     cases = tuple(case for case in inputs if isinstance(case, Case))
-    cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], of_dicom=convert)
+    cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], convert=convert)
     check_apart(cases, output)
     cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
     if wing is None or not options.atlas:
