@@ -133,7 +133,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
     ordered = sorted(cases, key=lambda case: case.case_id)
     groups = group_by(ordered, _keys)
     if config.scheme == "notebook":
-        folds = _notebook_folds(groups)
+        folds = _notebook_folds(ordered, groups)
     else:
         folds = _stratified_folds(groups, config.n_folds, config.seed)
     rows = (FoldRow(case.case_id, case.patient_id, folds.get(case.case_id)) for case in ordered)
@@ -245,14 +245,13 @@ def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> 
     return folds
 
 
-def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
+def _notebook_folds(cases: Sequence[Case], groups: Sequence[list[Case]]) -> dict[str, int]:
     """Return the folds of the Kaggle notebook: cases with an age, in seven folds by decade of age.
 
-    The notebook uses the rows of `name_mapping.csv`, which are in the order of the 2020 ids. It
-    distributes cases; here all cases of a group are in the fold of the first one. BraTS 2020 has one
+    The notebook uses the rows of `name_mapping.csv`, which are in the order of the 2020 ids, as `cases`
+    are. It distributes cases; here all cases of a group are in the fold of the first one. BraTS 2020 has one
     case per patient, so the folds are those of the notebook.
     """
-    cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
     ages = {case.case_id: case.facts.age_years for case in cases}
     aged = [name for name, age in ages.items() if age is not None and name != _NOTEBOOK_DROPPED]
     decades = [(ages[name] or 0) // 10 for name in aged]
