@@ -179,13 +179,11 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
 
     Equal input results in equal bytes.
     """
-    header = nib.Nifti1Header()
-    header.set_data_dtype(array.dtype)
-    header.set_data_shape(array.shape)
-    header.set_qform(geometry.qform, code=geometry.qform_code)
-    header.set_sform(geometry.affine, code=geometry.sform_code)
-    header.set_xyzt_units("mm")
-    content = nib.Nifti1Image(array, None, header).to_bytes()
+    image = nib.Nifti1Image(array, None, dtype=array.dtype)
+    image.set_qform(geometry.qform, code=geometry.qform_code)
+    image.set_sform(geometry.affine, code=geometry.sform_code)
+    image.header.set_xyzt_units("mm")
+    content = image.to_bytes()
     if path.suffix.lower() == ".gz":
         content = deflate.gzip_compress(content, _COMPRESSION_LEVEL)
     with whole_file(path) as temporary:
