@@ -142,7 +142,7 @@ def _run_check(check: str, findings: Iterable[Finding], remedy: str) -> Iterator
 
 
 def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> Iterator[Finding]:
-    from brats_seg.cases.case import missing_problem
+    from brats_seg.cases.case import missing_problems
     from brats_seg.cases.find import find_cases
     from brats_seg.data.fold import prepared_path_of
     from brats_seg.data.prepare import required_bytes
@@ -156,7 +156,7 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     if not bad:
         yield Finding(check="scans", status="ok", found=message)
     else:
-        problem = f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}"
+        problem = f"{bad[0].case_id}: {next(iter([*bad[0].problems, *missing_problems(bad[0])]))}"
         yield Finding(
             check="scans",
             status="problem" if len(bad) == len(index.cases) else "warning",

@@ -306,8 +306,7 @@ def open_files(
         The volumes that can be read by kind, all that is wrong, and the facts of the case with what
         its voxels show.
     """
-    missing = missing_problem(case, modalities)
-    problems = [*([missing] if missing else []), *files.problems]
+    problems = [*missing_problems(case, modalities), *files.problems]
     volumes: dict[str, nifti.Volume] = {}
     for kind in layouts.KINDS:
         scan = case.files.get(kind)
@@ -322,13 +321,11 @@ def open_files(
     return volumes, *_judge(case, volumes, problems)
 
 
-def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
-    """Return the error of a case that lacks some of these modalities; None if it has all."""
-    missing = [name for name in modalities if name not in case.files]
-    if not missing:
-        return None
-    problem, next_step = f"no {', '.join(missing)}", "Add the missing files, or leave the case out."
-    return CaseError(case.case_id, case.location, problem, ", ".join(modalities), next_step)
+def missing_problems(case: Case, modalities: Sequence[str] = MODALITIES) -> Iterator[CaseError]:
+    """Yield the error of a case that lacks some of these modalities; none if it has all."""
+    if missing := ", ".join(name for name in modalities if name not in case.files):
+        problem, next_step = f"no {missing}", "Add the missing files, or leave the case out."
+        yield CaseError(case.case_id, case.location, problem, ", ".join(modalities), next_step)
 
 
 def count_labels(label_map: LabelMap) -> dict[int, int]:
