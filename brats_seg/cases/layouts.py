@@ -143,6 +143,12 @@ def walk_folders(root: Path) -> Iterator[Folder]:
         yield Folder(path=Path(error.filename).relative_to(root), refused=error.strerror or "")
 
 
+def other_files(root: Path) -> Iterator[Path]:
+    """Yield the files below a folder that are not NIfTI; links count, hidden files do not."""
+    for folder in walk_folders(root):
+        yield from (root / folder.path / name for name in folder.other_names)
+
+
 def holds_dicom(root: Path) -> bool:
     """Return whether DICOM files are below a folder, and no NIfTI file is."""
     is_dicom = False
