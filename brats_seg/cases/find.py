@@ -273,9 +273,7 @@ def _find_below(
 
 def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
     """Return the BIDS cases of which another folder has more modalities, or a derivative."""
-    of_bids = [
-        group for group in groups if releases.parse_case_id(group.case_id)[0] == releases.BIDS
-    ]
+    of_bids = [group for group in groups if releases.release_of(group.case_id) == releases.BIDS]
     best = {group.case_id: group.rank for group in sorted(of_bids, key=lambda group: group.rank)}
     return [group for group in of_bids if group.rank < best[group.case_id]]
 
