@@ -120,11 +120,10 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
     return tuple(filled)
 
 
-def check_columns(path: Path, *, with_survival: bool) -> None:
-    """Raise `UsageError` unless a table has a column of ids and, if required, one of survival."""
+def check_columns(path: Path, *needed: str) -> None:
+    """Raise `UsageError` unless a table has the needed columns: `ids`, `survival` or others of `_COLUMNS`."""
     columns = tuple(map(str, read_table(path).columns))
     kinds = {_classify_column(name) for name in columns}
-    needed = ["ids", *(["survival"] if with_survival else [])]
     if missing := [kind for kind in needed if kind not in kinds]:
         msg = (
             f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(columns)}. "
@@ -135,7 +134,7 @@ def check_columns(path: Path, *, with_survival: bool) -> None:
 
 def _rows_of_files(paths: Iterable[Path]) -> Iterator[ClinicalRow]:
     for path in paths:
-        check_columns(path, with_survival=False)
+        check_columns(path, "ids")
         yield from _read_rows(path, path.name)
 
 

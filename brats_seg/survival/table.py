@@ -102,7 +102,7 @@ def read_outcomes(table: pd.DataFrame, paths: Sequence[Path]) -> pd.DataFrame:
     `name_mapping*.csv` in its folder.
     """
     path = paths[0]
-    check_columns(path, with_survival=True)
+    check_columns(path, "ids", "survival")
     clinical = read_clinical_files(dict.fromkeys([*paths, *mapping_files(path.parent)]))
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
