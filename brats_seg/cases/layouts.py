@@ -238,7 +238,7 @@ def _plain_parts(stem: str) -> tuple[str, str, str]:
 
 
 def _bids_parts(bids: re.Match[str]) -> tuple[str, str, str]:
-    """Return the parts of a BIDS name: `case`, `entities` such as `_acq-ax`, and the `rest`."""
+    """Return the case, the kind and the variant, such as `acq-ax_run-2`, that a BIDS name shows."""
     before, kind, processed = _plain_parts(bids["rest"])
     entities = [part for part in bids["entities"].split("_") if part]
     described = [part.split("-")[1].lower() for part in entities if part.startswith(_DESCRIBING)]
