@@ -15,8 +15,9 @@ for may be the one whose CPU is taken. `SPIN_COUNT` rounds are enough to bridge 
 idle machine.
 
 Products of matrices. OpenBLAS, with which numpy computes them, starts threads of its own, which wait in the
-same way. Those of this package are small: on two idle CPUs, `index` takes .7 of the time with one thread, and
-`phantom` as well (numpy 2.4.6, six cases, two pairs). torch has another library for them, but on ARM.
+same way. Those of this package are small: `index` and `phantom` take as long with one thread on two idle CPUs,
+for .7 to 1 of the CPU time, and .7 of the time where another process takes one of them (numpy 2.4.6, six
+cases, two and three pairs). torch has another library for them, but on ARM.
 
 The number of threads changes the last bits of sums. It does not depend on how busy the machine is,
 so that a run that is resumed on the same machine has as many threads as before.
