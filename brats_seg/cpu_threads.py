@@ -121,6 +121,7 @@ def _n_cpus() -> int:
 
 def _read_quota(group: Path) -> float:
     """Return the quota of a group, in CPUs; raise `ValueError` if it is the word `max`."""
+    # version 2 has both numbers in one file
     names = "cpu.max" if (group / "cpu.max").exists() else "cpu.cfs_quota_us cpu.cfs_period_us"
     quota, period = " ".join((group / name).read_text() for name in names.split()).split()
     return int(quota) / int(period)

@@ -156,7 +156,7 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
     if not bad:
         yield Finding(check="scans", status="ok", found=message)
     else:
-        problem = f"{bad[0].case_id}: {next(iter([*bad[0].problems, *missing_problems(bad[0])]))}"
+        problem = f"{bad[0].case_id}: {[*bad[0].problems, *missing_problems(bad[0])][0]}"
         yield Finding(
             check="scans",
             status="problem" if len(bad) == len(index.cases) else "warning",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from brats_seg.cases import described, layouts, releases
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
@@ -87,7 +87,7 @@ def find_cases(
 
 
 def find_inputs(
-    paths: Sequence[Path], *, convert: Callable[[Path], Iterable[tuple[Any, Case]]] | None = None
+    paths: Sequence[Path], *, convert: Callable[[Path], Iterable[tuple[object, Case]]] | None = None
 ) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 

@@ -233,14 +233,14 @@ def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Sc
     stored = case.read()
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0, with_distances=False)
     references, rows = group_lesions(stored.reference, _PROTOCOL), dict[bytes, Scores]()
-    decoded = [stored.regions(decoding) for decoding in decodings]
-    for masks in decoded:
+    keyed = [(masks.tobytes(), masks) for masks in map(stored.regions, decodings)]
+    for key, masks in keyed:
         # many settings change nothing in a case
-        if (key := masks.tobytes()) not in rows:
+        if key not in rows:
             whole = dice(count_regions(masks, stored.reference, case.case_id))
             of_lesions = score_lesions(references, masks, _PROTOCOL, scale)["lesionwise_dice"]
             rows[key] = np.array([whole, of_lesions])
-    return np.array([rows[masks.tobytes()] for masks in decoded])
+    return np.array([rows[key] for key, _ in keyed])
 
 
 def _count_case(case: held_out.HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
