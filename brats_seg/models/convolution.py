@@ -24,7 +24,8 @@ selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/nati
 _CONTIGUOUS_VOXELS = 40**3
 """Voxels of the largest image whose features stay contiguous on a CPU."""
 _VOXELS_PER_CHANNEL = 512
-"""Voxels for each channel from which `convolve_upsampled` makes a kernel: twice what it takes to be no loss."""
+"""Voxels for each channel from which `convolve_upsampled` makes a kernel: by products, with all gradients, about
+twice what it takes to be no loss."""
 _stands_for_gpu: ContextVar[bool] = ContextVar("stands_for_gpu", default=False)
 
 
