@@ -12,14 +12,12 @@ slower.
     python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --micro-batches 4
 """
 
-import platform
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 
 import torch
 from comparison import compare_with_first, options_of, report, seconds_in_turn
-from machine import matrix_product_rate
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -72,12 +70,6 @@ def main() -> None:
     patches = phantom_patches(arguments.micro_batches * arguments.micro_batch, patch)
     parts = (part.split(arguments.micro_batch) for part in (patches.image, patches.target))
     micro_batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
-    print(
-        f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "
-        f"{matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
-        f"{arguments.widths}, batches of {arguments.micro_batches} x {arguments.micro_batch} patches, "
-        f"{arguments.rounds} rounds"
-    )
     comparisons = []
     for task, peer, criterion, measure, least in ROWS:
         peer = f"{peer}, torch {torch.__version__}"

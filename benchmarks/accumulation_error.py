@@ -115,23 +115,15 @@ def whole_batch(epoch: Epoch) -> None:
         epoch.optimizer.step()
 
 
-def loop(epoch: Epoch, *, drop_tail: bool) -> None:
-    """Divide by the effective batch, also in the short last batch."""
+def loop(epoch: Epoch, *, divide_by: int = 0, drop_tail: bool = False) -> None:
+    """Divide by a number, or by the patches in the batch, and step; or not after the short last batch."""
     for batch in epoch.micro_batches():
         for part in batch:
-            (epoch.loss(epoch.network(part.image), part.target) / EFFECTIVE_BATCH).backward()
+            loss = epoch.loss(epoch.network(part.image), part.target)
+            (loss / (divide_by or len(batch))).backward()
         if len(batch) == EFFECTIVE_BATCH or not drop_tail:
             epoch.optimizer.step()
             epoch.optimizer.zero_grad()
-
-
-def loop_by_actual(epoch: Epoch) -> None:
-    """Divide by the patches in the batch."""
-    for batch in epoch.micro_batches():
-        for part in batch:
-            (epoch.loss(epoch.network(part.image), part.target) / len(batch)).backward()
-        epoch.optimizer.step()
-        epoch.optimizer.zero_grad()
 
 
 def lightning(epoch: Epoch) -> None:
@@ -189,9 +181,9 @@ def monai(epoch: Epoch) -> None:
 
 WAYS: dict[str, Way] = {
     "ours": ours,
-    "loop, / effective, tail dropped": partial(loop, drop_tail=True),
-    "loop, / effective, tail stepped": partial(loop, drop_tail=False),
-    "loop, / patches in the batch": loop_by_actual,
+    "loop, / effective, tail dropped": partial(loop, divide_by=EFFECTIVE_BATCH, drop_tail=True),
+    "loop, / effective, tail stepped": partial(loop, divide_by=EFFECTIVE_BATCH),
+    "loop, / patches in the batch": loop,
     "Lightning": lightning,
     "Accelerate": accelerate,
     "MONAI SupervisedTrainer": monai,

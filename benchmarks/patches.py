@@ -23,7 +23,7 @@ import monai_patches
 import nnunet_patches
 import torch
 from comparison import Comparison, compare_with_first, options_of, report, seconds_in_turn
-from machine import matrix_product_rate, version_of
+from machine import version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
 from torch.utils.data import DataLoader, RandomSampler
@@ -79,8 +79,6 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         bench = _prepared(Path(name), arguments)
-        rate = matrix_product_rate() / 1e9
-        print(f"patches of {bench.size}, matrix product {rate:.0f} GFLOP/s")
         for task, ways in (
             ("crop", _crops(bench)),
             ("light augmentation", _light(bench)),

@@ -3,9 +3,11 @@
 The weights are those of the network of the package. nnU-Net gets them in its own network with plans of its
 own, once with torch and once with OpenVINO as in its entry to FLARE 2024 (one process for each task, the
 model converted before); MONAI as the bundle that `brats-seg export` writes. Each is a model at 1.5 mm, which
-is predicted in windows of the training patch by nnU-Net, and in our windows by MONAI. Every round is a
-labelled case. The programs are started anew with their defaults on the CPU, without mirror images. CPU
-time contains the start and child processes; memory is that of the largest process.
+is predicted in windows of the training patch by nnU-Net, and in our windows by MONAI. Two more models, a
+residual network of nnU-Net and a bundle of MONAI's SegResNet, have random weights: they show that ours
+gives the label map of the original program, and what that costs. Every round is a labelled case. The
+programs are started anew with their defaults on the CPU, without mirror images. CPU time contains the
+start and child processes; memory is that of the largest process.
 
     python benchmarks/predict_case.py --data ../scans --cases 3
 
@@ -45,14 +47,24 @@ from brats_seg.labels import BRATS2017, BRATS2023, RegionMasks, regions_of
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import SHIPPED
 
-OURS, AS_NNUNET = "brats-seg predict", "brats-seg predict, the model of nnU-Net"
-NNUNET = f"nnU-Net {version_of('nnunetv2')}"
-OPENVINO = f"{NNUNET} with OpenVINO {version_of('openvino')}"
-MONAI = f"MONAI {version_of('monai')}, the exported bundle"
+OURS = "brats-seg predict"
+AS_NNUNET, AS_RESIDUAL = f"{OURS}, model of nnU-Net", f"{OURS}, residual model of nnU-Net"
+AS_MONAI = f"{OURS}, bundle of SegResNet"
+NNUNET, MONAI = f"nnU-Net {version_of('nnunetv2')}", f"MONAI {version_of('monai')}"
+OPENVINO, RESIDUAL = f"{NNUNET} with OpenVINO {version_of('openvino')}", f"{NNUNET}, residual"
+EXPORTED, SEGRESNET = f"{MONAI}, the exported bundle", f"{MONAI}, SegResNet"
+TASKS = {
+    "predict a case": (OURS, EXPORTED, NNUNET, OPENVINO),
+    "predict a case with the model of nnU-Net": (AS_NNUNET, NNUNET, OPENVINO),
+    "predict a case with a residual model of nnU-Net": (AS_RESIDUAL, RESIDUAL),
+    "predict a case with a bundle of SegResNet": (AS_MONAI, SEGRESNET),
+}
+"""The programs of each comparison, ours first."""
 LEAST = {(OURS, NNUNET): 5.0, (AS_NNUNET, NNUNET): 1.9}
 """Goals: our network as it is predicted by default, and a model of nnU-Net in its windows and precision."""
-BUNDLE, MODEL = "bundle", "model"
-CHECKPOINT, CONVERTED = "checkpoint_final.pth", "model.xml"
+BUNDLE, RANDOM_BUNDLE, MODEL, RANDOM_MODEL = "bundle", "random_bundle", "model", "random_model"
+CHECKPOINT, CONVERTED = "checkpoint_final.pth", f"{MODEL}/model.xml"
+CONFIG, WEIGHTS = "configs/inference.json", "models/model.pt"
 NAMES = {
     r"encoder\.(\d+)\.(\d+)\.convolution\.": r"encoder.stages.\1.0.convs.\2.conv.",
     r"encoder\.(\d+)\.(\d+)\.norm\.": r"encoder.stages.\1.0.convs.\2.norm.",
@@ -105,45 +117,47 @@ def main() -> None:
             program: _stages(start, index.cases[0], Path(name) / f"stages-{number}")
             for number, (program, start) in enumerate(programs.items())
         }
-    peers = [name for name in programs if name not in {OURS, AS_NNUNET}]
     compared = partial(_compared, found=found, references=references, stages=stages)
-    comparisons = compared("predict a case", programs=[OURS, *peers])
-    if AS_NNUNET in found:
-        same = "predict a case with the model of nnU-Net"
-        of_nnunet = [name for name in peers if name != MONAI]
-        comparisons += compared(same, programs=[AS_NNUNET, *of_nnunet])
-    report(comparisons, arguments.json)
+    tasks = {task: [name for name in names if name in found] for task, names in TASKS.items()}
+    rows = [row for task, names in tasks.items() if names for row in compared(task, names)]
+    report(rows, arguments.json)
 
 
 def _write_models(index: CaseIndex, folder: Path) -> None:
-    """Write the network of the package as a model of each program that is installed."""
-    export = [sys.executable, "-m", "brats_seg", "export", SHIPPED, "-o", folder / BUNDLE]
-    subprocess.run([*export, "--format", "bundle"], check=True)
+    """Write the models of each program that is installed."""
+    if find_spec("fire") and find_spec("ignite"):
+        export = [sys.executable, "-m", "brats_seg", "export", SHIPPED, "-o", folder / BUNDLE]
+        subprocess.run([*export, "--format", "bundle"], check=True)
+        _write_segresnet(folder / BUNDLE, folder / RANDOM_BUNDLE)
     if not nnunet_patches.is_installed():
         return
     nnunet_patches.preprocess(index, folder / "plans", None)
-    member = load_model([SHIPPED], choose_device("cpu", "fp32")).members[0]
     plans_path = nnunet_patches.plans_path(folder / "plans")
-    network = _write_nnunet(member, plans_path, folder / MODEL)
+    member = load_model([SHIPPED], choose_device("cpu", "fp32")).members[0]
+    _write_nnunet(member, plans_path, folder / RANDOM_MODEL, is_residual=True)
+    network = _write_nnunet(member, plans_path, folder / MODEL, is_residual=False)
     if find_spec("openvino"):
         import openvino
 
         image = torch.zeros(1, 4, *member.identity.patch)
         converted = openvino.convert_model(network.eval(), example_input=image)
-        openvino.save_model(converted, folder / MODEL / CONVERTED)
+        openvino.save_model(converted, folder / CONVERTED)
 
 
 def _programs(folder: Path) -> Mapping[str, Start]:
     """Return how each program is started whose model was written."""
-    model = folder / MODEL
-    programs: dict[str, Start] = {OURS: partial(_of_ours, SHIPPED)}
-    if find_spec("fire") and find_spec("ignite"):
-        programs[MONAI] = partial(_of_monai, folder / BUNDLE)
-    if model.exists():
-        programs |= {AS_NNUNET: partial(_of_ours, model), NNUNET: partial(_of_nnunet, model)}
-    if (model / CONVERTED).exists():
-        programs[OPENVINO] = partial(_of_openvino, model)
-    return programs
+    starts = {
+        EXPORTED: (_of_monai, BUNDLE),
+        NNUNET: (_of_nnunet, MODEL),
+        OPENVINO: (_of_openvino, CONVERTED),
+        AS_NNUNET: (_of_ours, MODEL),
+        AS_RESIDUAL: (_of_ours, RANDOM_MODEL),
+        RESIDUAL: (_of_nnunet, RANDOM_MODEL),
+        AS_MONAI: (_of_ours, RANDOM_BUNDLE),
+        SEGRESNET: (_of_monai, RANDOM_BUNDLE),
+    }
+    found = {n: partial(run, folder / m) for n, (run, m) in starts.items() if (folder / m).exists()}
+    return {OURS: partial(_of_ours, SHIPPED), **found}
 
 
 def _of_ours(model: Path, case: Case, output: Path) -> list[object]:
@@ -155,7 +169,7 @@ def _of_ours(model: Path, case: Case, output: Path) -> list[object]:
 def _of_monai(bundle: Path, case: Case, output: Path) -> list[object]:
     files = [str(case.path_of(scan)) for scan in case.images]
     run = [sys.executable, "-m", "monai.bundle", "run", "--bundle_root", bundle]
-    config = ["--config_file", bundle / "configs/inference.json"]
+    config = ["--config_file", bundle / CONFIG]
     return [*run, *config, "--image", repr(files), "--output_dir", output]
 
 
@@ -166,7 +180,7 @@ def _of_nnunet(model: Path, case: Case, output: Path) -> list[object]:
 
 
 def _of_openvino(model: Path, case: Case, output: Path) -> list[object]:
-    again = [sys.executable, __file__, "--openvino", model]
+    again = [sys.executable, __file__, "--openvino", model.parent]
     return [*again, "--data", _linked_scans(case, output), "--output", output]
 
 
@@ -178,31 +192,57 @@ def _linked_scans(case: Case, output: Path) -> Path:
     return folder
 
 
-def _write_nnunet(member: Member, plans_path: Path, folder: Path) -> nn.Module:
-    """Write a U-Net of ours as a trained model of nnU-Net, by its plans for other networks; return it."""
+def _write_segresnet(bundle: Path, folder: Path) -> None:
+    """Write a bundle of the parts of that of BraTS in MONAI's model zoo, with random weights."""
+    from monai.networks.nets import SegResNet
+
+    shutil.copytree(bundle / "configs", folder / "configs")
+    config = json.loads((bundle / CONFIG).read_text())
+    before, after = (config[f"{when}processing"]["transforms"] for when in ("pre", "post"))
+    invert, *painting = [step for step in after if "_disabled_" not in step]
+    sizes = {"in_channels": 4, "out_channels": 3, "init_filters": 8}
+    normalise = {"_target_": "NormalizeIntensityd", "nonzero": True, "channel_wise": True}
+    sigmoid = {"_target_": "Activationsd", "keys": "pred", "sigmoid": True}
+    threshold = {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5}
+    before[3:], after[:] = [{**normalise, "keys": "image"}], [sigmoid, invert, threshold, *painting]
+    config |= {
+        "network_def": {"_target_": "SegResNet", **sizes},
+        "network0": "$@network_def.to(@device)",
+        "inferer": {"_target_": "SlidingWindowInferer", "roi_size": [96] * 3, "overlap": 0.5},
+        "thresholds": [0.5] * 3,
+        "surest_et": 0,
+    }
+    (folder / CONFIG).write_text(json.dumps(config))
+    (folder / WEIGHTS).parent.mkdir()
+    torch.manual_seed(0)
+    torch.save(SegResNet(**sizes).state_dict(), folder / WEIGHTS)
+
+
+def _write_nnunet(
+    member: Member, plans_path: Path, folder: Path, *, is_residual: bool
+) -> nn.Module:
+    """Write a trained model of nnU-Net, by its plans for other networks, and return the network.
+
+    It is a U-Net of ours, or one with residual blocks and random weights.
+    """
     from nnunetv2.utilities.get_network_from_plans import get_network_from_plans
 
     levels = [level[0].convolution for level in member.network.encoder]
     plans = json.loads(plans_path.read_text())
     plan = plans["configurations"]["3d_fullres"]
-    identity = member.identity
-    plan |= {"patch_size": identity.patch, "spacing": identity.spacing_mm}
+    plan |= {"patch_size": member.identity.patch, "spacing": member.identity.spacing_mm}
     network = plan["architecture"]
     widths = [level.out_channels for level in levels]
     nnunet_patches.set_network(plan, widths, [level.stride for level in levels])
+    if is_residual:
+        arguments, name = network["arch_kwargs"], network["network_class_name"]
+        arguments["n_blocks_per_stage"] = arguments.pop("n_conv_per_stage")
+        network["network_class_name"] = name.replace("PlainConvUNet", "ResidualEncoderUNet")
     names = (network[name] for name in ("network_class_name", "arch_kwargs", "_kw_requires_import"))
+    torch.manual_seed(0)
     same = get_network_from_plans(*names, 4, 3, deep_supervision=False)
-    # our convolutions have no bias, which the norm after them would remove
-    for name, value in same.named_parameters():
-        if name.endswith("conv.bias"):
-            nn.init.zeros_(value)
-    # the coarser heads work in training only
-    ours = {
-        k: v for k, v in member.network.state_dict().items() if not re.match(r"heads\.[1-9]", k)
-    }
-    named = {_name_of(k, len(levels)): v for k, v in ours.items()}
-    if unknown := same.load_state_dict(named, strict=False).unexpected_keys:
-        sys.exit(f"nnU-Net's network has no weights {unknown}")
+    if not is_residual:
+        _load(same, member.network)
     (folder / "fold_0").mkdir(parents=True)
     (folder / "plans.json").write_text(json.dumps(plans))
     shutil.copy(plans_path.with_name("dataset.json"), folder)
@@ -216,6 +256,19 @@ def _write_nnunet(member: Member, plans_path: Path, folder: Path) -> nn.Module:
     return same
 
 
+def _load(same: nn.Module, network: nn.Module) -> None:
+    """Load the weights of our U-Net into that of nnU-Net."""
+    # our convolutions have no bias, which the norm after them would remove
+    for name, value in same.named_parameters():
+        if name.endswith("conv.bias"):
+            nn.init.zeros_(value)
+    # the coarser heads work in training only
+    ours = {k: v for k, v in network.state_dict().items() if not re.match(r"heads\.[1-9]", k)}
+    named = {_name_of(k, len(network.encoder)): v for k, v in ours.items()}
+    if unknown := same.load_state_dict(named, strict=False).unexpected_keys:
+        sys.exit(f"nnU-Net's network has no weights {unknown}")
+
+
 def _name_of(name: str, n_levels: int) -> str:
     """Return the name of a weight in nnU-Net, whose decoder counts levels from the lowest."""
     for ours, theirs in NAMES.items():
@@ -224,19 +277,13 @@ def _name_of(name: str, n_levels: int) -> str:
 
 
 class _Compiled(nn.Module):
-    """A network in OpenVINO, as nnU-Net calls networks."""
+    """A network in OpenVINO, as nnU-Net calls networks; its defaults are the settings of that entry."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         import openvino
-        from openvino.properties import hint
 
-        settings = {
-            hint.performance_mode: hint.PerformanceMode.LATENCY,
-            hint.execution_mode: hint.ExecutionMode.PERFORMANCE,
-            hint.enable_cpu_pinning(): True,
-        }
-        self.network = openvino.Core().compile_model(path, "CPU", settings)
+        self.network = openvino.Core().compile_model(path, "CPU")
 
     def forward(self, image: Tensor) -> Tensor:
         return torch.from_numpy(self.network(image)[0])
@@ -247,7 +294,7 @@ def _predict_with_openvino(model: Path, scans: Path, output: Path) -> None:
 
     predictor = nnUNetPredictor(use_mirroring=False, device=torch.device("cpu"), allow_tqdm=False)
     predictor.initialize_from_trained_model_folder(str(model), (0,), CHECKPOINT)
-    predictor.network = _Compiled(model / CONVERTED)
+    predictor.network = _Compiled(model / Path(CONVERTED).name)
     predictor.list_of_parameters = [{}]
     one_process = {"num_processes_preprocessing": 1, "num_processes_segmentation_export": 1}
     predictor.predict_from_files(str(scans), str(output), **one_process)
@@ -289,10 +336,10 @@ def _regions(path: Path) -> RegionMasks:
 
 def _compared(
     task: str,
+    programs: Sequence[str],
     found: Mapping[str, Sequence[Result]],
     references: Sequence[RegionMasks],
     stages: Mapping[str, str],
-    programs: Sequence[str],
 ) -> list[Comparison]:
     """Compare the first of some programs, which is ours, with the others."""
     ours, memory, scores = programs[0], {}, {}

@@ -22,14 +22,11 @@ from brats_seg.runtime.device import choose_device
 from brats_seg.voxels.regions import Decoding
 
 
-def counted_cases(
-    runs: Sequence[Path], prepared: Path, precision: str
-) -> Iterator[tuple[Values, RegionCounts]]:
+def counted_cases(runs: Sequence[Path], prepared: Path) -> Iterator[tuple[Values, RegionCounts]]:
     """Yield the mean probability of each region and the voxel counts of every held-out case."""
     for run in runs:
         held_out = open_held_out(run, prepared)
-        device = choose_device("auto", precision)
-        for case in predict_held_out(held_out, device, tracked):
+        for case in predict_held_out(held_out, choose_device("auto", "auto"), tracked):
             stored = case.read()
             regions = stored.regions(Decoding())
             counts = count_regions(regions, stored.reference, case.case_id)
@@ -41,9 +38,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--prepared", type=Path, required=True)
-    parser.add_argument("--precision", default="auto")
     given = parser.parse_args()
-    cases = list(counted_cases(given.runs, given.prepared, given.precision))
+    cases = list(counted_cases(given.runs, given.prepared))
     inside, errors, qualities = [], [], []
     for index, (probabilities, counts) in enumerate(cases):
         rest = cases[:index] + cases[index + 1 :]

@@ -71,8 +71,9 @@ PATIENTS = " and {} patients of TCGA (CC BY 3.0, see its LICENSE)"
 
 def main() -> None:
     """Teach, finish, judge or ship."""
+    ways = {"teach": teach, "finish": finish, "judge": judge, "ship": ship}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("teach", "finish", "judge", "ship"))
+    parser.add_argument("what", choices=ways)
     parser.add_argument("data", type=Path, nargs="?", help="folder of labelled cases")
     parser.add_argument("--work", type=Path, default=Path("runs/starter"))
     parser.add_argument("--model", type=Path, help="network to judge, in place of that of --work")
@@ -83,14 +84,7 @@ def main() -> None:
     parser.add_argument("--dice", type=float, nargs=3, help="means of judge, for ship")
     parser.add_argument("--patients", type=int, help="number of patients they are of, for ship")
     options = parser.parse_args()
-    if options.what == "teach":
-        teach(options)
-    elif options.what == "finish":
-        finish(options)
-    elif options.what == "ship":
-        export(options.work, SHIPPED, options.dice, options.patients)
-    else:
-        judge(options.model or options.work / "model", options.data, options.work)
+    ways[options.what](options)
 
 
 def teach(options: argparse.Namespace) -> None:
@@ -113,6 +107,11 @@ def finish(options: argparse.Namespace) -> None:
     learnt = tuple(name for name in ids if name.startswith(TCGA))
     fold = replace(fold, split=replace(fold.split, train=learnt, validation=tuple(ids[:1])))
     _train(fold, config, options.work, f"run{options.seed}")
+
+
+def ship(options: argparse.Namespace) -> None:
+    """Put the network into the package, with what it says of itself."""
+    export(options.work, SHIPPED, options.dice, options.patients)
 
 
 def _config(options: argparse.Namespace, settings: list[str]) -> Config:
@@ -162,10 +161,11 @@ def _rounded(weight: Tensor) -> Tensor:
     return torch.ldexp((mantissa * 64).round() / 64, exponent).half()
 
 
-def judge(model: Path, data: Path, work: Path) -> None:
+def judge(options: argparse.Namespace) -> None:
     """Print the Dice of network and rule on the labelled cases that it has not learnt from, and the means."""
+    model = options.model or options.work / "model"
     segment, learnt = network(model, window=96), read_trained(model)[0].cases
-    index = open_index(data, work / "judged.csv", load_config())
+    index = open_index(options.data, options.work / "judged.csv", load_config())
     rows = []
     for number, case in enumerate(index.cases):
         if learnt.seen(case.case_id) == "yes":

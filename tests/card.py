@@ -7,7 +7,7 @@ device for the rest of the process: tests that use it run in one of their own (`
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.library import Library, fallthrough_kernel
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 NAME = "card"
 COUNTS: Counter[str] = Counter()
@@ -77,8 +77,13 @@ class _Making(TorchDispatchMode):
 
 
 def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    name = func._schema.name
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    name, tensors = func._schema.name, list[Tensor]()
+    inner_args = _mapped(_at_home, args, tensors)
+    given = {
+        key: _mapped(_at_home, value, tensors)
+        for key, value in kwargs.items()
+        if key not in ("device", "pin_memory")
+    }
     on_host = [tensor for tensor in tensors if not isinstance(tensor, CardTensor)]
     target = torch.device(kwargs.get("device") or NAME)
     if name in _COPIES:
@@ -87,24 +92,32 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     elif name not in _INDEXING and len(on_host) < len(tensors) and any(t.ndim for t in on_host):
         msg = f"Expected all tensors to be on the same device, found card:0 and cpu in {name}"
         raise RuntimeError(msg)
-    given = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-    inner_args, given = tree_map_only(Tensor, _at_home, (args, given))
     if HOME[-1] == "meta" and name in ("aten::_local_scalar_dense", "aten::equal"):
         result = True
     elif HOME[-1] == "meta" and target.type == "cpu":
         result = torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
     else:
         result = func(*inner_args, **given, **({"device": HOME[-1]} if "device" in kwargs else {}))
-    is_value = result is not None and not any(isinstance(x, Tensor) for x in tree_leaves(result))
+    found = list[Tensor]()
+    on_card = _mapped(CardTensor, result, found)
+    is_value = result is not None and not found
     has_mask = name in _INDEXING and any(tensor.dtype == torch.bool for tensor in tensors[1:])
     COUNTS["read"] += is_value or has_mask or name == "aten::nonzero"
     if is_value or target.type == "cpu":
         return result
     if name == "aten::copy_" and not isinstance(args[0], CardTensor):
         return args[0]
-    return return_and_correct_aliasing(
-        func, args, dict(kwargs), tree_map_only(Tensor, CardTensor, result)
-    )
+    return return_and_correct_aliasing(func, args, dict(kwargs), on_card)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any, tensors: list[Tensor]) -> Any:
+    """Return a value with its tensors changed, and add these to a list; torch's own trees take thrice the time."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_mapped(change, part, tensors) for part in value])
+    return value
 
 
 def _at_home(tensor: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ print(*faults)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
 def test_memory_that_is_kept_is_not_cleared_again() -> None:
     """Each page of a tensor of 64 MB is a page fault, unless its memory is that of the last one."""

@@ -118,7 +118,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "UNet": {**LEVELS, "num_res_units": 1, "norm": "batch"},
     "VNet": SIZES,
 }
-LARGE = ("SwinUNETR", "HighResNet")
+LARGE = ("HighResNet", "SwinUNETR", "UNETR", "VNet")
 NETWORKS = [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in MONAI_NETWORKS]
 
 

@@ -376,6 +376,7 @@ def test_no_label_map_is_refused(tmp_path: Path, value: float, dtype: str, messa
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
     paths = sorted(real_data.rglob("*.nii.gz"))[::7]
     assert len(paths) > 5

@@ -200,6 +200,7 @@ def test_a_tumour_pushes_its_surroundings_outwards_and_leaves_what_is_far():
     assert not anatomy.displacement(np.random.default_rng(0), GRID, []).any()
 
 
+@pytest.mark.slow
 def test_more_variety_makes_scans_differ_more():
     """Negative control: without variety, all scans have much the same grain and slices."""
 

@@ -426,6 +426,7 @@ def test_the_network_of_the_package_outlines_the_tumour_of_a_made_up_brain() -> 
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
     label_map = written(folder, tmp_path, PredictionSettings(window="whole", preview=False))

@@ -136,6 +136,7 @@ def test_scans_alone_or_with_a_given_label_map_have_a_page(run: Run, results: Pa
     assert "<dt>Reference</dt><dd>other.nii.gz</dd>" in page
 
 
+@pytest.mark.slow
 def test_missing_scans_are_reported_and_can_be_given_by_path(run: Run, results: Path) -> None:
     moved = results.parent / "elsewhere"
     moved.mkdir()

@@ -443,7 +443,7 @@ class _LiveBytes(TorchDispatchMode):
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
-        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._known: dict[weakref.ref[Any], int] = {}
         self.now = self.peak = 0
 
     def __torch_dispatch__(
@@ -455,13 +455,12 @@ class _LiveBytes(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_of(result):
-            memory = tensor.untyped_storage()
+            memory = weakref.ref(tensor.untyped_storage(), self._forget)
             if tensor.device.type == self._device_type and memory not in self._known:
-                self._known[memory] = size = memory.nbytes()
+                self._known[memory] = size = tensor.untyped_storage().nbytes()
                 self.now += size
                 self.peak = max(self.peak, self.now)
-                weakref.finalize(memory, self._forget, size)
         return result
 
-    def _forget(self, size: int) -> None:
-        self.now -= size
+    def _forget(self, memory: weakref.ref[Any]) -> None:
+        self.now -= self._known.pop(memory)

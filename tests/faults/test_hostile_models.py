@@ -252,6 +252,7 @@ def test_no_file_names_the_loss_that_is_run(way: str, given_run: Path, tiny_prep
     assert not Path(OWNED).exists()
 
 
+@pytest.mark.slow
 def test_what_a_person_types_is_called(given_run: Path, tiny_scans: Path) -> None:
     """The negative control: gadgets that are not refused run, and a network that is trusted is read."""
     name = "torch.fx.graph_module.reduce_graph_module"

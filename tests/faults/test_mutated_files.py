@@ -5,7 +5,7 @@ import pytest
 from tests.faults.campaign import Campaign
 from tests.faults.mutated_nifti import mutated_file, read_and_write_back
 
-N_FILES, SIZE = 10_000, 1250
+N_FILES, SIZE = 5_000, 1250
 MANY = (range(first, first + SIZE) for first in range(0, N_FILES, SIZE))
 
 

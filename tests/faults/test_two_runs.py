@@ -65,6 +65,7 @@ def test_the_results_are_those_of_one(name: str, second_words: str, campaign: Ca
         campaign.note(f"{first.words} at {share}", *problems, mixed)
 
 
+@pytest.mark.slow
 def test_a_second_prediction_into_a_folder_is_refused_by_name(campaign: Campaign) -> None:
     words, stage = COMMANDS["predict"]
     campaign.note("predict", *two_at_once(words, words, campaign.start(stage), 12))
