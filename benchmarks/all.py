@@ -30,7 +30,7 @@ from machine import machine_name, matrix_product_rate, version_of
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
-LIMIT_S = 600.0
+LIMIT_S = 1800.0
 """Seconds after which a program is ended. Alone on two cores a program needs about a third of them."""
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",

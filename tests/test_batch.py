@@ -301,13 +301,14 @@ def test_a_folder_is_locked_and_leftovers_are_removed(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.rglob(".*")} == left
 
 
-def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch):
+def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch, caplog):
     """A case arrives in two parts, another is damaged and mended, a third changes after its result."""
     source, root, out = tmp_path / "source", tmp_path / "in", tmp_path / "out"
     for case_id in CASES[:3]:
         write_case(source, case_id, seed=int(case_id[-1]), labelled=False)
     damaged = f"{CASES[1]}/{CASES[1]}_t1.nii.gz"
     (root / CASES[0]).mkdir(parents=True)
+    (root / "notes.nii.gz").touch()
     events = []
 
     def arrive() -> Iterator[None]:
@@ -341,6 +342,8 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch):
         batch.predict_folder(batches, [run], out, PLAIN_SETTINGS, on_case=on_case)
     assert [case_id for case_id, _ in events] == [CASES[n] for n in (0, 1, 1, 2, 2)]
     assert [is_good for _, is_good in events] == [True, False, True, True, True]
+    # once for each of four arrivals
+    assert sum("such as notes.nii.gz" in record.message for record in caplog.records) == 4
     # the row of the failure went with the failure
     assert pd.read_csv(out / "failures.csv").empty
     assert pd.read_csv(out / "volumes.csv")["case_id"].tolist() == list(CASES[:3])

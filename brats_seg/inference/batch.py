@@ -175,7 +175,8 @@ def watched_scans(
             for name in (*(scan.path.name for scan in folder.scans), *folder.other_names)
         )
         looks[:] = *looks[1:], {path: file_state(path) for path in paths}
-        if not looks[0] == looks[1] == looks[2]:
+        # what has changed before the last look may be ready by now
+        if looks[0] != looks[1]:
             try:
                 if cases := find_scans([root], output, options, is_ready=is_ready):
                     yield cases
