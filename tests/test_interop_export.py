@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from brats_seg import PredictionSettings, export_model, load_model, predict_folder
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.interop import channels_of
 from brats_seg.presets import trusting
 from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction
 from brats_seg.voxels.regions import Decoding
@@ -149,7 +150,9 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     run = bundles / "plain0"
     assert load_model([model], CPU).fingerprint == load_model([run], CPU).fingerprint
     formats = metadata["network_data_format"]
-    assert formats["inputs"]["image"]["channel_def"]["1"] == "T1 with contrast agent"
+    # known also where another network has taken its place
+    names = formats["inputs"]["image"]["channel_def"].items()
+    assert channels_of({int(number): name for number, name in names}, model) == (0, 1, 2, 3)
     assert formats["outputs"]["pred"]["label_map"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
     assert "brats_seg" not in metadata["required_packages_version"]
     assert config["network0_def"]["_target_"] == "DynUNet"

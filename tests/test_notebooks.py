@@ -192,6 +192,7 @@ def command_that_installs(
     """Return the command of the cell that installs, run in `folder/here` without the package."""
     (folder / "here").mkdir(exist_ok=True)
     monkeypatch.chdir(folder / "here")
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
