@@ -351,6 +351,33 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch, 
     assert (len(again.predicted), again.n_skipped) == (0, 3)
 
 
+def test_scans_in_folders_of_their_names_are_taken_when_they_are_whole(tmp_path, monkeypatch):
+    """As Kaggle unpacks some archives: `x.nii.gz/y.nii`."""
+    write_case(tmp_path / "in", CASES[0], labelled=False)
+    for path in [*(tmp_path / "in" / CASES[0]).iterdir()]:
+        content = path.read_bytes()
+        path.unlink()
+        touch(path, "inside.nii.gz")
+        (path / "inside.nii.gz").write_bytes(content)
+    n_looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal n_looks
+        n_looks += 1
+        if n_looks == 8:
+            raise KeyboardInterrupt
+        if n_looks < 4:
+            with (path / "inside.nii.gz").open("ab") as file:
+                file.write(b"more")
+
+    monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
+    taken = list[tuple[int, int]]()
+    watched = batch.watched_scans(tmp_path / "in", tmp_path / "out", quiet_s=1)
+    with pytest.raises(KeyboardInterrupt):
+        taken.extend((n_looks, len(cases)) for cases in watched)
+    assert taken == [(4, 1)]
+
+
 @pytest.fixture
 def job(brats_root: Path, tmp_path: Path) -> batch.Job:
     run = write_run(tmp_path / "run")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.layouts import other_files
+from brats_seg.cases.layouts import files_below
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
 from brats_seg.voxels.shapes import group_by
@@ -82,7 +82,7 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
         UsageError: A table in `named` cannot be read, or has no column of ids.
     """
     rows = list(_rows_of_files(named))
-    for path in sorted(path for path in other_files(root) if _TABLE_NAME.fullmatch(path.name)):
+    for path in sorted(path for path in files_below(root) if _TABLE_NAME.fullmatch(path.name)):
         try:
             rows += _read_rows(path, path.relative_to(root).as_posix())
         except UsageError as error:

@@ -139,13 +139,10 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         rows, folder = table.to_dict("records"), data_folder(root)
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except (UsageError, ValueError) as error:
-        next_step = (
-            "Expected a case table of `brats-seg index`. Move it away, and index the data again"
-        )
         wrong = (
             "; ".join(validation_problems(error)) if isinstance(error, ValidationError) else error
         )
-        msg = f"{path} is not a case table: {wrong}. {next_step}."
+        msg = f"{path} is not a case table: {wrong}. Expected a case table of `brats-seg index`. Move it away, and index the data again."
         raise UsageError(msg) from error
 
 

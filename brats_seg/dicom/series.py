@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.layouts import LONGEST_ID, other_files
+from brats_seg.cases.layouts import LONGEST_ID, files_below
 from brats_seg.errors import UsageError, counted, printable, some_of
 from brats_seg.files import check_regular, table_beside
 from brats_seg.voxels.grids import Spacing
@@ -203,7 +203,7 @@ def _images_below(root: Path) -> dict[tuple[str, str], list[_Image]]:
     """Return the images by examination and hash of the patient, each once although it may be there in several copies."""
     images: dict[tuple[str, str], dict[str, _Image]] = defaultdict(dict)
     damaged = list[str]()
-    for path in other_files(root):
+    for path in files_below(root):
         try:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):

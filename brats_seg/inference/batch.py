@@ -27,7 +27,7 @@ import torch
 
 from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.find import find_inputs
-from brats_seg.cases.layouts import walk_folders
+from brats_seg.cases.layouts import files_below
 from brats_seg.cases.many import Failure, attempt, map_ahead, worker_pool
 from brats_seg.cpu_threads import COUNT_VARIABLES, available_cpus, user_value
 from brats_seg.errors import BratsError, EnvironmentalError, LayoutError, UsageError
@@ -169,12 +169,7 @@ def watched_scans(
 
     log.info("watching %s: cases are taken after %g s without a change; Ctrl-C ends", root, quiet_s)
     while True:
-        paths = (
-            root / folder.path / name
-            for folder in walk_folders(root)
-            for name in (*(scan.path.name for scan in folder.scans), *folder.other_names)
-        )
-        looks[:] = *looks[1:], {path: file_state(path) for path in paths}
+        looks[:] = *looks[1:], {path: file_state(path) for path in files_below(root)}
         # what has changed before the last look may be ready by now
         if looks[0] != looks[1]:
             try:
