@@ -79,6 +79,14 @@ def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [*source.series["t1n"].files] == paths
 
 
+def test_what_an_interrupted_batch_has_converted_is_not_taken_for_scans(tmp_path: Path) -> None:
+    write_examination(tmp_path / "dicom/a", study="1")
+    write_examination(tmp_path / "dicom/b", study="2", edge_mm=2)
+    first, second = (batch.find_scans([tmp_path / "dicom"], tmp_path / "dicom/out") for _ in "ab")
+    assert second == first
+    assert [case.usable for case in first] == [True, False]
+
+
 def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: Path) -> None:
     write_examination(tmp_path / "dicom/good", study="1")
     header = {"study": "2", "Modality": "CT", "SeriesDescription": "Head"}

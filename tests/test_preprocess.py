@@ -22,6 +22,7 @@ from brats_seg.cases.phantom import make_phantom
 from brats_seg.dicom import preprocess
 from brats_seg.dicom.preprocess import ScanOptions, prepare_cases, read_source
 from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.inference.batch import find_scans
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import Affine
 from tests.builders import call, make_volumes, write_arrays, write_nifti
@@ -183,6 +184,15 @@ def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(tm
     assert "deepbet failed with exit code 9: out of memory" in prepared(tmp_path)[1].problems[0]
     doubles.fails_on, doubles.finds_nothing = "", True
     assert "no brain (deepbet)" in prepared(tmp_path)[1].problems[0]
+
+
+def test_what_an_interrupted_batch_has_prepared_is_not_taken_for_scans(tmp_path, doubles):
+    write_head(tmp_path / "native")
+    options = ScanOptions(atlas=str(tmp_path / "atlas.nii.gz"))
+    native = tmp_path / "native"
+    first, second = (find_scans([native], native / "out", options) for _ in "ab")
+    assert second == first
+    assert [case.usable for case in first] == [True]
 
 
 def test_scans_without_skull_keep_every_voxel_of_the_brain(tmp_path, doubles):

@@ -195,18 +195,23 @@ def find_scans(
     DICOM files are converted into the output folder, and scans prepared, by options of
     `dicom.preprocess.ScanOptions`.
     """
-    convert, wing, scans = None, dicom(), output / results.SCANS_NAME
-    if wing is not None:
-        options = options or wing.ScanOptions()
-        convert = partial(
-            wing.convert_studies, scans=scans, options=options, is_ready=is_ready, track=track
-        )
+    wing, scans = dicom(), output / results.SCANS_NAME
+    options = options or (wing and wing.ScanOptions())
+
+    def convert(folder: Path) -> Any:
+        assert wing is not None
+        # the next search must not find what an interrupted one has written
+        results.mark_as_results(output)
+        return wing.convert_studies(folder, scans, options, is_ready=is_ready, track=track)
+
     cases = tuple(case for case in inputs if isinstance(case, Case))
-    cases = cases or find_inputs([p for p in inputs if isinstance(p, Path)], convert=convert)
+    paths = [path for path in inputs if isinstance(path, Path)]
+    cases = cases or find_inputs(paths, convert=convert if wing else None)
     check_apart(cases, output)
     cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
     if wing is None or not options.atlas:
         return cases
+    results.mark_as_results(output)
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
 
 

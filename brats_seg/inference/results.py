@@ -146,6 +146,13 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     )
 
 
+def mark_as_results(folder: Path) -> None:
+    """Mark a folder as results, so that nothing below it is read as scans."""
+    path = folder / OUTPUT_MARKER
+    if not path.exists():
+        write_json(path, {"holds": "predictions"})
+
+
 class OutputFolder:
     """Folder with the results of a batch; any process writes cases, one writes the tables."""
 
@@ -158,7 +165,7 @@ class OutputFolder:
     @contextmanager
     def opened(self) -> Iterator[Self]:
         """Lock the folder for this process, and remove temporary files before and after."""
-        self._mark(self.path)
+        mark_as_results(self.path)
         msg = f"another process writes to {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
             self._tidy_up()
@@ -211,7 +218,7 @@ class OutputFolder:
             fields[names.uncertainty] = prediction.uncertainty
         for name, values in fields.items():
             if settings.layout == "plain":
-                self._mark((self.path / name).parent)
+                mark_as_results((self.path / name).parent)
             # NIfTI has no half precision, but values of that precision compress as well
             rounded = values.astype(np.float16).astype(np.float32)
             write_volume(self.path / name, rounded, scan.geometry)
@@ -299,12 +306,6 @@ class OutputFolder:
     def _tidy_up(self) -> None:
         for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
             remove_leftovers(folder)
-
-    def _mark(self, folder: Path) -> None:
-        """Mark a folder as results, so that no index reads them as scans."""
-        path = folder / OUTPUT_MARKER
-        if not path.exists():
-            write_json(path, {"holds": "predictions"})
 
 
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
