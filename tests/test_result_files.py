@@ -8,13 +8,13 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg import Predictor
+from brats_seg import PredictionSettings, Predictor, predict_folder
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.layouts import bids_name
-from brats_seg.errors import UsageError
-from brats_seg.inference.results import check_names, label_tables, write_preview
+from brats_seg.inference.results import label_tables, with_names_checked, write_preview
 from brats_seg.labels import BRATS2017, CONVENTIONS
 from brats_seg.voxels.regions import Decoding
-from tests.builders import Run, make_volumes, write_case
+from tests.builders import Run, make_case, make_volumes, write_case
 from tests.inference_builders import make_model, read_scan, write_run, write_scan
 
 
@@ -45,14 +45,35 @@ def test_other_programs_get_each_value_with_its_tissue_and_colour(convention) ->
     assert {*label_tables("plain", convention)} == plain
 
 
-def test_names_in_bids_are_safe_and_refused_if_two_cases_would_share_one() -> None:
+def test_names_in_bids_are_safe_and_the_second_case_that_would_have_one_fails() -> None:
     assert bids_name("sub-01_ses-pre") == "sub-01_ses-pre"
     assert bids_name("BraTS2021_00000") == "sub-BraTS202100000"
     assert bids_name("sub-01_ses-") == "sub-sub01ses"
     assert bids_name("../up") == "sub-up"
-    check_names("plain", ["a-1", "a_1"])
-    with pytest.raises(UsageError, match="the cases a-1, a_1 would be called sub-a1 in BIDS"):
-        check_names("bids", ["a-1", "b", "a_1"])
+    cases = [make_case(name) for name in ("a-1", "b", "a_1", "--")]
+    assert with_names_checked(cases, "plain", {}) == tuple(cases)
+    problems = [" ".join(case.problems) for case in with_names_checked(cases, "bids", {})]
+    assert [bool(text) for text in problems] == [False, False, True, True]
+    assert "sub-a1 in BIDS, which has letters and digits only: it is that of a-1" in problems[2]
+
+
+def test_no_case_takes_the_name_in_bids_of_another_one_that_was_predicted_before(tmp_path):
+    """The second one arrives alone in a later batch."""
+    bids, run = PredictionSettings(preview=False, layout="bids"), write_run(tmp_path / "run")
+    inputs = [tmp_path / "first", tmp_path / "second"]
+    for seed, (folder, case_id) in enumerate(zip(inputs, ("a-1", "a_1"), strict=True)):
+        write_case(folder, case_id, seed=seed)
+    batches = [find_inputs([folder]) for folder in inputs]
+    done = predict_folder(iter(batches), [run], tmp_path / "out", bids)
+    assert [(failure.case_id, "sub-a1" in failure.message) for failure in done.failures] == [
+        ("a_1", True)
+    ]
+    both = predict_folder(inputs, [run], tmp_path / "out", bids)
+    assert (both.predicted, both.n_skipped, len(both.failures)) == ((), 1, 1)
+    (label_map,) = (tmp_path / "out").rglob("*.nii.gz")
+    predict_folder(inputs[:1], [run], tmp_path / "alone", bids)
+    alone = tmp_path / "alone" / label_map.relative_to(tmp_path / "out")
+    assert label_map.read_bytes() == alone.read_bytes()
 
 
 def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> None:

@@ -121,8 +121,7 @@ def predict_folder(
     predictor = Predictor.load(models, settings)
     with folder.opened():
         for cases in batches:
-            by_id = {case.case_id: case for case in cases}
-            results.check_names(settings.layout, by_id)
+            cases = results.with_names_checked(cases, settings.layout, folder.records())
             if workers is None:
                 outcomes = local_outcomes(cases, predictor, folder)
             else:
@@ -134,7 +133,8 @@ def predict_folder(
                     trusted=TRUSTED.get(),
                 )
                 outcomes = shared_outcomes(cases, job, workers)
-            failures = [failure for failure in done.failures if failure.case_id not in by_id]
+            case_ids = {case.case_id for case in cases}
+            failures = [failure for failure in done.failures if failure.case_id not in case_ids]
             done = finish_batch(
                 outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -22,6 +22,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import TypeAdapter
 
+from brats_seg.cases.case import Case
 from brats_seg.cases.layouts import OUTPUT_MARKER, bids_letters, bids_name
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
@@ -35,7 +36,6 @@ from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_na
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
 from brats_seg.voxels.regions import PARTS
-from brats_seg.voxels.shapes import group_by
 from brats_seg.wings import PredictedDice, dicom
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -126,15 +126,24 @@ def result_files(layout: ResultLayout, case_id: str, convention: str) -> ResultF
     )
 
 
-def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
-    """Raise `UsageError` if two cases would have the same name, or one has none, in BIDS."""
+def with_names_checked(
+    cases: Sequence[Case], layout: ResultLayout, records: Mapping[str, Record]
+) -> tuple[Case, ...]:
+    """Return cases with a problem if in BIDS they have no name, or that of an earlier one or of earlier results."""
     if layout == "plain":
-        return
-    for ids in group_by(case_ids, lambda case_id: [bids_name(case_id)]):
-        name = bids_name(ids[0])
-        if len(ids) > 1 or name == "sub-":
-            msg = f"the cases {', '.join(ids)} would be called {name} in BIDS, which has letters and digits only; expected a name for each. Rename them, or write them with --layout plain"
-            raise UsageError(msg)
+        return tuple(cases)
+    in_bids = (name for name, record in records.items() if record.settings.layout == layout)
+    owners, checked = {"sub-": "no case", **{bids_name(name): name for name in in_bids}}, []
+    for case in cases:
+        name = bids_name(case.case_id)
+        if (owner := owners.setdefault(name, case.case_id)) != case.case_id:
+            problem = (
+                f"the name {name} in BIDS, which has letters and digits only: it is that of {owner}"
+            )
+            next_step = "Rename it, or write it with --layout plain."
+            case = case.with_problem(problem, "a name of its own", next_step)
+        checked.append(case)
+    return tuple(checked)
 
 
 def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
