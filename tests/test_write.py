@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from brats_seg import PageOptions, PredictionSettings, export_model, predict_folder, write_report
 from brats_seg.cases.find import find_inputs
+from brats_seg.cases.many import Failure
+from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder
 from brats_seg.runtime.weights import read_exported
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
@@ -77,6 +80,24 @@ def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) ->
     # a page of what another command predicted is not kept
     run(*command[:-1], "--set", "overlap=0.25")
     assert not page.exists()
+
+
+def test_a_page_that_could_not_be_written_is_told_and_a_failed_case_fails_once(results: Path):
+    """Another program moves scans away as soon as they have a result."""
+    scans, model, told = results.parent / "scans", [results.parent / "run"], []
+
+    def on_case(outcome: CaseOutcome) -> None:
+        told.append((outcome.record.case_id, isinstance(outcome.record, Failure)))
+        shutil.rmtree(scans / outcome.record.case_id, ignore_errors=True)
+
+    settings = SETTINGS.model_copy(update={"report": True})
+    cases = find_inputs([scans])
+    predict = partial(predict_folder, cases, model, results, settings, on_case=on_case)
+    done, again = predict(), predict()
+    assert told[:4] == [*((case_id, False) for case_id in IDS), *((name, True) for name in IDS)]
+    assert told[4:] == [(case_id, True) for case_id in IDS]
+    for outcome in (done, again):
+        assert [failure.case_id for failure in outcome.failures] == [*IDS]
 
 
 def test_nothing_among_the_results_ends_a_report_or_leads_out_of_them(results: Path) -> None:

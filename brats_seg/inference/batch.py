@@ -113,7 +113,8 @@ def predict_folder(
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     folder, done = results.OutputFolder(output), BatchOutcome()
-    if settings.report and pages() is None:
+    report = pages() if settings.report else None
+    if settings.report and report is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
         raise UsageError(msg)
     batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
@@ -138,7 +139,13 @@ def predict_folder(
             done = finish_batch(
                 outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )
-            done = write_pages(done, cases, folder, track) if settings.report else done
+            if report is not None:
+                case_ids -= {failure.case_id for failure in done.failures}
+                without_page = report.write_missing_pages(output, case_ids, track)
+                for failure in without_page:
+                    on_case(CaseOutcome(record=failure))
+                done = replace(done, failures=(*done.failures, *without_page))
+                folder.write_tables(done.failures)
     return done
 
 
@@ -261,27 +268,6 @@ def finish_batch(
         failures=failures,
         remarks=results.convention_remarks(record for record, _ in records),
     )
-
-
-def write_pages(
-    outcome: BatchOutcome, cases: Sequence[Case], output: results.OutputFolder, track: Track
-) -> BatchOutcome:
-    """Write the pages of the cases that have been predicted and have none, by several processes."""
-    wing, records = pages(), output.records()
-    assert wing is not None
-    case_ids = tuple(
-        case.case_id
-        for case in cases
-        if case.case_id in records and not wing.page_path(output.path, case.case_id).exists()
-    )
-    if not case_ids:
-        return outcome
-    options = wing.PageOptions(case_ids=case_ids)
-    made = wing.write_report([output.path], options, n_workers=available_cpus(), track=track)
-    failures = (*outcome.failures, *made.failures)
-    if made.failures:
-        output.write_tables(failures)
-    return replace(outcome, failures=failures)
 
 
 def case_stages(

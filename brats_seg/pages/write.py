@@ -5,14 +5,15 @@ warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictio
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases, with_id_checked
 from brats_seg.cases.layouts import STEPS_NAME
-from brats_seg.cases.many import MappedCases, map_cases
+from brats_seg.cases.many import Failure, MappedCases, map_cases
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.figures.cases import make_view, with_prediction, with_reference, with_uncertainty
@@ -89,6 +90,15 @@ def write_report(
     for path, page in zip(cohorts, pages, strict=True):
         write_cohort_page(path, page, options, n_workers=n_workers, track=track)
     return replace(written, results=(*pages, *written.results))
+
+
+def write_missing_pages(folder: Path, case_ids: Iterable[str], track: Track) -> tuple[Failure, ...]:
+    """Write the pages of predicted cases that have none, by several processes; return those that fail."""
+    missing = [name for name in case_ids if not page_path(folder, name).exists()]
+    if not missing:
+        return ()
+    options = PageOptions(case_ids=tuple(missing))
+    return write_report([folder], options, n_workers=available_cpus(), track=track).failures
 
 
 def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
