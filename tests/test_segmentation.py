@@ -228,6 +228,17 @@ def test_the_patient_is_named_only_if_asked_for(tmp_path, axial, with_identifier
     assert any(word in content for word in words) == with_identifiers
 
 
+def test_an_archive_takes_what_names_the_patient_for_other_objects(tmp_path, axial):
+    grid, source = axial
+    empty, uids = np.zeros(grid.shape, np.uint8), []
+    for with_identifiers in (False, True, True):
+        chosen = source.model_copy(update={"with_identifiers": with_identifiers})
+        write_segmentation(three(tmp_path / "a.dcm"), empty, grid, BRATS2017, chosen)
+        uids.append([pydicom.dcmread(path).SOPInstanceUID for path in three(tmp_path / "a.dcm")])
+    assert uids[1] == uids[2]
+    assert not {*uids[0]} & {*uids[1]}
+
+
 @pytest.mark.parametrize("with_identifiers", [False, True])
 def test_images_of_any_characters_have_a_segmentation(tmp_path, with_identifiers):
     name = "Yamada^Tarou=\u5c71\u7530^\u592a\u90ce"

@@ -64,8 +64,9 @@ def write_segmentation(
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             slices = list(_slices(images))
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
-            # an equal label map gets the same UIDs, so that an archive stores it once
-            digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
+            # an equal label map of the same patient data gets the same UIDs: an archive stores it once
+            choices = f"{convention.name} {source.with_identifiers}".encode()
+            digest = hashlib.sha256(label_map.tobytes() + choices).hexdigest()
             about = [_common(images[0], digest, index) for index in range(len(paths))]
             volume = Volume(array=label_map, geometry=geometry, file=paths[0].name)
             segmentation = _segmentation(images, on_images, convention, remark, about[0])
@@ -187,7 +188,6 @@ def _structured_report(
     """Return the `highdicom.sr.Comprehensive3DSR` of a label map that was written as a segmentation."""
     from highdicom import sr
     from pydicom.sr import Code, codes
-    from pydicom.uid import generate_uid
 
     upright, groups = oriented(label_map), []
     lesions = list_lesions(regions_of(upright.array, convention), upright.geometry.affine)
@@ -199,13 +199,12 @@ def _structured_report(
             sr.Measurement(Code(*meaning), round(value, 3), Code(unit, "UCUM", unit))
             for value, (meaning, unit) in zip(values, _CODES["measures"], strict=False)
         ]
-        uid = generate_uid(entropy_srcs=[about["sop_instance_uid"], name])
+        uid = _uid(about["sop_instance_uid"], name)
         group = sr.MeasurementsAndQualitativeEvaluations(
             sr.TrackingIdentifier(uid, name), finding_type=Code(*code), measurements=measurements
         )
         groups.append(group)
-    uid = generate_uid(entropy_srcs=["brats_seg"])
-    device = sr.DeviceObserverIdentifyingAttributes(uid, "brats_seg")
+    device = sr.DeviceObserverIdentifyingAttributes(_uid(), "brats_seg")
     observer = sr.ObserverContext(codes.DCM.Device, device)
     content = sr.MeasurementReport(
         sr.ObservationContext(observer_device_context=observer),
