@@ -135,7 +135,8 @@ def with_rows_of_three_bytes(folder: Path) -> None:
 def with_copies_and_other_files(folder: Path) -> None:
     for name in ("a", "copy"):
         write_one(folder / name)
-    write_one(folder / "b", number=2, Modality="SEG", PatientName="", PatientID="")
+    for number, kind in enumerate(("SEG", "SR", "RTSTRUCT"), start=2):
+        write_one(folder / "b", number=number, Modality=kind, PatientName="", PatientID="")
     touch(folder, "notes", "empty")
     (folder / "notes").write_text("nothing of DICOM")
 

@@ -64,9 +64,8 @@ def write_segmentation(
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             slices = list(_slices(images))
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
-            # an equal label map of the same patient data gets the same UIDs: an archive stores it once
-            choices = f"{convention.name} {source.with_identifiers}".encode()
-            digest = hashlib.sha256(label_map.tobytes() + choices).hexdigest()
+            # an equal label map gets the same UIDs, so that an archive stores it once
+            digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
             about = [_common(images[0], digest, index) for index in range(len(paths))]
             volume = Volume(array=label_map, geometry=geometry, file=paths[0].name)
             segmentation = _segmentation(images, on_images, convention, remark, about[0])
@@ -291,7 +290,8 @@ def _common(image: Any, digest: str, index: int) -> dict[str, Any]:
     series_uid = image.SeriesInstanceUID
     return {
         "series_instance_uid": _uid(series_uid, "series", index),
-        "sop_instance_uid": _uid(series_uid, digest, index),
+        # what names the patient is another object
+        "sop_instance_uid": _uid(series_uid, digest, image.PatientID, image.PatientName, index),
         "series_number": int(image.get("SeriesNumber") or 0) + _SERIES_OFFSET + index,
         "instance_number": 1,
         "manufacturer": "brats_seg",

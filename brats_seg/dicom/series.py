@@ -222,8 +222,10 @@ def _images_below(root: Path) -> dict[tuple[str, str], list[_Image]]:
 def _read(path: Path) -> list[_Image]:
     """Return the slices in a file: none if it is not DICOM, one, or those of enhanced MR."""
     header = read_header(path, _TAGS)
-    # a segmentation that was made from the scans may lie in their folder, without the patient's name
-    if header is None or "SOPInstanceUID" not in header or header.get("Modality") == "SEG":
+    if header is None or "SOPInstanceUID" not in header:
+        return []
+    # results of the scans may lie in their folder, without the patient's name
+    if header.get("Modality") in ELEMENTS["results"]:
         return []
     # of LI^NA each name and both together
     identifiers = {
