@@ -141,7 +141,7 @@ def predict_folder(
             )
             if report is not None:
                 case_ids -= {failure.case_id for failure in done.failures}
-                without_page = report.write_missing_pages(output, case_ids, track)
+                without_page = report.write_missing_pages(output, sorted(case_ids), track)
                 for failure in without_page:
                     on_case(CaseOutcome(record=failure))
                 done = replace(done, failures=(*done.failures, *without_page))
@@ -208,7 +208,7 @@ def find_scans(
     def convert(folder: Path) -> Any:
         assert wing is not None
         # the next search must not find what an interrupted one has written
-        results.mark_as_results(output)
+        results.mark_as_results(scans)
         return wing.convert_studies(folder, scans, options, is_ready=is_ready, track=track)
 
     cases = tuple(case for case in inputs if isinstance(case, Case))
@@ -218,7 +218,7 @@ def find_scans(
     cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
     if wing is None or not options.atlas:
         return cases
-    results.mark_as_results(output)
+    results.mark_as_results(scans)
     return wing.prepare_cases(cases, scans / "prepared", options, track=track)
 
 
