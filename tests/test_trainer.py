@@ -268,6 +268,18 @@ def test_a_run_goes_on_in_the_memory_mode_that_it_had(data: FoldData, tmp_path: 
     assert stopped(0, "training.micro_batch=2") == "micro-batch 2"
 
 
+def test_a_run_goes_on_where_the_native_precision_is_another(data, tmp_path, monkeypatch) -> None:
+    """Only float16 has a loss scale to resume."""
+    scales = []
+    for dtype in (None, torch.float16, torch.float16, None):
+        device = Device(torch_device=torch.device("cpu"), autocast_dtype=dtype)
+        monkeypatch.setattr(run_plan, "choose_device", lambda *_, device=device: device)
+        train(data, tmp_path, settings(), StopAtCheck(1))
+        scales.append(read_checkpoint(tmp_path / "last.pt").get("scaler", {}).get("scale"))
+    assert scales == [None, scales[1], scales[1], None]
+    assert scales[1] > 1
+
+
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:
     seldom = ("training.n_epochs=4", "validation.every=4")
     train(data, tmp_path, settings(*seldom), StopAtCheck(14))

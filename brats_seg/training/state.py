@@ -158,7 +158,9 @@ class RunState:
         try:
             saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
-                part.load_state_dict(entries[name])
+                # a run that was begun in another precision has no loss scale
+                if name != "scaler" or name in entries:
+                    part.load_state_dict(entries[name])
             before, now = saved.card.config.training, self.plan.config.training
             modes = [str(mode) for mode in self.fallback.modes]
             # another micro-batch is tried from its first mode, and so is what this machine does not have
