@@ -283,6 +283,15 @@ def test_an_infinite_value_leaves_the_weights_alone(name: str, device: Device | 
     assert accumulator.scaler.get_scale() == (scale / 2 if device else scale)
 
 
+def test_an_infinite_value_leaves_running_statistics_alone() -> None:
+    """They would stay infinite, and with them every later validation."""
+    network = nn.Sequential(nn.BatchNorm3d(2), nn.Conv3d(2, 3, 1))
+    before, batch = deepcopy(network.state_dict()), patches(2, torch.float32)
+    batch.image[0, 0, 0, 0, 0] = float("inf")
+    assert accumulator_of(network, DiceBce(), lr=1.0).step([batch]).skipped
+    torch.testing.assert_close(network.state_dict(), before, rtol=0, atol=0)
+
+
 class LearntWeights(nn.Module):
     """Weighs the regions by learnt uncertainties (Kendall 2018), for all patches together."""
 

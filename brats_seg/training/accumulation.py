@@ -36,7 +36,7 @@ class StepResult:
     gradient_norm: float
     """Norm of the gradient of the whole batch, before clipping."""
     skipped: bool
-    """Whether the gradient was not finite, so that the weights were not updated."""
+    """Whether the gradient was not finite, so that weights and buffers are as before."""
     measured: Tensor
     """`(n_patches, ...)`, the result of `measure` for each patch."""
 
@@ -128,11 +128,14 @@ class Accumulator:
             before.restore()
             raise
         norm = self._update()
+        if skipped := not math.isfinite(norm):
+            # running statistics may not be finite either, and would stay so
+            before.restore()
         return StepResult(
             loss=loss,
             n_patches=int(self.ranks.sum(torch.tensor(len(measured)))),
             gradient_norm=norm,
-            skipped=not math.isfinite(norm),
+            skipped=skipped,
             measured=measured,
         )
 
