@@ -58,26 +58,23 @@ class TrainingOutput:
     """Logits `(N, R, X, Y, Z)` of the finest level, then those of coarser levels."""
 
 
-def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointing) -> bool:
-    """Set the mode of a network if it supports it, and return whether it does.
+def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointing) -> None:
+    """Set the mode of a network to one of those that it supports."""
+    if isinstance(network, HasLevels):
+        network.checkpointing = mode
+
+
+def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]:
+    """Return the modes that a network supports, in their order.
 
     A network without levels supports `NONE` only, and a network on the CPU all modes but `HOST`.
     """
     if not isinstance(network, HasLevels):
-        return mode is ActivationCheckpointing.NONE
+        return [ActivationCheckpointing.NONE]
     on_host = all(parameter.device.type == "cpu" for parameter in network.parameters())
-    if mode is ActivationCheckpointing.HOST and on_host:
-        return False
-    network.checkpointing = mode
-    return True
-
-
-def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]:
-    """Return the modes that a network supports, the first of them `NONE`, which is set."""
-    modes = [
-        mode for mode in ActivationCheckpointing if set_activation_checkpointing(network, mode)
-    ]
-    set_activation_checkpointing(network, ActivationCheckpointing.NONE)
+    modes = list(ActivationCheckpointing)
+    if on_host:
+        modes.remove(ActivationCheckpointing.HOST)
     return modes
 
 
