@@ -280,6 +280,15 @@ def test_a_run_goes_on_where_the_native_precision_is_another(data, tmp_path, mon
     assert scales[1] > 1
 
 
+def test_a_session_that_is_shorter_than_a_validation_goes_on_with_it(data, tmp_path) -> None:
+    """Each session has time for one of two held-out cases."""
+    config = settings("training.n_epochs=1")
+    train(data, tmp_path / "undisturbed", config)
+    stops = (StopAtCheck(5), StopAtCheck(2))
+    assert [train(data, tmp_path / "run", config, stop).finished for stop in stops] == [False, True]
+    check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
+
+
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:
     seldom = ("training.n_epochs=4", "validation.every=4")
     train(data, tmp_path, settings(*seldom), StopAtCheck(14))

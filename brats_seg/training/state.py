@@ -82,6 +82,8 @@ class Progress:
     """Epochs of the run; None in the first epoch of a run that is fitted to hours."""
     sums: RunningSums = field(default_factory=RunningSums)
     """Sums over the patches of the current epoch; with the best weights, those of their validation."""
+    validated: RunningSums = field(default_factory=RunningSums)
+    """Sums over the held-out cases that the current epoch has been validated on."""
     history: list[dict[str, int | float]] = field(default_factory=list)
     """A row for each finished epoch."""
     best: float | None = None
@@ -138,6 +140,7 @@ class RunState:
         self.progress.epoch += 1
         self.progress.n_batches = 0
         self.progress.sums = RunningSums()
+        self.progress.validated = RunningSums()
 
     def best_entries(self, validation: RunningSums) -> dict[str, Any]:
         """Return the entries of a checkpoint for prediction, with the sums of its validation."""

@@ -233,11 +233,9 @@ class Trainer:
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         for batch in track(self._received(batches), what=what, total=len(keys)):
             say(self._progress_text)
-            self._stop_if_asked()
+            self._save_or_stop()
             self._train_batch(batch)
-            if self._clock.is_checkpoint_due:
-                self._save()
-        self._stop_if_asked()
+        self._save_or_stop()
 
     def _received(self, read: Iterable[Read]) -> Iterator[Read]:
         """Yield what worker processes read; where these have ended, the run may be asked to stop."""
@@ -245,7 +243,7 @@ class Trainer:
             yield from read
         except EnvironmentalError:
             # a signal to the whole process group, as SLURM sends it, ends the workers too
-            self._stop_if_asked()
+            self._save_or_stop()
             raise
 
     def _train_batch(self, batch: run_plan.Batch) -> None:
@@ -272,17 +270,32 @@ class Trainer:
         plan, progress = self.plan, self.state.progress
         whole = patch_loss = None
         if plan.is_validated(progress.epoch, progress.n_epochs):
-            case_ids = self.ranks.share(plan.data.split.validation)
+            # ranks do not stop between cases, and have other shares of them
+            sums = progress.validated if self.ranks.n_ranks == 1 else RunningSums()
+            share = self.ranks.share(plan.data.split.validation)
+            case_ids = [name for name in share if name not in sums.counts]
             cases = (whole_case(plan.data.folder, name, plan.task.target_key) for name in case_ids)
-            whole = self._sums(track(cases, what="validation", total=len(case_ids)))
+            whole = self._sums(track(cases, what="validation", total=len(case_ids)), sums)
         if plan.watched_patches:
             keys = self.ranks.share(plan.watched_patches)
-            patch_loss = self._sums(run_plan.held_out_patches(plan, keys)).loss
+            patch_loss = self._sums(run_plan.held_out_patches(plan, keys), RunningSums()).loss
         return whole, patch_loss
 
-    def _sums(self, samples: Iterable[Sample]) -> RunningSums:
-        """Return the sums over the samples of all ranks."""
-        share = validate(self.state.network, self.plan, self._until_stopped(samples))
+    def _sums(self, samples: Iterable[Sample], share: RunningSums) -> RunningSums:
+        """Add samples to the share of this rank, one after the other, and return the sums of all ranks."""
+        plan, network, device = self.plan, self.state.network, self.plan.device.torch_device
+        predict = case_predictor(network, plan)
+        network.eval()
+        with torch.inference_mode():
+            for sample in self._until_stopped(samples):
+                output = predict(sample.image)[None]
+                target = sample.target[None].to(device).float()
+                share.loss_sum += float(whole_loss(plan.task.criterion, output, target))
+                share.n_patches += 1
+                if plan.config.model.task == "segmentation":
+                    # a label map has no tumour outside the brain
+                    output.masked_fill_(~foreground_mask(sample.image[None].to(device)), -1)
+                share.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
         sums = RunningSums()
         for part_of_rank in self.ranks.gather(share):
             sums.add_all(part_of_rank)
@@ -345,35 +358,20 @@ class Trainer:
         for sample in self._received(samples) if is_alone else samples:
             say(self._progress_text)
             if is_alone:
-                self._stop_if_asked()
+                self._save_or_stop()
             yield sample
 
-    def _stop_if_asked(self) -> None:
-        if self.ranks.any(self._stop.reason is not None):
+    def _save_or_stop(self) -> None:
+        """Save the state if it is due, or if the run is asked to stop, which then ends."""
+        is_asked = self.ranks.any(self._stop.reason is not None)
+        if is_asked or self._clock.is_checkpoint_due:
             self._save()
+        if is_asked:
             raise RunStoppedError(self._stop.reason or "another rank was asked to stop")
 
     def _save(self) -> None:
         self._clock.before_saving()
         self.folder.save(self.state)
-
-
-def validate(network: nn.Module, plan: run_plan.RunPlan, samples: Iterable[Sample]) -> RunningSums:
-    """Return the sums of the losses and measurements of patches or whole cases."""
-    sums, device = RunningSums(), plan.device.torch_device
-    predict = case_predictor(network, plan)
-    network.eval()
-    with torch.inference_mode():
-        for sample in samples:
-            output = predict(sample.image)[None]
-            target = sample.target[None].to(device).float()
-            sums.loss_sum += float(whole_loss(plan.task.criterion, output, target))
-            sums.n_patches += 1
-            if plan.config.model.task == "segmentation":
-                # a label map has no tumour outside the brain
-                output.masked_fill_(~foreground_mask(sample.image[None].to(device)), -1)
-            sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
-    return sums
 
 
 def case_predictor(network: nn.Module, plan: run_plan.RunPlan) -> Callable[[Tensor], Tensor]:
