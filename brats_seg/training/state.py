@@ -175,7 +175,6 @@ class RunState:
             msg = f"{problem}: the checkpoint is damaged, or of another network or loss. {ADVICE}"
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
-        self.card = self.card.model_copy(update={"notes": saved.card.notes})
 
     def _entries(self, progress: dict[str, Any]) -> dict[str, Any]:
         start = self.started_from
