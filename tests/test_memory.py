@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
         (MemoryError(), True),
+        (RuntimeError("could not create a primitive"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],
@@ -64,13 +65,19 @@ def test_a_limit_on_the_process_counts() -> None:
     assert 10 < memory.peak_memory_mb(CPU) < 1e6
 
 
+VERSIONS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+@pytest.mark.parametrize("names", VERSIONS)
 @pytest.mark.parametrize(
     ("allowed", "total", "free"),
     [("1000\n", 1000, 600), ("max", None, None), (str(2**63), None, None)],
 )
-def test_a_limit_on_the_group_counts_without_cache(tmp_path, monkeypatch, allowed, total, free):
-    (tmp_path / "memory.max").write_text(allowed)
-    (tmp_path / "memory.current").write_text("700\n")
+def test_a_limit_on_the_group_counts_without_cache(
+    tmp_path, monkeypatch, names, allowed, total, free
+):
+    for name, content in zip(names, (allowed, "700\n"), strict=True):
+        (tmp_path / name).write_text(content)
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
     monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
     if total is None:

@@ -307,6 +307,12 @@ def test_what_holds_no_weights_that_fit_is_refused(data, tiny_run, tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             start_from(nn.Conv3d(4, 3, 1), StartConfig(path=str(path)), data)
+    # the norm of the first block fits, and starts nothing
+    norm = nn.Sequential()
+    norm.add_module("norm", nn.InstanceNorm3d(4, affine=True))
+    network = nn.ModuleDict({"encoder": nn.Sequential(nn.Sequential(norm))})
+    with pytest.raises(UsageError, match="nothing fits of"):
+        start_from(network, StartConfig(path=str(tiny_run)), data)
 
 
 def test_other_widths_are_refused_with_shapes(data, tiny_run, tmp_path):

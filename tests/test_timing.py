@@ -13,6 +13,7 @@ import torch
 from brats_seg.config import Config
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.training import timing
+from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
 from brats_seg.training.timing import Clock, StopRequest
 from tests.training_builders import StopAtCheck, check_same_runs, tiny_settings, train
@@ -126,6 +127,15 @@ def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyP
     run.train(5)
     run.end_epoch()
     assert run.clock.left_s is None
+
+
+def test_an_epoch_has_the_time_that_it_took_before_an_interruption(monkeypatch) -> None:
+    """The epochs that hours hold are judged by it."""
+    run = Session(monkeypatch, sums=RunningSums(seconds=30), spent_s=100)
+    run.train(2)
+    assert run.clock.epoch_s == 38
+    run.clock.before_saving()
+    assert (run.progress.sums.seconds, run.progress.spent_s) == (38, 108)
 
 
 @pytest.mark.parametrize("every", [1, 2, 7])

@@ -27,7 +27,7 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
 from brats_seg.training import run_plan
-from brats_seg.training.losses import overlap_columns
+from brats_seg.training.losses import RunningSums, overlap_columns
 from brats_seg.training.optimisation import Schedule
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_folder import RunFolder
@@ -90,6 +90,17 @@ def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Out
     # saved with the voxel counts of their validation
     assert sorted(best.progress.sums.counts) == list(data.split.validation)
     assert overlap_columns(best.progress.sums)["dice"] == outcome.best
+
+
+def test_the_best_value_is_the_best_finite_one() -> None:
+    kept: dict[str, list[float]] = {"val_dice": [], "val_loss": []}
+    for watch, values in kept.items():
+        trainer = Mock(state=Mock(progress=Progress()))
+        trainer.plan.config = settings(f"validation.watch={watch}")
+        trainer.folder.save_best = lambda state, _, values=values: values.append(state.progress.best)
+        for value in (np.nan, 0.4, 0.4, 0.6, np.inf, 0.5, 0.3, -np.inf):
+            Trainer._keep_if_best(trainer, value, RunningSums())
+    assert kept == {"val_dice": [0.4, 0.6], "val_loss": [0.4, 0.3]}
 
 
 RESUMED = ["training.augment=full", "training.modality_dropout=0.5"]
@@ -235,13 +246,15 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
         train(replace(data, fingerprint="other"), run_path, settings(*cosine))
     with pytest.raises(ResumeError, match="another network"):
         train(data, run_path, settings(*cosine), network=nn.Conv3d(4, 3, 1))
-    # what does not change the result may change, and this schedule does not look ahead
-    plateau = "schedule.name=plateau"
-    train(data, tmp_path / "other", settings(plateau), StopAtCheck(2))
+    # what does not change the result may change, and these schedules do not look ahead
     changes = ("training.micro_batch=2", "training.n_epochs=3", "training.n_workers=1")
-    resumed = Trainer(data=data, config=settings(plateau, *changes), run_path=tmp_path / "other")
-    assert len(resumed.run(track=untracked).history) == 3
-    assert resumed.state.fallback.mode.micro_batch == 2
+    changes += ("training.device=cpu", "training.checkpoint_minutes=1")
+    for name in ("plateau", "constant"):
+        schedule, run_path = f"schedule.name={name}", tmp_path / name
+        train(data, run_path, settings(schedule), StopAtCheck(2))
+        resumed = Trainer(data=data, config=settings(schedule, *changes), run_path=run_path)
+        assert len(resumed.run(track=untracked).history) == 3
+        assert resumed.state.fallback.mode.micro_batch == 2
 
 
 def test_a_run_that_is_given_more_epochs_leaves_its_cool_down_at_once(data, tmp_path: Path) -> None:
