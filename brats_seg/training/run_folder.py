@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 FREE_SETTINGS = frozenset(
     {
+        "cases.skip_bad",
         "training.device",
         "training.n_workers",
         "training.checkpoint_minutes",
@@ -36,7 +37,7 @@ FREE_SETTINGS = frozenset(
         "tracking.to",
     }
 )
-"""Settings that may change when a run is resumed, because they do not change its mathematics."""
+"""Settings that may change when a run is resumed: its cases are compared, and these do not change its mathematics."""
 CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "environment.json"
 _NEXT_STEPS = "Use those, choose another --run, or start anew with --fresh."
