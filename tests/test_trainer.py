@@ -250,7 +250,8 @@ def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path:
         train(data, run_path, settings(*cosine), network=nn.Conv3d(4, 3, 1))
     # what does not change the result may change, and these schedules do not look ahead
     changes = ("training.micro_batch=2", "training.n_epochs=3", "training.n_workers=1")
-    changes += ("training.device=cpu", "training.checkpoint_minutes=1", "cases.skip_bad=true")
+    changes += ("training.device=cpu", "training.checkpoint_minutes=1")
+    changes += ("cases.skip_bad=true", "cases.label_files='*_seg.nii.gz'")
     for name in ("plateau", "constant"):
         schedule, run_path = f"schedule.name={name}", tmp_path / name
         train(data, run_path, settings(schedule), StopAtCheck(2))

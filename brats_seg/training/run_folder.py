@@ -17,7 +17,7 @@ from pathlib import Path
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
-from brats_seg.config import Config, StartConfig, differing_settings
+from brats_seg.config import CasesConfig, Config, StartConfig, differing_settings
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
 from brats_seg.files import explained_writing, remove_leftovers, whole_file, write_json
 from brats_seg.runtime import weights
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 FREE_SETTINGS = frozenset(
     {
-        "cases.skip_bad",
+        # the cases themselves are compared
+        *(f"cases.{name}" for name in CasesConfig.model_fields),
         "training.device",
         "training.n_workers",
         "training.checkpoint_minutes",
@@ -37,7 +38,7 @@ FREE_SETTINGS = frozenset(
         "tracking.to",
     }
 )
-"""Settings that may change when a run is resumed: its cases are compared, and these do not change its mathematics."""
+"""Settings that may change when a run is resumed, because they do not change its mathematics."""
 CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "environment.json"
 _NEXT_STEPS = "Use those, choose another --run, or start anew with --fresh."
