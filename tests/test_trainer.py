@@ -305,6 +305,18 @@ def test_a_session_that_is_shorter_than_a_validation_goes_on_with_it(data, tmp_p
     check_same_runs(tmp_path / "run", tmp_path / "undisturbed")
 
 
+def test_best_weights_that_were_lost_are_replaced(data, tmp_path, caplog) -> None:
+    """Of a run in a new place, for example, to which last.pt alone was copied."""
+    same_all_the_time = settings("optimizer.lr=1e-30")
+    train(data, tmp_path, same_all_the_time, StopAtCheck(8))
+    (tmp_path / "best.pt").unlink()
+    assert (
+        train(data, tmp_path, same_all_the_time).best
+        == read_state(tmp_path / "best.pt").progress.best
+    )
+    assert "best.pt is missing: the next validation writes it" in caplog.text
+
+
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:
     seldom = ("training.n_epochs=4", "validation.every=4")
     train(data, tmp_path, settings(*seldom), StopAtCheck(14))

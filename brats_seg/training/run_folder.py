@@ -148,6 +148,9 @@ class RunFolder:
         training, progress = state.plan.config.training, state.progress
         state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
         if not progress.is_finished:
+            if progress.best is not None and not self.best_path.exists():
+                log.warning("%s is missing: the next validation writes it", self.best_path)
+                progress.best = None
             log.info("resuming at epoch %d, step %d", progress.epoch + 1, progress.n_steps)
         elif not self.best_path.exists():
             msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: use --fresh, or more --epochs if schedule.name is plateau or constant, without --hours"

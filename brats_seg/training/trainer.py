@@ -115,9 +115,8 @@ def train_fold(  # noqa: PLR0913 - the options of a run
 def _check_machine(config: Config, run_path: Path) -> None:
     """Check the device, the tracking and the folder of the run, before hours of preparation."""
     history.check_tracking(config.tracking)
-    settings = config.training
-    on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
-    needed = run_plan.shared_memory_needed(config, on_gpu=on_gpu)
+    device = choose_device(config.training.device, config.training.precision).torch_device
+    needed = run_plan.shared_memory_needed(config, on_gpu=device.type != "cpu")
     check_machine(run_path, needed_shared=needed, needed_disk=RUN_BYTES)
 
 
@@ -285,9 +284,14 @@ class Trainer:
         """Add samples to the share of this rank, one after the other, and return the sums of all ranks."""
         plan, network, device = self.plan, self.state.network, self.plan.device.torch_device
         predict = case_predictor(network, plan)
+        # ranks must check together, and have different numbers of cases
+        is_alone = self.ranks.n_ranks == 1
         network.eval()
         with torch.inference_mode():
-            for sample in self._until_stopped(samples):
+            for sample in self._received(samples) if is_alone else samples:
+                say(self._progress_text)
+                if is_alone:
+                    self._save_or_stop()
                 output = predict(sample.image)[None]
                 target = sample.target[None].to(device).float()
                 share.loss_sum += float(whole_loss(plan.task.criterion, output, target))
@@ -351,15 +355,6 @@ class Trainer:
             return "stopping soon; a second Ctrl-C does not save"
         progress, watch = self.state.progress, self.plan.config.validation.watch
         return history.outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
-
-    def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        # ranks must check together, and have different numbers of cases
-        is_alone = self.ranks.n_ranks == 1
-        for sample in self._received(samples) if is_alone else samples:
-            say(self._progress_text)
-            if is_alone:
-                self._save_or_stop()
-            yield sample
 
     def _save_or_stop(self) -> None:
         """Save the state if it is due, or if the run is asked to stop, which then ends."""
