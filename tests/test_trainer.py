@@ -328,6 +328,14 @@ def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path
     assert train(data, tmp_path, settings(*seldom)).finished
 
 
+def test_a_run_whose_last_state_was_lost_is_not_overwritten(data, copied) -> None:
+    (copied / "last.pt").unlink()
+    before = (copied / "best.pt").read_bytes()
+    with pytest.raises(ResumeError, match=r"has a history and lacks last\.pt.*copy it back"):
+        train(data, copied, settings())
+    assert (copied / "best.pt").read_bytes() == before
+
+
 def test_fresh_does_not_rename_a_folder_without_a_name(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "last.pt").touch()

@@ -72,10 +72,8 @@ def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]
     if not isinstance(network, HasLevels):
         return [ActivationCheckpointing.NONE]
     on_host = all(parameter.device.type == "cpu" for parameter in network.parameters())
-    modes = list(ActivationCheckpointing)
-    if on_host:
-        modes.remove(ActivationCheckpointing.HOST)
-    return modes
+    unsupported = [ActivationCheckpointing.HOST] if on_host else []
+    return [mode for mode in ActivationCheckpointing if mode not in unsupported]
 
 
 def check_window(network: nn.Module, window: Sequence[int], n_out: int) -> None:

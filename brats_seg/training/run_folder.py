@@ -19,6 +19,7 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
 from brats_seg.config import CasesConfig, Config, StartConfig, differing_settings
 from brats_seg.errors import BratsError, EnvironmentalError, ResumeError, UsageError, some_of
+from brats_seg.figures.charts import HISTORY_NAME
 from brats_seg.files import explained_writing, remove_leftovers, whole_file, write_json
 from brats_seg.runtime import weights
 from brats_seg.training.losses import RunningSums
@@ -85,6 +86,9 @@ class RunFolder:
         plan, ranks = state.plan, state.accumulator.ranks
         # before anything is written or renamed
         check_start(start, self.path, begins=False)
+        if not fresh and not self.is_begun and (self.path / HISTORY_NAME).exists():
+            msg = f"{self.path} has a history and lacks last.pt, from which it would continue: copy it back, choose another --run, or use --fresh, which renames this one"
+            raise ResumeError(msg)
         if fresh or not self.is_begun:
             state.started_from = start_from(state.network, start, plan.data)
             state.schedule.lower_to(start.lr_factor if state.started_from else 1.0)

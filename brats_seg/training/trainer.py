@@ -247,9 +247,9 @@ class Trainer:
 
     def _train_batch(self, batch: run_plan.Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
+        training, rank = self.plan.config.training, self.ranks.rank
         # random layers draw from torch's generator: their numbers depend on the position alone
-        seed = self.plan.config.training.seed
-        torch.manual_seed(stable_seed(seed, progress.epoch, progress.n_batches, self.ranks.rank))
+        torch.manual_seed(stable_seed(training.seed, progress.epoch, progress.n_batches, rank))
         result = make_step(state.accumulator, state.fallback, batch, self.plan.task.measure)
         for case_ids, rows in self.ranks.gather((batch.case_ids, result.measured.tolist())):
             for case_id, measured in zip(case_ids, rows, strict=True):
@@ -258,10 +258,9 @@ class Trainer:
         clock.after_batch(result.n_patches)
         if text := clock.expectation():
             log.info("%s", text)
-        hours = self.plan.config.training.hours
-        if hours is not None and progress.n_epochs is None:
+        if training.hours is not None and progress.n_epochs is None:
             # all ranks together
-            for message in filter(None, self.ranks.gather(clock.missing_hours(hours))):
+            for message in filter(None, self.ranks.gather(clock.missing_hours(training.hours))):
                 raise UsageError(message)
 
     def _validate(self, track: Track) -> tuple[RunningSums | None, float | None]:
@@ -307,17 +306,16 @@ class Trainer:
 
     def _end_epoch(self, validation: RunningSums | None, patch_loss: float | None) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
+        hours, watch = self.plan.config.training.hours, self.plan.config.validation.watch
         row = self._row(validation)
         if patch_loss is not None:
             row["patch_loss"] = patch_loss
         clock.end_epoch()
-        hours = self.plan.config.training.hours
         if hours is not None and progress.n_epochs is None:
             state.set_epochs(min(self.ranks.gather(clock.epochs_in(hours))))
             log.info("training.n_epochs is %d: %g h hold so many", progress.n_epochs, hours)
         state.end_epoch(row)
         clock.begin_epoch()
-        watch = self.plan.config.validation.watch
         if (watched_loss := row.get("patch_loss", row.get("val_loss"))) is not None:
             state.schedule.after_validation(watched_loss)
         if validation is not None:
