@@ -292,7 +292,8 @@ class RunningSums:
 
     def add(self, case_id: str, counts: Sequence[Sequence[float]]) -> None:
         """Add the measurements of a patch to those of its case."""
-        self.counts[case_id] = np.add(self.counts.get(case_id, 0), counts).tolist()
+        # numbers that were read back from a checkpoint are float too
+        self.counts[case_id] = np.add(self.counts.get(case_id, 0.0), counts).tolist()
 
     def add_all(self, other: "RunningSums") -> None:
         """Add the patches of other sums."""
