@@ -79,11 +79,8 @@ class _Making(TorchDispatchMode):
 def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     name, tensors = func._schema.name, list[Tensor]()
     inner_args = _mapped(_at_home, args, tensors)
-    given = {
-        key: _mapped(_at_home, value, tensors)
-        for key, value in kwargs.items()
-        if key not in ("device", "pin_memory")
-    }
+    others = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
+    given = {key: _mapped(_at_home, value, tensors) for key, value in others.items()}
     on_host = [tensor for tensor in tensors if not isinstance(tensor, CardTensor)]
     target = torch.device(kwargs.get("device") or NAME)
     if name in _COPIES:

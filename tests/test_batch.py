@@ -353,28 +353,23 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch, 
 
 def test_scans_in_folders_of_their_names_are_taken_when_they_are_whole(tmp_path, monkeypatch):
     """As Kaggle unpacks some archives: `x.nii.gz/y.nii`."""
-    write_case(tmp_path / "in", CASES[0], labelled=False)
-    for path in [*(tmp_path / "in" / CASES[0]).iterdir()]:
-        content = path.read_bytes()
-        path.unlink()
-        touch(path, "inside.nii.gz")
-        (path / "inside.nii.gz").write_bytes(content)
-    n_looks = 0
+    for path in [*write_case(tmp_path / "in", CASES[0], labelled=False).iterdir()]:
+        whole = path.rename(tmp_path / path.name)
+        path.mkdir()
+        whole = whole.rename(path / "inside.nii.gz")
+    looks, taken = list[int](), list[tuple[int, int]]()
 
     def sleep(_: float) -> None:
-        nonlocal n_looks
-        n_looks += 1
-        if n_looks == 8:
+        looks.append(0)
+        if len(looks) == 8:
             raise KeyboardInterrupt
-        if n_looks < 4:
-            with (path / "inside.nii.gz").open("ab") as file:
-                file.write(b"more")
+        if len(looks) < 4:
+            whole.write_bytes(whole.read_bytes() + b"more")
 
     monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
-    taken = list[tuple[int, int]]()
     watched = batch.watched_scans(tmp_path / "in", tmp_path / "out", quiet_s=1)
     with pytest.raises(KeyboardInterrupt):
-        taken.extend((n_looks, len(cases)) for cases in watched)
+        taken.extend((len(looks), len(cases)) for cases in watched)
     assert taken == [(4, 1)]
 
 

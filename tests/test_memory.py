@@ -73,9 +73,7 @@ VERSIONS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.u
     ("allowed", "total", "free"),
     [("1000\n", 1000, 600), ("max", None, None), (str(2**63), None, None)],
 )
-def test_a_limit_on_the_group_counts_without_cache(
-    tmp_path, monkeypatch, names, allowed, total, free
-):
+def test_a_limit_on_the_group_counts(tmp_path, monkeypatch, names, allowed, total, free):
     for name, content in zip(names, (allowed, "700\n"), strict=True):
         (tmp_path / name).write_text(content)
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")

@@ -117,33 +117,29 @@ def coloured(picture: np.ndarray) -> int:
     return int((picture.max(axis=2) - picture.min(axis=2) > 40).sum())
 
 
-# a window that is enlarged, and a phone
-SEEN = ((True, 800, 1.25), (False, 390, 1))
+SEEN = {"enlarged": (True, 800, 1.25), "phone": (False, 390, 1)}
+BOTH = product(PAGES, SEEN)
+# the viewer of the page of a case takes seconds to start
+LONG = {("case", "enlarged"): pytest.mark.slow}
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"),
-    [
-        *((name, SEEN) for name in PAGES[1:]),
-        # its viewer takes seconds to start
-        (PAGES[0], SEEN[1:]),
-        pytest.param(PAGES[0], SEEN[:1], marks=pytest.mark.slow),
-    ],
+    ("name", "seen"), [pytest.param(*one, marks=LONG.get(one, ())) for one in BOTH]
 )
 def test_a_page_is_drawn_and_asks_for_nothing_from_outside(browser, files, tmp_path, name, seen):
-    for dark, width, scale in seen:
-        browser.dark(dark)
-        browser.open(files[name], width=width, scale=scale)
-        assert (browser.complaints, outside(browser)) == ([], [])
-        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-        cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth)"
-        assert browser.run(f"{cut}.length") == 0
-        back = browser.run("getComputedStyle(document.body).backgroundColor")
-        assert (back == "rgb(255, 255, 255)") is not dark
-        assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth)")
-        before = browser.picture(tmp_path / "a.png", ".page-head").mean()
-        browser.click("#theme")
-        assert (browser.picture(tmp_path / "a.png", ".page-head").mean() > before) == dark
+    dark, width, scale = SEEN[seen]
+    browser.dark(dark)
+    browser.open(files[name], width=width, scale=scale)
+    assert (browser.complaints, outside(browser)) == ([], [])
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth)"
+    assert browser.run(f"{cut}.length") == 0
+    back = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") is not dark
+    assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth)")
+    before = browser.picture(tmp_path / "a.png", ".page-head").mean()
+    browser.click("#theme")
+    assert (browser.picture(tmp_path / "a.png", ".page-head").mean() > before) == dark
 
 
 @pytest.mark.parametrize("name", PAGES)

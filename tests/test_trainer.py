@@ -97,9 +97,7 @@ def test_the_best_value_is_the_best_finite_one() -> None:
     for watch, values in kept.items():
         trainer = Mock(state=Mock(progress=Progress()))
         trainer.plan.config = settings(f"validation.watch={watch}")
-        trainer.folder.save_best = lambda state, _, values=values: values.append(
-            state.progress.best
-        )
+        trainer.folder.save_best = lambda state, _, own=values: own.append(state.progress.best)
         for value in (np.nan, 0.4, 0.4, 0.6, np.inf, 0.5, 0.3, -np.inf):
             Trainer._keep_if_best(trainer, value, RunningSums())
     assert kept == {"val_dice": [0.4, 0.6], "val_loss": [0.4, 0.3]}
@@ -310,10 +308,8 @@ def test_best_weights_that_were_lost_are_replaced(data, tmp_path, caplog) -> Non
     same_all_the_time = settings("optimizer.lr=1e-30")
     train(data, tmp_path, same_all_the_time, StopAtCheck(8))
     (tmp_path / "best.pt").unlink()
-    assert (
-        train(data, tmp_path, same_all_the_time).best
-        == read_state(tmp_path / "best.pt").progress.best
-    )
+    best = train(data, tmp_path, same_all_the_time).best
+    assert best == read_state(tmp_path / "best.pt").progress.best
     assert "best.pt is missing: the next validation writes it" in caplog.text
 
 
