@@ -382,6 +382,7 @@ def test_another_table_is_refused(tmp_path: Path, content: bytes | None, found: 
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_real_data_index(real_data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         index = index_cases(real_data, n_workers=2)

@@ -93,6 +93,7 @@ def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
 CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_3_if_nothing_fits(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())

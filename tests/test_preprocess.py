@@ -247,7 +247,8 @@ def test_what_is_no_file_is_not_read_as_the_source_of_a_case(tmp_path: Path) -> 
     assert read_source(tmp_path) is None
 
 
-@pytest.mark.parametrize("kind", ["nifti", pytest.param("dicom", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nifti", "dicom"])
 def test_label_maps_of_a_batch_are_on_the_grids_of_the_scanner(tmp_path, doubles, kind):
     write_run(tmp_path / "run")
     write_head(tmp_path / "native")

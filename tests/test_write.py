@@ -64,6 +64,7 @@ def test_the_network_of_the_package_predicts_and_says_what_it_is(run, tmp_path, 
     assert "made-up" not in (tmp_path / "other" / "reports" / f"{IDS[0]}.html").read_text()
 
 
+@pytest.mark.slow
 def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:
     command = ("predict", "scans", "-o", "results", "--model", "run", "--uncertainty", "--report")
     page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)

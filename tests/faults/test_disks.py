@@ -35,12 +35,8 @@ MOMENTS = {
 @pytest.mark.parametrize(
     ("name", "disk", "shares"),
     [
-        *(
-            pytest.param(name, disk, shares, marks=pytest.mark.slow)
-            for disk in DISKS
-            for name, shares in MOMENTS.items()
-        ),
-        ("predict, label maps alone", "full", (0.5,)),
+        *(pytest.param(n, d, s, marks=pytest.mark.slow) for d in DISKS for n, s in MOMENTS.items()),
+        ("prepare", "full", (0.5,)),
     ],
 )
 def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:

@@ -237,7 +237,7 @@ OF_BOTH = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", ["nnunet", pytest.param("bundle", marks=pytest.mark.slow)])
 def test_hostile_models(name: str, tmp_path: Path, case: LoadedCase, campaign: Campaign) -> None:
     for number, (what, change) in enumerate((HOSTILE[name] | OF_BOTH).items()):
         folder = WRITERS[name](tmp_path / f"model{number}")
