@@ -97,7 +97,7 @@ def files(
 
 @pytest.fixture
 def page(browser: Page, files: dict[str, Path]) -> Iterator[Page]:
-    if browser.run("location.href") == files["case"].as_uri():
+    if browser.run("[location.href, devicePixelRatio]") == [files["case"].as_uri(), 1]:
         browser.run("viewer.reset()")
     else:
         browser.open(files["case"])
