@@ -108,7 +108,7 @@ def _compute(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any, tensors: list[Tensor]) -> Any:
-    """Return a value with its tensors changed, and add these to a list; torch's own trees take thrice the time."""
+    """Return a value with its tensors changed, and add these to a list; torch's own trees take longer."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return change(value)

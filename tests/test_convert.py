@@ -91,9 +91,8 @@ def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: P
     write_examination(tmp_path / "dicom/good", study="1")
     header = {"study": "2", "Modality": "CT", "SeriesDescription": "Head"}
     write_series(tmp_path / "dicom/ct", make_volumes()[0], oriented_affine("LPS"), **header)
-    (_, bad), (_, good) = convert.convert_studies(
-        tmp_path / "dicom", tmp_path / "scans", ScanOptions()
-    )
+    done = convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
+    (_, bad), (_, good) = done
     assert good.usable
     assert "found no series for t1n, t1c, t2w, t2f; not used: series 1" in bad.problems[0]
     assert "CT, not MR" in bad.problems[0]

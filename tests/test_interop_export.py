@@ -150,9 +150,10 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     run = bundles / "plain0"
     assert load_model([model], CPU).fingerprint == load_model([run], CPU).fingerprint
     formats = metadata["network_data_format"]
+    names = formats["inputs"]["image"]["channel_def"]
+    assert names["1"] == "T1 with contrast agent"
     # known also where another network has taken its place
-    names = formats["inputs"]["image"]["channel_def"].items()
-    assert channels_of({int(number): name for number, name in names}, model) == (0, 1, 2, 3)
+    assert channels_of({int(n): name for n, name in names.items()}, model) == (0, 1, 2, 3)
     assert formats["outputs"]["pred"]["label_map"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
     assert "brats_seg" not in metadata["required_packages_version"]
     assert config["network0_def"]["_target_"] == "DynUNet"

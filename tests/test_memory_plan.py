@@ -272,7 +272,8 @@ NARROW = ["model.widths=4,8"]
         ("a100", "full", 128, "patch 128x128x128 in bf16, about "),
         ("700MiB", "kaggle-t4", 96, "patch 96x96x96 instead of 128x128x128 in fp16, about "),
         pytest.param(
-            "512MiB", "kaggle-t4", 128, "to fit in 512 MiB: lower", marks=pytest.mark.slow
+            *("512MiB", "kaggle-t4", 128, "not predicted to fit in 512 MiB: lower model.widths"),
+            marks=pytest.mark.slow,
         ),
         (None, "cpu", 64, "preset cpu, because training.device is cpu (--preset takes"),
     ],

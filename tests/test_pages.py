@@ -118,13 +118,12 @@ def coloured(picture: np.ndarray) -> int:
 
 
 SEEN = {"enlarged": (True, 800, 1.25), "phone": (False, 390, 1)}
-BOTH = product(PAGES, SEEN)
 # the viewer of the page of a case takes seconds to start
 LONG = {("case", "enlarged"): pytest.mark.slow}
 
 
 @pytest.mark.parametrize(
-    ("name", "seen"), [pytest.param(*one, marks=LONG.get(one, ())) for one in BOTH]
+    ("name", "seen"), [pytest.param(*one, marks=LONG.get(one, ())) for one in product(PAGES, SEEN)]
 )
 def test_a_page_is_drawn_and_asks_for_nothing_from_outside(browser, files, tmp_path, name, seen):
     dark, width, scale = SEEN[seen]

@@ -139,12 +139,11 @@ def predict_folder(
             done = finish_batch(
                 outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
             )
-            if report is not None:
-                case_ids -= {failure.case_id for failure in done.failures}
-                without_page = report.write_missing_pages(output, sorted(case_ids), track)
-                for failure in without_page:
+            predicted = sorted(case_ids - {failure.case_id for failure in done.failures})
+            if report and (unwritten := report.write_missing_pages(output, predicted, track)):
+                for failure in unwritten:
                     on_case(CaseOutcome(record=failure))
-                done = replace(done, failures=(*done.failures, *without_page))
+                done = replace(done, failures=(*done.failures, *unwritten))
                 folder.write_tables(done.failures)
     return done
 
