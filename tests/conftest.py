@@ -75,6 +75,7 @@ def tiny_prepared(data: "FoldData") -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_scans: Path, tiny_prepared: Path) -> Path:
+    """A run of one epoch on the first of three folds of `tiny_scans`, to be read only."""
     from brats_seg.training.trainer import train_fold
     from tests.training_builders import tiny_settings
 

@@ -521,6 +521,10 @@ def test_without_dask_and_without_processes_the_remedy_is_named(job, monkeypatch
         patched.setattr(batch, "_cluster", lambda *_: nullcontext(lambda _: cancelled))
         with pytest.raises(EnvironmentalError, match="the dask scheduler has ended"):
             next(batch.shared_outcomes([Case.named("a", {})], job, "tls://127.0.0.1:1"))
+
+
+@pytest.mark.slow
+def test_killed_processes_are_an_error_of_the_machine(job, monkeypatch):
     monkeypatch.setattr(batch, "get_context", lambda _: FORKS)
     monkeypatch.setattr(batch, "user_value", lambda _: None)
     monkeypatch.setattr(batch, "torch", SimpleNamespace(set_num_threads=dies_at_once))

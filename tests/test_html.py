@@ -11,13 +11,7 @@ from jinja2 import UndefinedError
 from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
-from brats_seg.pages.html import (
-    _environment,
-    load_niivue,
-    number_text,
-    picture_uri,
-    write_page,
-)
+from brats_seg.pages.html import _environment, load_niivue, number_text, picture_uri, write_page
 
 NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4af"
 """SHA-256 of `dist/niivue.umd.js` of the npm package."""

@@ -44,9 +44,9 @@ def test_it_says_what_the_folder_of_the_run_says(tiny_run: Path, tmp_path: Path)
     assert 'class="flags"' not in page
 
 
-def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(tiny_run, tiny_prepared):
+def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(run_copy, tiny_prepared):
     """The stored prediction is cut to a box, whose place only the reference tells."""
-    held_out = open_held_out(tiny_run, tiny_prepared)
+    held_out = open_held_out(run_copy, tiny_prepared)
     scores, pictures = held_out_scores(held_out, CPU)
     for case in predict_held_out(held_out, CPU, untracked):
         (score,) = (one for one in scores if one.case_id == case.case_id)

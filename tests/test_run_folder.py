@@ -19,13 +19,7 @@ from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.run_plan import plan_run
-from brats_seg.training.state import (
-    build_network,
-    match_weights,
-    new_state,
-    read_state,
-    start_from,
-)
+from brats_seg.training.state import build_network, match_weights, new_state, read_state, start_from
 from tests.builders import limited_files, write_case
 from tests.inference_builders import IDENTITY, write_run
 from tests.training_builders import (

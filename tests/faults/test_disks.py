@@ -32,12 +32,10 @@ MOMENTS = {
 """When it happens to each command, as shares of the changes that it makes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "disk", "shares"),
-    [
-        *(pytest.param(n, d, s, marks=pytest.mark.slow) for d in DISKS for n, s in MOMENTS.items()),
-        ("prepare", "full", (0.5,)),
-    ],
+    [(name, disk, shares) for disk in DISKS for name, shares in MOMENTS.items()],
 )
 def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:
     command = COMMANDS[name]
