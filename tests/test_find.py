@@ -440,8 +440,8 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
         (("one/A/raw", "two/A/raw"), {"one_A": "one_A", "two_A": "two_A"}),
         # weeks of a patient are of one patient, or folds would leak
         (
-            ("P1/week-0", "P1/week-9", "P2/week-0"),
-            {"P1_week-0": "P1", "P1_week-9": "P1", "P2": "P2"},
+            ("P1/week-0", "P1/week-9-2", "P2/week-0"),
+            {"P1_week-0": "P1", "P1_week-9-2": "P1", "P2": "P2"},
         ),
         # also if each name occurs once, and where a patient has but one
         (

@@ -103,6 +103,10 @@ def test_other_files_are_no_scans() -> None:
         ("ucsf-pdgm", "<UCSF-PDGM-0004> <UCSF-PDGM-0429>_FU003d"),
         ("bids", "<sub-01> <sub-01>_ses-pre"),
         ("unknown", "<TCGA-FG-6692_atlas> <BraTS2021_00000_old> <BraTS-GLI-0005-000>"),
+        (
+            "unknown",
+            "<P-001>_week-000-2 <a_7>_FU <b>-post-op 2 <c_scan_3> <d4>_2020-01-31 <glioma_20200131>",
+        ),
     ],
 )
 def test_an_id_tells_release_and_patient(release: str, case_ids: str) -> None:
