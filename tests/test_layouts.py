@@ -68,7 +68,7 @@ def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, varia
     "stems",
     [
         "Brats18_TCIA01_201_1 seg-BraTS23_1 BraTS2021_00006_seg_labels_1_2_3 BRATS_001 case_0000",
-        "xt1 t1_mapping BraTS-MEN-RT-0002-1_gtv bet brain_mask t1_bet_mask smith_T1w_mask",
+        "xt1 t1_mapping BraTS-MEN-RT-0002-1_gtv bet brain_mask t1_bet_mask smith_T1w_mask x_t1ce-t1",
         "UCSF-PDGM-0004_brain_segmentation UCSF-PDGM-0004_brain_parenchyma_segmentation",
         "UPENN-GBM-00001_11_T1_unstripped sub-01_desc-brain_mask sub-01_label-WM_mask sub-01_dwi",
     ],
@@ -101,6 +101,11 @@ def test_other_files_are_no_scans() -> None:
         ("brats2024-men-rt", "<BraTS-MEN-RT-0002>-1"),
         ("upenn-gbm", "<UPENN-GBM-00001>_11"),
         ("ucsf-pdgm", "<UCSF-PDGM-0004> <UCSF-PDGM-0429>_FU003d"),
+        ("ucsd-ptgbm", "<UCSD-PTGBM-0002>_01"),
+        ("ucsf-alptdg", "<100001>_time2"),
+        ("mu-glioma-post", "<PatientID_0003>_Timepoint_12"),
+        ("rhuh-gbm", "<RHUH-0001>_2"),
+        ("tcga-glioma", "<TCGA-02-0006>_1996.08.23"),
         ("bids", "<sub-01> <sub-01>_ses-pre"),
         ("unknown", "<TCGA-FG-6692_atlas> <BraTS2021_00000_old> <BraTS-GLI-0005-000>"),
         (

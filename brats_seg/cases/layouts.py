@@ -51,7 +51,7 @@ def _join_patterns(spellings: Iterable[str]) -> str:
 
 _SCAN_STEM = re.compile(
     rf"((?P<case>.*?)[-_. ])?"
-    rf"((?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
+    rf"(((?P<before>brain|bet)[-_. ])?(?P<modality>{_join_patterns(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
     rf"([-_](?P<processed>bet|brain|bias))?"
     rf"|(({'|'.join(WORDS['of_a_label'])})[-_. ]?)*(?P<label>{_join_patterns(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
@@ -230,12 +230,13 @@ def _plain_parts(stem: str) -> tuple[str, str, str]:
     if scan is None:
         return "", "", ""
     case, word = scan["case"] or "", scan["modality"] or scan["label"]
-    kind, last = kind_named(word), _SEPARATOR.split(case)[-1].lower()
+    kind, (*before, last) = kind_named(word), _SEPARATOR.split(case.lower())
     # programs that remove the skull write the mask of the brain to t1_mask
     is_of_anatomy = last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
-    if kind == LABEL and is_of_anatomy:
+    # CASE_t1ce-t1 is the difference of two images
+    if is_of_anatomy if kind == LABEL else before and modality_named(last):
         return "", "", ""
-    return case, kind, scan["processed"] or ""
+    return case, kind, scan["processed"] or scan["before"] or ""
 
 
 def _bids_parts(bids: re.Match[str]) -> tuple[str, str, str]:
