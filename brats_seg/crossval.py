@@ -26,7 +26,8 @@ from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs, recorded
+from brats_seg.evaluation import evaluate
+from brats_seg.evaluation.evaluate import Evaluation, LabelFile, Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import join_scores, write_scores, write_summary
 from brats_seg.files import remove_leftovers
@@ -178,15 +179,16 @@ def held_out_outcomes(
 
 def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
-    pairs, labels = [], dict[str, str]()
+    rows, pairs = evaluate.recorded(predictions), []
     for case in sorted(cases, key=lambda case: case.case_id):
-        path = predictions / f"{case.case_id}.nii.gz"
-        prediction = path if path.exists() else None
         if case.label is not None:
-            pairs.append(Pair(case.case_id, case.path_of(case.label), prediction))
-            labels[case.case_id] = case.convention
-    written = {"convention": recorded(predictions).get("convention", {})}
-    return Pairing(pairs=tuple(pairs), labels=labels, recorded=written)
+            # without the scans, which the index has compared it with
+            reference = LabelFile(path=case.path_of(case.label), convention=case.convention)
+            path = predictions / f"{case.case_id}.nii.gz"
+            convention = rows.get(case.case_id, {}).get("convention", "")
+            prediction = LabelFile(path=path, convention=convention) if path.exists() else None
+            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
+    return Pairing(pairs=tuple(pairs))
 
 
 def score_predictions(
@@ -197,7 +199,7 @@ def score_predictions(
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
-    evaluation = evaluate_pairs(pairing, protocol, n_workers=available_cpus(), track=track)
+    evaluation = evaluate.evaluate_pairs(pairing, protocol, n_workers=available_cpus(), track=track)
     write_scores(evaluation.scores, folder / "scores.csv")
     write_summary(evaluation.summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"

@@ -98,8 +98,10 @@ _TISSUE_WORDS = (
 )
 
 
-def convention_named(name: str) -> LabelConvention:
+def convention_named(name: str, source: str = "") -> LabelConvention:
     """Return the convention of a name; raise `ConfigError` with the known names if there is none.
+
+    The message begins with `source`, such as the table that has the name.
 
     Example:
         >>> convention_named("brats2017").regions
@@ -107,7 +109,7 @@ def convention_named(name: str) -> LabelConvention:
     """
     known = {convention.name: convention for convention in CONVENTIONS}
     if name not in known:
-        raise ConfigError(unknown_name(f"label convention {name!r}", name, known))
+        raise ConfigError(source + unknown_name(f"label convention {name!r}", name, known))
     return known[name]
 
 

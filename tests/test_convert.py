@@ -75,7 +75,6 @@ def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     paths = write_series(tmp_path / "dicom/new", array, affine, number=9, **header)
     assert only_case(tmp_path).usable
     source = preprocess.read_source(tmp_path / "scans/dicom")
-    assert source is not None
     assert [*source.series["t1n"].files] == paths
 
 

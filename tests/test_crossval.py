@@ -56,7 +56,7 @@ def test_each_case_is_predicted_by_the_run_without_it(cases: HeldOutCases, tmp_p
 def test_scores_are_those_of_evaluate(cases, tiny_scans, tmp_path):
     predict(cases, tmp_path / "out")
     pairing = crossval.reference_pairs(chain(*cases.values()), tmp_path / "out")
-    assert {*pairing.labels.values()} == {"brats2017"}
+    assert {pair.reference.convention for pair in pairing.pairs} == {"brats2017"}
     found = crossval.score_predictions(pairing, LEGACY, tmp_path)
     expected = evaluate_pairs(find_pairs(tiny_scans, tmp_path / "out"), LEGACY)
     # no held-out case is one that its model was trained on

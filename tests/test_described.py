@@ -46,9 +46,9 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "scan0.nii.gz").touch()
     pairs = find_pairs(table, tmp_path / "out").pairs
-    assert pairs[0].reference == tmp_path / rows[0]["Segmentation"]
-    assert pairs[0].prediction == tmp_path / "out" / "scan0.nii.gz"
-    assert pairs[0].case is not None
+    assert pairs[0].reference.path == tmp_path / rows[0]["Segmentation"]
+    assert pairs[0].prediction.path == tmp_path / "out" / "scan0.nii.gz"
+    assert pairs[0].reference.case is not None
 
 
 def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ def test_what_is_not_there_is_refused() -> None:
 )
 def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precision: str) -> None:
     gpu = gpu_named(text)
-    assert gpu is not None
     assert gpu.memory_bytes == int(gib * 2**30)
     assert gpu.device("auto").precision == precision
     assert gpu.device("fp32").precision == "fp32"

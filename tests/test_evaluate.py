@@ -19,6 +19,7 @@ from brats_seg.evaluation import evaluate, scores
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import MATCHED_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024_PED, MSD
+from tests import builders
 from tests.builders import BRATS_AFFINE, make_label_map, touch, write_case, write_nifti
 from tests.check_builders import PHANTOM_AFFINE, renumbered, write_clear_phantoms
 
@@ -112,8 +113,7 @@ def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path
     # both files have this name
     assert f"file prediction {CASES[0]}.nii.gz: " in reasons[0]
     assert "24x24x15" in reasons[1]
-    assert f"file prediction {CASES[2]}.nii.gz: " in reasons[2]
-    assert "found label values [7]" in reasons[2]
+    assert f"file prediction {CASES[2]}.nii.gz: found label values [7]" in reasons[2]
     assert "expected whole numbers" in reasons[3]
     assert found.missing == ()
 
@@ -157,10 +157,10 @@ def scored(
     write_nifti(folder / "reference.nii.gz", reference, scan_affine)
     predicted = None
     if prediction is not None:
-        predicted = folder / "prediction.nii.gz"
-        write_nifti(predicted, prediction, scan_affine if affine is None else affine)
-    paths = {"reference": folder / "reference.nii.gz", "prediction": predicted}
-    pair = evaluate.read_pair(evaluate.Pair(case_id="a", **paths))
+        predicted = evaluate.LabelFile(path=folder / "prediction.nii.gz")
+        write_nifti(predicted.path, prediction, scan_affine if affine is None else affine)
+    true = evaluate.LabelFile(path=folder / "reference.nii.gz")
+    pair = evaluate.read_pair(evaluate.Pair(case_id="a", reference=true, prediction=predicted))
     pair = replace(pair, conventions=(BRATS2017, BRATS2023))
     return evaluate.score_pair(pair, protocol).to_dict("records")
 
@@ -296,10 +296,13 @@ def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, mess
         children = protocol_named("lesionwise2024", "PED")
         pairing = evaluate.find_pairs(tmp_path / "ped", renamed)
         assert set(dices(evaluate.evaluate_pairs(pairing, children), "et").values()) == {1}
-        # references whose names say nothing of their convention, as crossval has them
-        labels = dict.fromkeys(pairing.predicted, "msd")
-        given = replace(evaluate.find_pairs(renamed, renamed), labels=labels)
-        assert set(dices(evaluate.evaluate_pairs(given, LEGACY), "et").values()) == {1}
+        # the table counts for references too
+        assert set(dices(evaluated(renamed, renamed), "et").values()) == {1}
+        (renamed / "volumes.csv").write_text(f"case_id,convention\n{CASES[0]},mds\n")
+        with pytest.raises(
+            UsageError, match=rf"volumes.csv of {renamed}, case {CASES[0]}: .*'mds'"
+        ):
+            evaluated(phantoms, renamed)
 
 
 def test_a_mirrored_reference(phantoms: Path, tmp_path: Path) -> None:
@@ -326,7 +329,9 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
     }
     for number, (name, case_id) in enumerate(names.items()):
         root = touch(tmp_path / str(number), name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
-        assert evaluate.label_maps_in(root) == {case_id: root / name}
+        assert evaluate.label_maps_in(root) == {case_id: evaluate.LabelFile(path=root / name)}
+    builders.write_decathlon_case(tmp_path / "described")
+    assert evaluate.label_maps_in(tmp_path / "described")["BRATS_001"].convention == "msd"
 
 
 def test_label_maps_of_bids_belong_to_the_cases_of_the_table_of_volumes(tmp_path: Path) -> None:
@@ -337,9 +342,10 @@ def test_label_maps_of_bids_belong_to_the_cases_of_the_table_of_volumes(tmp_path
         for end in ("label-WT", "desc-entropy")
     )
     root = touch(tmp_path, name, of_bids, *others)
-    (root / "volumes.csv").write_text("case_id,in_training\nBraTS2021_00000,\nsub-01_ses-1,\n")
-    expected = {"BraTS2021_00000": root / name, "sub-01_ses-1": root / of_bids}
-    assert evaluate.label_maps_in(root) == expected
+    (root / "volumes.csv").write_text("case_id,convention\nBraTS2021_00000,msd\nsub-01_ses-1,\n")
+    files = {"BraTS2021_00000": (root / name, "msd"), "sub-01_ses-1": (root / of_bids, "")}
+    found = evaluate.label_maps_in(root)
+    assert {case_id: (file.path, file.convention) for case_id, file in found.items()} == files
     with pytest.raises(UsageError, match="BraTS2021_00000 has two label maps"):
         # the layout has changed
         evaluate.label_maps_in(touch(tmp_path, "BraTS2021_00000.nii.gz"))
@@ -352,8 +358,8 @@ def test_folders_and_files_of_any_name_are_paired(tmp_path: Path) -> None:
     pairing = evaluate.find_pairs(tmp_path / "data", predictions)
     first, second = pairing.pairs
     reference, prediction = case / f"{case.name}_seg.nii.gz", predictions / f"{case.name}.nii.gz"
-    assert (first.case_id, first.reference, first.prediction) == (case.name, reference, prediction)
-    assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
+    assert (first.reference.path, first.prediction.path) == (reference, prediction)
+    assert (first.case_id, second.case_id, second.prediction) == (*CASES[:2], None)
     assert pairing.without_reference == ("BraTS2021_00007",)
     other = predictions / "BraTS2021_00007.nii"
     for one, file, expected in (
@@ -362,7 +368,8 @@ def test_folders_and_files_of_any_name_are_paired(tmp_path: Path) -> None:
         (reference, predictions, prediction),
     ):
         (pair,) = evaluate.find_pairs(one, file).pairs
-        assert (pair.case_id, pair.reference, pair.prediction) == (case.name, reference, expected)
+        assert (pair.reference.path, pair.prediction.path) == (reference, expected)
+        assert pair.case_id == case.name
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.scores import SubsetScores
+from brats_seg.figures.cases import montage_figure, open_view, with_prediction
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.model import Model
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
@@ -93,6 +94,9 @@ def test_the_channels_of_missing_modalities_are_zero(tmp_path: Path) -> None:
     assert {*np.unique(whole)} == {0, 1, 2, 4}
     np.testing.assert_array_equal(both, whole)
     assert not neither.any()
+    # the figures show what there is
+    view = with_prediction(open_view(tmp_path / name), tmp_path / "out" / name)
+    assert montage_figure(view).get_suptitle() == f"{CASE_ID}, T1"
     # a whole case is predicted as by any model
     record = outcomes[MODALITIES].record
     assert (record.modalities, record.expected_loss) == (MODALITIES, None)

@@ -41,7 +41,6 @@ def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moved_view(scans: Path) -> CaseView:
     view = open_view(scans)
-    assert view.reference is not None
     moved = np.ascontiguousarray(np.roll(view.reference.label_map, 1, axis=0))
     entropy = np.where(moved > 0, 0.5, 0).astype(np.float32)
     return replace(view, prediction=replace(view.reference, label_map=moved), uncertainty=entropy)

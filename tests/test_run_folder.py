@@ -212,7 +212,6 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
         train(data, tmp_path / "run", config, StopAtCheck(0))
     assert same(weights(tmp_path / "run" / "last.pt"), weights(tiny_run / "best.pt"))
     saved = read_state(tmp_path / "run" / "last.pt")
-    assert saved.started_from is not None
     assert saved.started_from.path == str(tiny_run)
     assert saved.started_from.learnt_from == data.split.train
     assert str(tiny_run) in (tmp_path / "run" / "config.yaml").read_text()
@@ -234,7 +233,6 @@ def test_held_out_cases_that_a_parent_has_learnt_from_are_named(data, tiny_run, 
     network = build_network(config, (8, 8, 8))
     with caplog.at_level(logging.INFO):
         started = start_from(network, StartConfig(path=str(tmp_path / "child")), seen)
-    assert started is not None
     assert started.learnt_from == tuple(sorted({*ids, "another"}))
     assert f"learnt from 4 of 4 cases that are held out here: {', '.join(ids)}" in caplog.text
     assert "learnt at voxels of 1x1x1 mm; these are of 2x2x2 mm" in caplog.text

@@ -13,6 +13,7 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure
 from brats_seg.inference.batch import CaseOutcome
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder
+from brats_seg.labels import MSD
 from brats_seg.runtime.weights import read_exported
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
@@ -152,10 +153,14 @@ def test_scans_alone_or_with_a_given_label_map_have_a_page(run: Run, results: Pa
     page = (results.parent / "one.html").read_text()
     assert "other.nii.gz, without a record of its model" in page
     assert ">Reference</th>" in page
-    code, _, error = run("report", "results", "--case", IDS[0], "--reference", "other.nii.gz")
+    name = "sub-BraTS202100000/anat/sub-BraTS202100000_desc-msd_dseg.nii.gz"
+    write_nifti(results.parent / "bids" / name, make_label_map(convention=MSD))
+    (results.parent / "bids" / "volumes.csv").write_text(f"case_id,convention\n{IDS[0]},msd\n")
+    code, _, error = run("report", "results", "--case", IDS[0], "--reference", "bids")
     assert code == 0, error
     page = (results / "reports" / f"{IDS[0]}.html").read_text()
-    assert "<dt>Reference</dt><dd>other.nii.gz</dd>" in page
+    assert f"<dt>Reference</dt><dd>{Path(name).name}</dd>" in page
+    assert "ED (label 2) or ED (label 1)" in page
 
 
 @pytest.mark.slow

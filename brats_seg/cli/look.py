@@ -129,7 +129,7 @@ def print_remarks(evaluation: "Evaluation", predictions: Path) -> None:
 def print_summaries(scored: "Evaluation") -> None:
     """Print the means of each region over all cases.
 
-    The first are those over the cases that the model was not trained on, if it was trained on some.
+    The first are those without the cases that the model is known to have been trained on, if there are any.
     """
     summaries, missing, in_training = scored.summaries, {*scored.missing}, {*scored.in_training}
     if not summaries:

@@ -127,15 +127,13 @@ def compare_folders(
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
     # a case that failed in one set is compared in neither
-    first_scores, second_scores = (
-        one.scores[one.scores["case_id"].isin(other.case_ids)]
-        for one, other in ((first, second), (second, first))
-    )
-    if first_scores.empty:
+    scored = {*first.case_ids} & {*second.case_ids}
+    sets = [one.scores[one.scores["case_id"].isin(scored)] for one in (first, second)]
+    if not scored:
         failure = (*first.failures, *second.failures)[0]
         msg = f"no case could be scored in both {' and '.join(names)}; the first error: {failure.message}"
         raise UsageError(msg)
-    comparison = compare_scores(names, (first_scores, second_scores), np.random.default_rng(0))
+    comparison = compare_scores(names, sets, np.random.default_rng(0))
     if output is not None:
         table = pd.DataFrame(comparison.tests).assign(**{PROTOCOL: protocol.title})
         write_table(output, list(table.columns), table.itertuples(index=False))
@@ -143,7 +141,7 @@ def compare_folders(
 
 
 def compare_scores(
-    names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame], rng: np.random.Generator
+    names: Sequence[str], sets: Sequence[pd.DataFrame], rng: np.random.Generator
 ) -> Comparison:
     """Compare two named sets of predictions of the same cases and regions, case by case."""
     columns = [column for column in _TESTED if column in sets[0]]

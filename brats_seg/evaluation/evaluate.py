@@ -8,11 +8,11 @@ label map in another numbering than its names say, would give scores that mean n
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from brats_seg.evaluation.lesions import Scale, group_lesions, match_lesions, sc
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import alone_at
-from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap
+from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
 from brats_seg.voxels.grids import MM3_PER_ML
@@ -43,16 +43,27 @@ FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelFile:
+    """The file of a label map, and what is known of it without opening it."""
+
+    path: Path
+    case: Case | None = None
+    """The scans next to it, if there are any."""
+    convention: str = ""
+    """Name of its label convention; empty if no `dataset.json` and no table of volumes says it."""
+    in_training: str = ""
+    """Whether its network was trained on the patient, `yes` or `no`; empty if that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """The files of the label maps of one case."""
 
     case_id: str
-    reference: Path
-    prediction: Path | None = None
+    reference: LabelFile
+    prediction: LabelFile | None = None
     """None if there is no prediction."""
-    case: Case | None = None
-    """The scans next to the reference, if there are any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +77,6 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
-    recorded: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """What `predict` recorded of the predictions, see `recorded`."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Names of the label conventions of references, by case id, where they are known."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -118,7 +125,11 @@ class Evaluation:
 
     @cached_property
     def held_out_summaries(self) -> tuple[RegionSummary, ...]:
-        """Summaries without the cases of patients that the model was trained on."""
+        """Summaries without the cases of patients that the model is known to have been trained on.
+
+        Those without a prediction count: nothing is recorded of them, and without them the mean of a
+        model that fails in hard cases would rise.
+        """
         held_out = self.scores[~self.scores["case_id"].isin(self.in_training)]
         return scores.summarise_scores(held_out, np.random.default_rng(0))
 
@@ -177,14 +188,12 @@ def evaluate_pairs(
     """Score predictions whose references are known, as `score_folders` does."""
     run = partial(map_cases, n_workers=n_workers, track=track)
     read = run(read_pair, pairing.pairs, "reading label maps")
-    written = pairing.recorded.get("convention", {})
-    resolved = _with_conventions(read.results, protocol, pairing.labels, written)
-    pairs = sorted(resolved, key=lambda pair: pair.case_id)
+    pairs = sorted(_with_conventions(read.results, protocol), key=lambda pair: pair.case_id)
     scored = run(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
-    trained = pairing.recorded.get(scores.IN_TRAINING, {})
+    trained = {p.case_id: p.prediction.in_training for p in pairing.pairs if p.prediction}
     answers = [trained.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):
         table.insert(2, scores.IN_TRAINING, answers)
@@ -213,49 +222,72 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         UsageError: A path does not exist, the prediction is a file for several cases, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
     """
-    references = _find_references(reference)
+    references = label_maps_in(reference)
     predictions = label_maps_in(prediction, [*references])
     if not references.keys() & predictions.keys():
         names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
         msg = f"no case is in both: {names}. Name each prediction as its case."
         raise LayoutError(msg)
-    pairs = [
-        replace(pair, prediction=predictions.get(case_id)) for case_id, pair in references.items()
-    ]
     written = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
     remark = f"{reference}, given first, was written by `predict`, and is scored as the reference"
     pairing = Pairing(
-        pairs=tuple(pairs),
+        pairs=tuple(
+            Pair(case_id=case_id, reference=file, prediction=predictions.get(case_id))
+            for case_id, file in references.items()
+        ),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
         remarks=(remark,) if written == [True, False] else (),
-        recorded=recorded(prediction),
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def recorded(predictions: Path) -> dict[str, dict[str, str]]:
-    """Return the columns of the table of volumes of predictions, each by case id; none without a table."""
+def recorded(predictions: Path) -> dict[str, dict[Any, str]]:
+    """Return the rows of the table of volumes of predictions by case id; none without a table."""
     folder = predictions if predictions.is_dir() else predictions.parent
     # there is none, or another one, of predictions of another program or version
     with suppress(UsageError):
         table = read_table(folder / scores.VOLUMES_NAME, required=("case_id",))
-        return {str(name): dict(zip(table["case_id"], table[name], strict=True)) for name in table}
+        return {row["case_id"]: row for row in table.to_dict("records")}
     return {}
 
 
-def label_maps_in(path: Path, case_ids: Sequence[str] = ()) -> dict[str, Path]:
-    """Return the label maps below a folder by case id, sorted; or one file, for the only case.
+def label_maps_in(root: Path, case_ids: Sequence[str] | None = None) -> dict[str, LabelFile]:
+    """Return the label maps of scans, and others by their names, by case id, sorted.
+
+    Args:
+        root: A folder, a table of paths, or one label map.
+        case_ids: The cases, the only one of which one label map is; None to go by its name.
 
     Raises:
-        UsageError: A case occurs twice, or a file is given for no case or for several.
+        UsageError: The path does not exist, a case occurs twice, a file is given for no case or for
+            several, or the table of volumes names an unknown label convention.
         LayoutError: There are none.
     """
-    if not path.is_file():
-        return {case_id: pair.reference for case_id, pair in _find_references(path).items()}
-    if len(case_ids) != 1:
-        msg = f"{path} is one label map, for {counted(len(case_ids), 'case')}; give a folder with one for each, or one --case where that is an option"
+    if not root.exists():
+        msg = f"{root} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
-    return {case_ids[0]: path}
+    rows = recorded(root)
+    if root.is_file() and not is_path_table(root):
+        names = [case_of(root)] if case_ids is None else case_ids
+        if len(names) != 1:
+            msg = f"{root} is one label map, for {counted(len(names), 'case')}; give a folder with one for each, or one --case where that is an option"
+            raise UsageError(msg)
+        return {names[0]: _recorded_file(root, rows.get(names[0], {}), root)}
+    label_maps = dict(_labels_of_scans(root))
+    used = {file.path for file in label_maps.values()}
+    ids = {layouts.bids_name(name): name for name in rows}
+    for name, path in _named_label_maps(root, is_any_kind=not used):
+        case_id = ids.get(name, name)
+        file = _recorded_file(path, rows.get(case_id, {}), root)
+        known = label_maps.setdefault(case_id, file) if path not in used else file
+        # a label map that lies with its scans is the one of the case
+        if known is not file and known.case is None:
+            msg = f"case {case_id} has two label maps, {known.path} and {path}; keep one"
+            raise UsageError(msg)
+    if not label_maps:
+        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
+        raise LayoutError(msg)
+    return dict(sorted(label_maps.items()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -267,14 +299,16 @@ class LabelPair:
     """Values of the reference, and the tissues that they show."""
     predicted_file: str
     """Side and name of the file; empty if there is no prediction."""
-    predicted_values: frozenset[int]
-    """Label values of the prediction, and 0."""
+    values: tuple[frozenset[int], frozenset[int]]
+    """Label values of reference and prediction, and 0."""
     geometry: Geometry
     """Grid of the reference."""
     shape: tuple[int, ...]
     """(2, x, y, z): both sides, in the box."""
     packed: bytes
     """The voxels of both sides, compressed by zlib."""
+    declared: tuple[str, str]
+    """Names of the conventions of reference and prediction; empty where their files do not say them."""
     remarks: tuple[str, ...]
     conventions: tuple[LabelConvention, ...] = ()
     """Those of reference and prediction, once the label maps of all cases are known."""
@@ -289,10 +323,10 @@ def read_pair(pair: Pair) -> LabelPair:
         CaseError: One of them cannot be read, or they are not on one grid.
         LabelError: The reference does not lie on a tumour of the scans.
     """
-    label = _read_side("reference", pair.reference, pair.case_id)
+    label = _read_side("reference", pair.reference.path, pair.case_id)
     predicted = replace(label, array=np.zeros_like(label.array), file="")
     if pair.prediction is not None:
-        predicted = _read_side("prediction", pair.prediction, pair.case_id)
+        predicted = _read_side("prediction", pair.prediction.path, pair.case_id)
     remarks = _check_grids(pair.case_id, label, predicted)
     both = np.stack(metrics.cropped(label.array, predicted.array))
     reference, unclear = _judge_reference(label, both[0], pair)
@@ -300,10 +334,11 @@ def read_pair(pair: Pair) -> LabelPair:
         case_id=pair.case_id,
         reference=reference,
         predicted_file=predicted.file,
-        predicted_values=frozenset({0, *count_labels(both[1])}),
+        values=(reference.values, frozenset({0, *count_labels(both[1])})),
         geometry=label.geometry,
         shape=both.shape,
         packed=zlib.compress(both.tobytes(), level=1),
+        declared=(pair.reference.convention, pair.prediction.convention if pair.prediction else ""),
         remarks=(*unclear, *remarks),
     )
 
@@ -349,9 +384,8 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     reference, prediction = pair.conventions
     if pair.refusal is not None:
         raise pair.refusal
-    if not pair.predicted_file:
-        return
-    releases.check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
+    # both pass an empty label map, as which a missing prediction is read
+    releases.check_values(pair.values[1], prediction, pair.case_id, pair.predicted_file)
     shared = metrics.shared_voxels(label_maps[0], label_maps[1], (256, 256))
     if better := better_numbering(shared, reference, prediction):
         found = f"labels that agree with the reference far better numbered as {better}"
@@ -426,10 +460,10 @@ def _judge_reference(
     quality = judges("label_map")
     if quality is None:
         return shown, ()
-    scans, turned = tuple[Volume, ...](), oriented(label)
+    case, scans, turned = pair.reference.case, tuple[Volume, ...](), oriented(label)
     # only label maps are scored, so that a damaged scan does not matter
     with suppress(CaseError):
-        scans = load_case(pair.case, with_label=False).volumes if pair.case else ()
+        scans = load_case(case, with_label=False).volumes if case else ()
     if not scans or not have_one_grid(scans[0].geometry, turned.geometry):
         outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
         return replace(shown, outermost=outermost), ()
@@ -454,64 +488,48 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     return (f"case {case_id}: {remark}",)
 
 
-def _with_conventions(
-    pairs: Sequence[LabelPair], protocol: ScoringProtocol, *declared: Mapping[str, str]
-) -> Iterator[LabelPair]:
-    """Yield all pairs with their conventions, and the reasons why references cannot be in theirs.
-
-    `declared` has the names of those of references and of predictions that are known, by case id.
-    """
+def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> Iterator[LabelPair]:
+    """Yield all pairs with their conventions, and the reasons why references cannot be in theirs."""
     known = protocol.labels
     usual = known.name if known else ""
-    sides = (
-        {pair.case_id: (pair.geometry.shape, pair.reference.values) for pair in pairs},
-        # only 0 for a missing prediction, which changes no convention
-        {pair.case_id: (pair.geometry.shape, pair.predicted_values) for pair in pairs},
-    )
     references, predictions = (
         # a gross tumour volume is no tissue of other conventions
-        dict.fromkeys(side, known)
+        {pair.case_id: known for pair in pairs}
         if known and known not in CONVENTIONS
-        else releases.resolve_conventions(side, {**dict.fromkeys(side, usual), **names})
-        for side, names in zip(sides, declared, strict=True)
+        else releases.resolve_conventions(
+            # only 0 for a missing prediction, which changes no convention
+            {pair.case_id: (pair.geometry.shape, pair.values[side]) for pair in pairs},
+            {pair.case_id: pair.declared[side] or usual for pair in pairs},
+        )
+        for side in range(2)
     )
     advice = "Renumber the references, or name folders and files as their release does."
     for convention in dict.fromkeys(references.values()):
         group = [pair for pair in pairs if references[pair.case_id] == convention]
-        # an outline without scans does not suffice; it counts if most references agree
-        shown = (pair.reference for pair in group)
-        is_named = any(pair.case_id in declared[0] for pair in group)
+        # an outline without scans does not suffice; it counts if most references agree, and no file
+        # says the convention
+        shown = [pair.reference for pair in group]
+        is_named = any(pair.declared[0] and not pair.reference.is_on_scan for pair in group)
         judgements = releases.judge_labels(shown, convention, is_named=is_named, advice=advice)
         for pair, (problems, _) in zip(group, judgements, strict=True):
             refusal, both = next(iter(problems), None), (convention, predictions[pair.case_id])
             yield replace(pair, conventions=both, refusal=refusal)
 
 
-def _find_references(root: Path) -> dict[str, Pair]:
-    """Return the label maps of scans, and others by their names, without predictions, sorted by case id."""
-    if not root.exists():
-        msg = f"{root} does not exist; expected a label map, or a folder of label maps"
-        raise UsageError(msg)
-    if root.is_file() and not is_path_table(root):
-        return {case_of(root): Pair(case_of(root), root)}
-    label_maps = dict[str, Pair]()
+def _labels_of_scans(root: Path) -> Iterator[tuple[str, LabelFile]]:
+    """Yield the label maps that lie with the scans of their cases, by case id."""
     with suppress(LayoutError):
         for case in find_cases(root).cases:
             if case.label:
-                label_maps[case.case_id] = Pair(case.case_id, case.path_of(case.label), case=case)
-    used = {pair.reference for pair in label_maps.values()}
-    ids = {layouts.bids_name(name): name for name in recorded(root).get("case_id", {})}
-    for name, path in _named_label_maps(root, is_any_kind=not used):
-        pair = Pair(ids.get(name, name), path)
-        known = label_maps.setdefault(pair.case_id, pair) if path not in used else pair
-        # a label map that lies with its scans is the one of the case
-        if known is not pair and known.case is None:
-            msg = f"case {pair.case_id} has two label maps, {known.reference} and {path}; keep one"
-            raise UsageError(msg)
-    if not label_maps:
-        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
-        raise LayoutError(msg)
-    return dict(sorted(label_maps.items()))
+                path = case.path_of(case.label)
+                yield case.case_id, LabelFile(path=path, case=case, convention=case.convention)
+
+
+def _recorded_file(path: Path, row: Mapping[Any, str], root: Path) -> LabelFile:
+    """Return a label map with what the row of its case says, in the table of volumes at `root`."""
+    if name := row.get("convention", ""):
+        convention_named(name, f"{scores.VOLUMES_NAME} of {root}, case {row['case_id']}: ")
+    return LabelFile(path=path, convention=name, in_training=row.get(scores.IN_TRAINING, ""))
 
 
 def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, Path]]:

@@ -23,7 +23,7 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import bids_name, modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
-from brats_seg.evaluation.evaluate import label_maps_in, recorded
+from brats_seg.evaluation.evaluate import LabelFile, label_maps_in
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures import sections
 from brats_seg.figures.sections import AXIAL, MODALITY_NAMES, PLANES, Grid, Image
@@ -86,7 +86,7 @@ class CaseView:
     affine: Affine
     """(4, 4), from the voxels of the images to millimetres."""
     modalities: tuple[str, ...] = MODALITIES
-    """Modalities of the images: all four, but for models that predict without some."""
+    """Modalities of the images: all four, or those that the case has."""
     reference: Labelled | None = None
     prediction: Labelled | None = None
     uncertainty: Image | None = None
@@ -133,14 +133,16 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
     Raises:
         LayoutError: The folder holds no cases.
         UsageError: The folder does not hold that case.
-        CaseError: The case lacks a modality, or a file of it cannot be used.
+        CaseError: The case has no modality, or a file of it cannot be used.
     """
     cases = {case.case_id: case for case in find_cases(root).cases}
     chosen = cases.get(case_id or next(iter(cases)))
     if chosen is None:
         msg = f"{root} holds no case {case_id}; it has {some_of(cases)}"
         raise UsageError(msg)
-    return make_view(load_case(chosen, labels=labels or ""))
+    # one that was predicted without some modalities is shown without them
+    modalities = chosen.modalities or MODALITIES
+    return make_view(load_case(chosen, labels=labels or "", modalities=modalities))
 
 
 def make_view(loaded: LoadedCase) -> CaseView:
@@ -160,19 +162,30 @@ def make_view(loaded: LoadedCase) -> CaseView:
     )
 
 
-def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
+def with_prediction(view: CaseView, path: Path) -> CaseView:
     """Add the prediction of a case: a label map, or a folder that holds one named after the case.
 
     Raises:
         UsageError: The label map does not exist.
         CaseError: The label map cannot be read, or has another grid than the scans.
     """
-    return replace(view, prediction=_read_labelled(view, path, labels or ""))
+    files = label_maps_in(path, [view.case_id])
+    if view.case_id not in files:
+        msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(files)}"
+        raise UsageError(msg)
+    return replace(view, prediction=read_labelled(view, files[view.case_id]))
 
 
-def with_reference(view: CaseView, path: Path) -> CaseView:
-    """Add the reference of a case; the arguments and errors are those of `with_prediction`."""
-    return replace(view, reference=_read_labelled(view, path, ""))
+def read_labelled(view: CaseView, file: LabelFile) -> Labelled:
+    """Read a label map of a case; raise `CaseError` if it cannot be read, or has another grid."""
+    label = read_label_map(file.path, case_id=view.case_id)
+    check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
+    values = count_labels(label.array)
+    convention, _ = releases.resolve_convention(view.release, values, declared=file.convention)
+    releases.check_values(values, convention, view.case_id, label.file)
+    # regions of an array in another order of voxels take ten times as long
+    label_map = np.ascontiguousarray(oriented(label).array)
+    return Labelled(label_map=label_map, convention=convention)
 
 
 def with_uncertainty(view: CaseView, path: Path) -> CaseView:
@@ -230,17 +243,18 @@ def sample_figure(view: CaseView) -> Figure:
     return figure
 
 
-def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
+def montage_figure(view: CaseView, *, modality: str | None = None) -> Figure:
     """Draw axial sections from the lower to the upper end of the tumour, with the regions outlined.
 
     There is one block of sections for each label map of the case, with the volume of each region,
-    and for the prediction its Dice.
+    and for the prediction its Dice. The default modality is FLAIR, or the first one without it.
 
     Raises:
         CaseError: The case has no label map, neither reference nor prediction.
         UsageError: No modality has that name.
     """
-    image, sides = view.image(modality), masks_to_draw(view)
+    kind = modality_named(modality or "") or select_shown(view.modalities, [_BACKGROUND])[0]
+    image, sides = view.image(modality or kind), masks_to_draw(view)
     tumour = np.logical_or.reduce([regions[0] for regions in sides.values()])
     shown = np.flatnonzero((tumour if tumour.any() else image != 0).any(axis=(0, 1)))
     indices = shown[np.linspace(0, len(shown) - 1, min(N_SECTIONS, len(shown))).round().astype(int)]
@@ -260,7 +274,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         reference = sides.get("reference") if name == "prediction" else None
         texts = _region_texts(regions, view.grid, reference)
         sections.add_title(block, f"{name}\n{', '.join(texts)}", size=8.5)
-    sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
+    sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[kind]}")
     key = sections.region_key(list(sides.values()), [region.upper() for region in REGIONS])
     sections.add_dark_legend(figure, key)
     return figure
@@ -415,22 +429,6 @@ def _subtract_background(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return a volume whose background is 0, whatever constant its file has there."""
     background = background_of(array)
     return np.where(array == background, 0, array) if background else array
-
-
-def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
-    paths = label_maps_in(path, [view.case_id])
-    if view.case_id not in paths:
-        msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(paths)}"
-        raise UsageError(msg)
-    label = read_label_map(paths[view.case_id], case_id=view.case_id)
-    check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    values = count_labels(label.array)
-    labels = labels or recorded(path).get("convention", {}).get(view.case_id, "")
-    convention, _ = releases.resolve_convention(view.release, values, declared=labels)
-    releases.check_values(values, convention, view.case_id, label.file)
-    # regions of an array in another order of voxels take ten times as long
-    label_map = np.ascontiguousarray(oriented(label).array)
-    return Labelled(label_map=label_map, convention=convention)
 
 
 def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, text: str) -> None:

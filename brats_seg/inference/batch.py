@@ -230,7 +230,7 @@ def check_apart(inputs: Sequence[Case], output: Path) -> None:
         if not case.problems
         for scan in case.images
     }
-    is_fused = recorded(output).keys() == {*fuse.COLUMNS}
+    is_fused = any(row.keys() == {*fuse.COLUMNS} for row in recorded(output).values())
     if is_fused or output.resolve() in folders:
         msg = f"{output} holds {'fused label maps' if is_fused else 'scans'}: give another folder for the results with --output"
         raise UsageError(msg)

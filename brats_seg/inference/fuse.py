@@ -15,7 +15,7 @@ from brats_seg.cases import releases
 from brats_seg.cases.case import check_one_grid, count_labels
 from brats_seg.cases.nifti import Geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import EnvironmentalError, LabelError, UsageError, some_of, unknown_name
-from brats_seg.evaluation.evaluate import case_of, label_maps_in, recorded
+from brats_seg.evaluation.evaluate import LabelFile, case_of, label_maps_in, recorded
 from brats_seg.evaluation.scores import IN_TRAINING, VOLUMES_NAME
 from brats_seg.inference.method import Field
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, result_files
@@ -34,10 +34,8 @@ COLUMNS = ("case_id", "convention", IN_TRAINING)
 class _LabelMap(NamedTuple):
     """A label map that has been checked; it is read again when its case is fused."""
 
-    path: Path
+    file: LabelFile
     geometry: Geometry
-    in_training: str
-    """Whether its network was trained on the patient; empty if that is not known."""
     convention: LabelConvention
 
 
@@ -66,22 +64,22 @@ def fuse_label_maps(
     """
     if method not in METHODS:
         raise UsageError(unknown_name(f"method {method!r}", method, METHODS))
-    sets = list(map(_read, inputs, _find_sets(inputs, output)))
+    sets = list(map(_read, _find_sets(inputs, output)))
     cases = {case_id: [label_maps[case_id] for label_maps in sets] for case_id in sets[0]}
     for case_id, label_maps in cases.items():
-        check_one_grid(case_id, [(str(item.path), item.geometry) for item in label_maps])
+        check_one_grid(case_id, [(str(item.file.path), item.geometry) for item in label_maps])
     with OutputFolder(output).opened():
         # of cases that were fused earlier
-        columns = [recorded(output).get(name, {}).values() for name in COLUMNS]
-        rows, written = {row[0]: row for row in zip(*columns, strict=False)}, list[Path]()
+        rows, written = recorded(output), list[Path]()
         for case_id, label_maps in track(cases.items(), what="fusing", total=len(cases)):
             regions = _fuse(case_id, label_maps, method)
             written.append(output / f"{case_id}.nii.gz")
             # the table must not be read with an earlier label map
             written[-1].unlink(missing_ok=True)
-            first, answers = label_maps[0], {item.in_training for item in label_maps}
+            first, answers = label_maps[0], {item.file.in_training for item in label_maps}
             in_training = "yes" if "yes" in answers else min(answers)
-            rows[case_id] = case_id, first.convention.name, in_training
+            cells = case_id, first.convention.name, in_training
+            rows[case_id] = dict(zip(COLUMNS, cells, strict=True))
             write_table(output / VOLUMES_NAME, COLUMNS, [row for _, row in sorted(rows.items())])
             write_volume(written[-1], label_map_of(regions, first.convention), first.geometry)
     return tuple(written)
@@ -93,7 +91,7 @@ def _fuse(case_id: str, label_maps: Sequence[_LabelMap], method: str) -> RegionM
         inside = _mean_probabilities(case_id, label_maps)
     else:
         masks = [
-            regions_of(read_label_map(item.path, case_id=case_id).array, item.convention)
+            regions_of(read_label_map(item.file.path, case_id=case_id).array, item.convention)
             for item in label_maps
         ]
         inside = np.mean(masks, axis=0, dtype=np.float32)
@@ -120,9 +118,9 @@ def _staple(votes: Sequence[Mask]) -> Field:
 
 def _mean_probabilities(case_id: str, label_maps: Sequence[_LabelMap]) -> Field:
     first, sums = label_maps[0], []
-    grid = (str(first.path), first.geometry)
+    grid = (str(first.file.path), first.geometry)
     for name in result_files("plain", case_id, first.convention.name).probabilities:
-        paths = [label_map.path.parent / name for label_map in label_maps]
+        paths = [label_map.file.path.parent / name for label_map in label_maps]
         if missing := [path for path in paths if not path.exists()]:
             msg = f"{missing[0]} is missing; expected the maps that `predict --probabilities` wrote, in --layout plain"
             raise UsageError(msg)
@@ -132,7 +130,7 @@ def _mean_probabilities(case_id: str, label_maps: Sequence[_LabelMap]) -> Field:
     return (np.stack(sums) / len(label_maps)).astype(np.float32)
 
 
-def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
+def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, LabelFile]]:
     """Return the label maps of each input by case; raise `UsageError` unless all have the same cases."""
     folders = {(path if path.is_dir() else path.parent).resolve() for path in inputs}
     refusals = {
@@ -144,7 +142,7 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     for message, is_true in refusals.items():
         if is_true:
             raise UsageError(message)
-    sets = [label_maps_in(path, () if path.is_dir() else (case_of(inputs[0]),)) for path in inputs]
+    sets = [label_maps_in(p, None if p.is_dir() else [case_of(inputs[0])]) for p in inputs]
     for path, label_maps in zip(inputs, sets, strict=True):
         if missing := sorted(set().union(*sets) - label_maps.keys()):
             msg = f"{path} has no label map of {some_of(missing)}; expected the same cases in all"
@@ -152,23 +150,19 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, Path]]:
     return sets
 
 
-def _read(root: Path, paths: Mapping[str, Path]) -> dict[str, _LabelMap]:
-    """Check the label maps of one input; their conventions are known when all have been read.
-
-    Those of predictions, and of fused label maps, are in a table.
-    """
-    table = recorded(root)
+def _read(files: Mapping[str, LabelFile]) -> dict[str, _LabelMap]:
+    """Check the label maps of one input; their conventions are known when all have been read."""
     read: dict[str, partial[_LabelMap]] = {}
     shown: dict[str, tuple[Triple, frozenset[int]]] = {}
-    for case_id, path in paths.items():
-        volume = read_label_map(path, case_id=case_id)
-        trained = table.get(IN_TRAINING, {}).get(case_id, "")
-        read[case_id] = partial(_LabelMap, path, volume.geometry, trained)
+    for case_id, file in files.items():
+        volume = read_label_map(file.path, case_id=case_id)
+        read[case_id] = partial(_LabelMap, file, volume.geometry)
         shown[case_id] = volume.geometry.shape, frozenset(count_labels(volume.array))
-    conventions = releases.resolve_conventions(shown, table.get("convention", {}))
+    declared = {case_id: file.convention for case_id, file in files.items()}
+    conventions = releases.resolve_conventions(shown, declared)
     for case_id, convention in conventions.items():
         if unknown := sorted(shown[case_id][1] - {0, *convention.painted}):
-            values, file = f"label values {unknown}", str(paths[case_id])
+            values, path = f"label values {unknown}", str(files[case_id].path)
             next_step = "Renumber or remove them."
-            raise LabelError(case_id, file, values, f"only those of {convention}", next_step)
+            raise LabelError(case_id, path, values, f"only those of {convention}", next_step)
     return {case_id: make(conventions[case_id]) for case_id, make in read.items()}

@@ -15,8 +15,8 @@ from brats_seg.cases.layouts import STEPS_NAME
 from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseError, UsageError, counted, some_of
-from brats_seg.evaluation.evaluate import label_maps_in
-from brats_seg.figures.cases import make_view, with_prediction, with_reference, with_uncertainty
+from brats_seg.evaluation.evaluate import LabelFile, label_maps_in
+from brats_seg.figures.cases import make_view, read_labelled, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
@@ -32,9 +32,9 @@ class PageFiles:
 
     case: Case
     page: Path
-    prediction: Path | None = None
+    prediction: LabelFile | None = None
     uncertainty: Path | None = None
-    reference: Path | None = None
+    reference: LabelFile | None = None
     record: Record | None = None
     """Record of the prediction; None if it has none."""
 
@@ -108,7 +108,7 @@ def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
     return PageFiles(
         case=case,
         page=page_path(folder, record.case_id),
-        prediction=folder / files.label_map,
+        prediction=LabelFile(path=folder / files.label_map, convention=record.convention),
         uncertainty=folder / files.uncertainty if has_uncertainty else None,
         record=record,
     )
@@ -123,9 +123,9 @@ def write_page_of(files: PageFiles) -> Path:
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
     view = make_view(loaded)
     if files.prediction is not None:
-        view = with_prediction(view, files.prediction, labels=record.convention if record else None)
+        view = replace(view, prediction=read_labelled(view, files.prediction))
     if files.reference is not None:
-        view = with_reference(view, files.reference)
+        view = replace(view, reference=read_labelled(view, files.reference))
     if files.uncertainty is not None:
         view = with_uncertainty(view, files.uncertainty)
     warnings, facts = tuple(_warnings(loaded, record)), tuple(_facts(files, loaded))
@@ -195,7 +195,8 @@ def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
         if folder is not None and case.case_id in records:
             yield files_of_result(case, records[case.case_id], folder)
             continue
-        prediction = predictions.get(case.case_id, folder and folder / f"{case.case_id}.nii.gz")
+        absent = LabelFile(path=folder / f"{case.case_id}.nii.gz") if folder else None
+        prediction = predictions.get(case.case_id, absent)
         page = page_path(above or Path(), case.case_id)
         yield PageFiles(case=case, page=page, prediction=prediction)
 
@@ -226,7 +227,8 @@ def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
 
 def _check_files(files: PageFiles) -> None:
     """Raise `CaseError` if scans or results are not where they were, or a case is not predicted."""
-    paths = (files.prediction, files.uncertainty, *map(files.case.path_of, files.case.images))
+    prediction = files.prediction and files.prediction.path
+    paths = (prediction, files.uncertainty, *map(files.case.path_of, files.case.images))
     if missing := [path.name for path in paths if path and not path.exists()]:
         expected = "the scans, and what predict wrote"
         advice = "Predict the case, or say where its scans are: report SCANS --prediction RESULTS."
@@ -257,9 +259,9 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
         yield Fact("Label convention", f"{convention_named(record.convention)}{reason}")
         yield Fact("Predicted by", f"brats_seg {record.version} on {record.device}")
     elif files.prediction is not None:
-        yield Fact("Prediction", f"{files.prediction.name}, without a record of its model")
+        yield Fact("Prediction", f"{files.prediction.path.name}, without a record of its model")
     if files.reference is not None:
-        yield Fact("Reference", files.reference.name)
+        yield Fact("Reference", files.reference.path.name)
     elif loaded.label is not None:
         yield Fact("Reference", loaded.label.file)
     yield Fact("Release of the scans", loaded.case.release)
