@@ -187,7 +187,7 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
             path = predictions / f"{case.case_id}.nii.gz"
             convention = rows.get(case.case_id, {}).get("convention", "")
             prediction = LabelFile(path=path, convention=convention) if path.exists() else None
-            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
+            pairs.append(Pair(case.case_id, reference, prediction))
     return Pairing(pairs=tuple(pairs))
 
 

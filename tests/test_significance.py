@@ -82,7 +82,7 @@ def test_a_gain_in_every_case_has_the_least_p_value() -> None:
     for n_cases in (1, 4, significance.FEWEST_CASES - 1, significance.FEWEST_CASES, 12):
         for after in (np.full(n_cases, 0.01), 0.01 * np.arange(1, n_cases + 1)):
             gain = gain_of(np.zeros(n_cases), after)
-            assert gain.p_value == significance.least_p_value(n_cases)
+            assert gain.p_value == 0.5**n_cases
             assert gain.is_sure == (n_cases >= significance.FEWEST_CASES)
 
 

@@ -8,11 +8,11 @@ label map in another numbering than its names say, would give scores that mean n
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,9 @@ LEAST_DICE = 0.6
 FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
 
+Rows: TypeAlias = dict[str, dict[Any, str]]
+"""Rows of a table by case id, with their cells by column."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelFile:
@@ -56,7 +59,7 @@ class LabelFile:
     """Whether its network was trained on the patient, `yes` or `no`; empty if that is not known."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The files of the label maps of one case."""
 
@@ -77,6 +80,8 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
+    in_training: Mapping[str, str] = field(default_factory=dict)
+    """Whether the model was trained on the patients of cases, as far as the table of volumes says it."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -127,8 +132,8 @@ class Evaluation:
     def held_out_summaries(self) -> tuple[RegionSummary, ...]:
         """Summaries without the cases of patients that the model is known to have been trained on.
 
-        Those without a prediction count: nothing is recorded of them, and without them the mean of a
-        model that fails in hard cases would rise.
+        Those without a prediction count, unless the table of volumes says otherwise: without them the
+        mean of a model that fails in hard cases would rise.
         """
         held_out = self.scores[~self.scores["case_id"].isin(self.in_training)]
         return scores.summarise_scores(held_out, np.random.default_rng(0))
@@ -193,8 +198,7 @@ def evaluate_pairs(
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
-    trained = {p.case_id: p.prediction.in_training for p in pairing.pairs if p.prediction}
-    answers = [trained.get(case_id, "") for case_id in table["case_id"]]
+    answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
     if any(answers):
         table.insert(2, scores.IN_TRAINING, answers)
     return Evaluation(
@@ -223,7 +227,8 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         LayoutError: A folder holds no label map, or no case is in both.
     """
     references = label_maps_in(reference)
-    predictions = label_maps_in(prediction, [*references])
+    rows = recorded(prediction)
+    predictions = label_maps_in(prediction, [*references], rows)
     if not references.keys() & predictions.keys():
         names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
         msg = f"no case is in both: {names}. Name each prediction as its case."
@@ -231,17 +236,15 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     written = [(path / layouts.OUTPUT_MARKER).exists() for path in (reference, prediction)]
     remark = f"{reference}, given first, was written by `predict`, and is scored as the reference"
     pairing = Pairing(
-        pairs=tuple(
-            Pair(case_id=case_id, reference=file, prediction=predictions.get(case_id))
-            for case_id, file in references.items()
-        ),
+        pairs=tuple(Pair(name, file, predictions.get(name)) for name, file in references.items()),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
         remarks=(remark,) if written == [True, False] else (),
+        in_training={name: row.get(scores.IN_TRAINING, "") for name, row in rows.items()},
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def recorded(predictions: Path) -> dict[str, dict[Any, str]]:
+def recorded(predictions: Path) -> Rows:
     """Return the rows of the table of volumes of predictions by case id; none without a table."""
     folder = predictions if predictions.is_dir() else predictions.parent
     # there is none, or another one, of predictions of another program or version
@@ -251,12 +254,15 @@ def recorded(predictions: Path) -> dict[str, dict[Any, str]]:
     return {}
 
 
-def label_maps_in(root: Path, case_ids: Sequence[str] | None = None) -> dict[str, LabelFile]:
+def label_maps_in(
+    root: Path, case_ids: Sequence[str] | None = None, rows: Rows | None = None
+) -> dict[str, LabelFile]:
     """Return the label maps of scans, and others by their names, by case id, sorted.
 
     Args:
         root: A folder, a table of paths, or one label map.
         case_ids: The cases, the only one of which one label map is; None to go by its name.
+        rows: Result of `recorded`, if the table has been read already.
 
     Raises:
         UsageError: The path does not exist, a case occurs twice, a file is given for no case or for
@@ -266,7 +272,7 @@ def label_maps_in(root: Path, case_ids: Sequence[str] | None = None) -> dict[str
     if not root.exists():
         msg = f"{root} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
-    rows = recorded(root)
+    rows = recorded(root) if rows is None else rows
     if root.is_file() and not is_path_table(root):
         names = [case_of(root)] if case_ids is None else case_ids
         if len(names) != 1:

@@ -25,7 +25,10 @@ SMALLEST_GAIN = 0.001
 LARGEST_CHANCE = 0.002
 """Largest p value of a sure gain."""
 FEWEST_CASES = ceil(-log2(LARGEST_CHANCE))
-"""Smallest number of cases, 9, on which a gain can be sure (see `least_p_value`)."""
+"""Smallest number of cases, 9, on which a gain can be sure.
+
+Chance alone raises all of n cases once in `2**n` trials, so that no p value is below `0.5**n`.
+"""
 
 _BATCH_VALUES = 10_000_000
 """Values that are resampled at a time: 80 MB."""
@@ -175,18 +178,6 @@ def gain_of(before: Values, after: Values) -> Gain:
         n_lowered=int((differences < 0).sum()),
         p_value=signed_rank_p_value(differences, "greater"),
     )
-
-
-def least_p_value(n_cases: int) -> float:
-    """Return the smallest p value that a gain on that many cases can have: that of a gain in each.
-
-    Each case is raised or lowered, so that chance alone raises all of them once in `2 ** n_cases` trials.
-
-    Example:
-        >>> least_p_value(4)
-        0.0625
-    """
-    return 0.5**n_cases
 
 
 def best_candidate(scores: Sequence[Values]) -> int:

@@ -190,7 +190,7 @@ def _warn_of_few(n_cases: int) -> None:
         log.warning(
             "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
             "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
-            *(counted(n_cases, "held-out case"), significance.least_p_value(n_cases)),
+            *(counted(n_cases, "held-out case"), 0.5**n_cases),
             *(significance.LARGEST_CHANCE, significance.FEWEST_CASES),
         )
 
