@@ -190,7 +190,7 @@ def read_scores(path: Path) -> pd.DataFrame:
         kinds = {c: int if c in _COUNTS else float for c in score_columns(table)}
         return table.astype(kinds)
     except ValueError as error:
-        msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
+        msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it, with decimal points: {error}"
         raise UsageError(msg) from None
 
 

@@ -75,7 +75,7 @@ def read_features(path: Path) -> pd.DataFrame:
         row, column = wrong[0]
         msg = (
             f"{path}, case {table['case_id'].iloc[row]}: found {texts.iat[row, column]!r} in column "
-            f"{names[column]}; expected a number or nothing. Correct it, or remove the column."
+            f"{names[column]}; expected a number with a decimal point, or nothing. Correct it, or remove the column."
         )
         raise UsageError(msg)
     return table.drop(columns=names).join(numbers.where(numbers.abs() < _TOO_LARGE))
