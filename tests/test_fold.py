@@ -86,7 +86,9 @@ def test_training_sees_what_prediction_computes(tmp_path, spacings, changes, exp
     root = write_cases(tmp_path / "scans", *spacings)
     folds = [opened(root, *changes, fold=fold) for fold in (0, 1, 0)]
     assert {data.spacing_mm for data in folds} == {expected}
-    for case in read_index(folds[0].folder / "cases.csv", root).cases:
+    cases = read_index(folds[0].folder / "cases.csv", root).cases
+    assert [case.facts.voxel_mm3 for case in cases] == pytest.approx([mm**3 for mm in spacings])
+    for case in cases:
         scan, prepared = read_scan(case, expected), whole_case(folds[0].folder, case.case_id)
         np.testing.assert_array_equal(prepared.image.numpy(), scan.image.astype(np.float16))
         assert prepared.target.shape[1:] == scan.image.shape[1:]
@@ -229,3 +231,6 @@ def test_a_table_that_has_not_changed_is_not_written_again(two: Path) -> None:
             os.utime(next(two.glob("*/*")), (1, 1))
     assert tables[0] == tables[1]
     assert is_written == [True, False, True]
+    (two / "survival_info.csv").write_text("case_id,Age\nsmith,old\n")
+    with pytest.raises(CaseError, match="found age 'old'"):
+        open_index(two, path, settings(), track=lambda *_, **__: pytest.fail("scans were read"))

@@ -158,12 +158,6 @@ def test_the_tumour_volume_is_that_of_the_whole_tumour(labels: str, litres: int)
     assert (case.convention, case.label_values) == (labels, (0, 1, 2, 3, 4))
 
 
-def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
-    builders.write_case(tmp_path, CASE_ID, spacing_mm=2)
-    found = inspected(tmp_path)
-    assert (found.problems, found.facts.voxel_mm3) == ((), pytest.approx(8))
-
-
 def test_a_scan_has_one_hash_however_it_is_stored_and_others_another(tmp_path: Path) -> None:
     builders.write_case(tmp_path, CASE_ID)
     array = builders.make_volumes()[0]
@@ -229,9 +223,14 @@ def test_cases_of_a_release_share_their_convention() -> None:
         listed("jones", (0, 1, 2, 4), "two/jones"),
         listed("BraTS-PED-00000-000", (0, 1, 2, 4)),
         listed("BraTS-SSA-00000-000"),
+        # one has 3 for enhancing tumour, the other 4; each data set has its description
+        *(listed(f"sub-0{n}", (0, 1, 2, n), f"sub-0{n}") for n in (3, 4)),
+        listed("x", (0, 1, 2, 3), "a/imagesTr", release="msd", convention="msd"),
+        listed("y", (0, 1, 2, 4), "b/imagesTr", release="msd", convention="brats2017"),
     )
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
     expected = [*["brats2024"] * 3, "brats2023", "brats2017", "brats2024-ped", ""]
+    expected += ["brats2023", "brats2017", "msd", "brats2017"]
     assert [case.convention for case in cases] == expected
     assert cases[1].facts.tumour_ml == 2000
 

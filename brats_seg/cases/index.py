@@ -193,7 +193,7 @@ def _hash(array: npt.NDArray[Any]) -> str:
 
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
-    if case.release not in {releases.UNKNOWN, releases.NNUNET}:
+    if case.release not in {releases.UNKNOWN, releases.NNUNET, releases.DECATHLON}:
         return case.release, ""
     above = case.folder.parent
     # the cases of a data set are in one folder, or its patients are
@@ -202,19 +202,23 @@ def _source(case: Case) -> tuple[str, str]:
 
 def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
     """Yield the cases of one release with their label convention."""
-    labelled = [case for case in group if case.label_values]
-    values = sorted({value for case in labelled for value in case.label_values})
+    shown = [case.shown_labels for case in group if case.label_values]
+    maps = [labels_of_case.values for labels_of_case in shown]
+    values = sorted(frozenset[int]().union(*maps))
     given = labels or next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
     convention, is_ambiguous = releases.resolve_convention(group[0].release, values, declared=given)
-    guess = (
+    if is_ambiguous and {3, 4} <= {*values} and not releases.have_four_tissues(maps):
+        # enhancing tumour is 3 in some label maps and 4 in others
+        for part in group_by(group, lambda case: [3 in case.label_values]):
+            yield from _resolve_group(part, labels)
+        return
+    guesses = [
         f"the label values {' '.join(map(str, values))} were read as {convention.name}, but the "
         "names do not confirm it: if that is wrong, name the convention with --convention"
-    )
-    guesses = [guess] if is_ambiguous else []
-    n_of_one = sum(1 in case.label_values for case in labelled)
+    ] * is_ambiguous
+    n_of_one = sum(1 in of_map for of_map in maps)
     are_masks = is_ambiguous and max(values, default=0) == 1 and n_of_one > 1
-    shown = [case.shown_labels for case in labelled]
     judgements = releases.judge_labels(shown, convention, is_named=bool(labels))
     for case in group:
         remarks = [*case.remarks, *case.facts.scan_remarks]
@@ -227,13 +231,12 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             expected = "labels of oedema, tumour core and enhancing tumour"
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
             case = case.with_problem(problem, expected, next_step, case.shown_labels.file)
-        wt = convention.regions[0]
-        n_voxels = sum(n for value, n in case.facts.label_voxels if value in wt)
+        in_wt = (n for value, n in case.facts.label_voxels if value in convention.regions[0])
         empty = ["the label map holds no tumour"] * (case.label_values == (0,))
         yield replace(
             case,
             convention=convention.name,
-            facts=replace(case.facts, tumour_ml=n_voxels * case.facts.voxel_mm3 / MM3_PER_ML),
+            facts=replace(case.facts, tumour_ml=sum(in_wt) * case.facts.voxel_mm3 / MM3_PER_ML),
             problems=(*case.problems, *map(str, problems)),
             remarks=(*remarks, *(on_label or guesses), *empty),
         )
@@ -241,12 +244,11 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
 
 def _merge_duplicates(duplicates: Sequence[Case]) -> Iterator[Case]:
     labelled = [case for case in duplicates if case.label]
-    problem = ""
-    if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
-        problem = "the scan with another label map"
     if len({case.facts.voxel_hash for case in duplicates}) > 1:
         problem = "another scan"
-    if not problem:
+    elif len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
+        problem = "the scan with another label map"
+    else:
         chosen = (labelled or duplicates)[0]
         remark = f"the same scan is in {_other_folders(chosen, duplicates)}, which was ignored"
         yield replace(chosen, remarks=(*chosen.remarks, remark))

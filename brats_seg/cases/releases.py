@@ -106,18 +106,14 @@ def resolve_conventions(
     `declared` has the names of those that are known, by case id.
 
     Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
-    label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
-    distinguishes four tissues, unless more label maps hold 4 without 3 than hold 3; all other label maps
-    of the folder are then resolved together as well. Otherwise each is resolved alone, so that a folder in
-    which one case has 3 for enhancing tumour and another has 4 is read correctly.
+    label maps are resolved together. All other label maps are resolved together if they have four tissues.
+    Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing tumour and
+    another has 4 is read correctly.
     """
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, (_, values) in label_maps.items():
         of_release[release_of(case_id)] |= values
-    all_values = [values for _, values in label_maps.values()]
-    n_with_3 = sum(3 in values for values in all_values)
-    n_with_4_alone = sum(4 in values and 3 not in values for values in all_values)
-    has_four_tissues = n_with_3 >= n_with_4_alone and any({3, 4} <= v for v in all_values)
+    has_four_tissues = have_four_tissues([values for _, values in label_maps.values()])
     of_folder = set[int]().union(*of_release.values())
     conventions = {}
     for case_id, (shape, values) in label_maps.items():
@@ -127,6 +123,16 @@ def resolve_conventions(
         name = declared.get(case_id, "")
         conventions[case_id], _ = resolve_convention(release, shared, declared=name)
     return conventions
+
+
+def have_four_tissues(label_maps: Sequence[Collection[int]]) -> bool:
+    """Return whether 3 and 4 are two tissues in label maps of one origin, given the values of each.
+
+    One that holds both shows it, unless more hold 4 without 3 than hold 3.
+    """
+    with_3 = [values for values in label_maps if 3 in values]
+    n_with_4_alone = sum(4 in values and 3 not in values for values in label_maps)
+    return len(with_3) >= n_with_4_alone and any(4 in values for values in with_3)
 
 
 def check_values(

@@ -312,6 +312,8 @@ def _current_index(
 ) -> tuple[CaseIndex, bool]:
     """Return the index of the scans below `root`, and whether it differs from the table at `path`."""
     previous = read_index(path, root) if path.exists() else None
+    # reading the scans takes minutes, and a table that is wrong none
+    clinical = read_clinical_tables(root)
     index = index_cases(
         root,
         previous=previous,
@@ -320,7 +322,7 @@ def _current_index(
         n_workers=n_workers,
         track=track,
     )
-    index = replace(index, cases=with_clinical(index.cases, read_clinical_tables(root)))
+    index = replace(index, cases=with_clinical(index.cases, clinical))
     return index, previous != index
 
 
