@@ -53,7 +53,7 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
 
 def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path) -> None:
     rows = rows_of(brats_root, tmp_path)[:3]
-    rows[1] |= dict.fromkeys(HEADINGS, "")
+    rows[1] |= dict.fromkeys(HEADINGS, " ")
     rows[2]["FLAIR"] = "nowhere.nii.gz"
     table = write_rows(tmp_path / "cases.csv", rows)
     good, empty, absent = index_cases(table).cases

@@ -291,16 +291,18 @@ def write_dataset(root: Path, description: object, *names: str) -> Path:
 
 
 def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
-    image, label = "x/imagesTr/BRATS_001.nii.gz", "x/labelsTr/BRATS_001.nii.gz"
+    image, label = "x/imagesTr/BRATS_0001.nii.gz", "x/labelsTr/BRATS_0001.nii.gz"
     touch(tmp_path, image, "x/imagesTr/._BRATS_001.nii.gz", label, *scans("BraTS2021_00000"))
     write_dataset(tmp_path / "x", MSD, "imagesTs/BRATS_485.nii.gz")
     found = cases_in(tmp_path)
     assert find_cases(tmp_path).notices == ()
-    assert sorted(found) == ["BRATS_001", "BRATS_485", "BraTS2021_00000"]
-    case = found["BRATS_001"]
+    assert sorted(found) == ["BRATS_0001", "BRATS_485", "BraTS2021_00000"]
+    case = found["BRATS_0001"]
     assert names_of(case) == [*(f"{image}#{volume}" for volume in (1, 2, 3, 0)), label]
-    assert (case.release, case.convention, case.patient_id) == ("msd", "msd", "BRATS_001")
+    assert (case.release, case.convention, case.patient_id) == ("msd", "msd", "BRATS_0001")
     assert (found["BRATS_485"].label, found["BRATS_485"].convention) == (None, "")
+    with pytest.raises(LayoutError, match=r"'drawn/.'; the files .* dataset\.json are in its"):
+        find_cases(touch(tmp_path, "drawn/BRATS_0001.nii.gz"), label_files="drawn/*")
     # a modality that is not described is missing, and the order of the description counts
     write_dataset(tmp_path / "x", {**MSD, "modality": {"0": "T2w", "1": "T1w"}})
     volumes = [scan.volume for scan in cases_in(tmp_path)["BRATS_485"].images]
@@ -500,6 +502,8 @@ def test_a_csv_table_names_files_relative_to_itself(tmp_path: Path) -> None:
         [case] = find_inputs([tmp_path / "cases.csv"])
         assert (case.case_id, case.problems) == ("me", ())
         assert [case.path_of(s) for s in case.images] == [tmp_path / p for p in files.values()]
+    with pytest.raises(UsageError, match="names the label maps in its column label"):
+        find_cases(tmp_path / "cases.csv", label_files="*")
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,8 @@ def _make_cases(
     label_of = {file.stem: ScanFile(path=file.path) for file in labels.scans}
     scans: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
     for file in images.scans:
-        channel = _CHANNEL.fullmatch(file.stem)
+        # the label map of a 4-D file has its name, which may end with four digits too
+        channel = None if file.stem in label_of else _CHANNEL.fullmatch(file.stem)
         for index, modality in modalities.items():
             if channel and int(channel["channel"]) == index:
                 scans[channel["case"]][modality] = ScanFile(path=file.path)
@@ -156,7 +157,7 @@ def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, froze
 
 
 def _case(row: Mapping[Any, str]) -> Case:
-    cells = {str(key): value.strip() for key, value in row.items() if value}
+    cells = {str(key): text for key, value in row.items() if (text := value.strip())}
     columns: dict[str, str] = {}
     for name in cells:
         kind = layouts.kind_named(name)

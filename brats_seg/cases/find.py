@@ -56,7 +56,7 @@ def find_cases(
 
     Raises:
         LayoutError: The folder does not exist, contains no case, or has no file of the pattern.
-        UsageError: The table cannot be read.
+        UsageError: The table cannot be read, or a pattern is given in addition.
 
     Example:
         >>> import tempfile
@@ -70,7 +70,10 @@ def find_cases(
     if not os.path.exists(root):  # noqa: PTH110 - Path.exists raises if the name is too long
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
-    if is_table := described.is_path_table(root):
+    if (is_table := described.is_path_table(root)) and label_files:
+        msg = f"{root} names the label maps in its column label: leave out --label-files"
+        raise UsageError(msg)
+    if is_table:
         cases, notices = list(described.read_path_table(root)), list[str]()
     elif os.path.isdir(root):  # noqa: PTH112 - as above
         cases, notices = _find_below(root, label_files, with_labels=with_labels)
@@ -236,8 +239,8 @@ def _find_below(
     root: Path, label_files: str | None, *, with_labels: bool
 ) -> tuple[list[Case], list[str]]:
     """Return the cases of a folder, and sentences about the files that were ignored."""
-    folders = [_with_label_pattern(folder, label_files) for folder in layouts.walk_folders(root)]
-    unique = [_without_packed_copies(folder) for folder in folders]
+    folders = [*layouts.walk_folders(root)]
+    unique = [_without_packed_copies(_with_label_pattern(f, label_files)) for f in folders]
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
     superseded = _find_superseded(groups)
     groups = _separate_names([group for group in groups if group not in superseded])
@@ -265,7 +268,8 @@ def _find_below(
         names = some_of([printable(path.as_posix()) for path in unused]) or "none"
         msg = (
             f"no case below {root} has a label map called {label_files!r}; the files that are no scan "
-            f"are {names}. Expected a pattern such as '*_tumour.nii.gz', or 'masks/*' for paths."
+            f"are {names}. Expected a pattern such as '*_tumour.nii.gz', or 'masks/*' for paths; "
+            "those of a dataset.json are in its folder labelsTr."
         )
         raise LayoutError(msg)
     return cases, notices
@@ -288,7 +292,9 @@ def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:
         is_label = fnmatch(text.lower(), pattern.lower())
         if is_label != (scan.kind == LABEL):
             scan = NamedFile(path=scan.path, stem=scan.stem, kind=LABEL if is_label else "")
-        scans.append(scan)
+        # a dataset.json takes whatever is in its folder of label maps
+        if scan.kind or not layouts.is_label_folder(folder.path.name):
+            scans.append(scan)
     return replace(folder, scans=tuple(scans))
 
 
@@ -315,15 +321,13 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
 
 def _groups_in(folder: Folder, name: str) -> list[_Group]:
     """Return the scans of a folder by case; `name` is the name of the folder."""
-    by_id: dict[str, list[NamedFile]] = {}
-    for scan in folder.scans:
-        if scan.kind in MODALITIES:
-            by_id.setdefault(scan.case or name, []).append(scan)
+    scans = [scan for scan in folder.scans if scan.kind in MODALITIES]
+    groups = group_by(scans, lambda scan: [scan.case or name])
+    by_id = {same[0].case or name: same for same in groups}
     if name in by_id and _has_release(name):
         # the folder of one case: files with other names are derived from it
         by_id = {name: by_id[name]}
     elif _is_one_case(by_id, is_root=folder.path == Path()):
-        scans = [scan for of_id in by_id.values() for scan in of_id]
         return [_Group(case_id=name, folder=folder.path, scans=scans, is_named_by_folder=True)]
     return [_Group(case_id=key, folder=folder.path, scans=scans) for key, scans in by_id.items()]
 
@@ -389,11 +393,10 @@ def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -
     )
 
 
-def _prefixes(stem: str) -> Iterator[str]:
-    """Yield a name and what remains of it without its last word, its last two, and so on."""
-    yield stem
-    for boundary in reversed(list(_BOUNDARY.finditer(stem))):
-        yield stem[: boundary.start()]
+def _prefixes(stem: str) -> list[str]:
+    """Return a name and what remains of it without its last word, its last two, and so on."""
+    ends = [boundary.start() for boundary in _BOUNDARY.finditer(stem)]
+    return [stem[:end] for end in (None, *reversed(ends))]
 
 
 def _label_candidates(
