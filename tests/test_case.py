@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 
@@ -17,6 +18,8 @@ from brats_seg.labels import BRATS2017, BRATS2024, MODALITIES, MSD
 from tests import builders
 from tests.builders import SHAPE
 from tests.check_builders import geometry
+
+FLIPPED = builders.BRATS_AFFINE @ nib.affines.from_matvec(np.diag([-1, 1, 1]), [SHAPE[0] - 1, 0, 0])
 
 
 def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> Case:
@@ -40,36 +43,30 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
     case = written(tmp_path)
-    flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
     arrays = [*builders.make_volumes(), builders.make_label_map()]
     for scan, array in zip((*case.images, case.label), arrays, strict=True):
-        builders.write_nifti(case.path_of(scan), array[::-1], flipped)
+        builders.write_nifti(case.path_of(scan), array[::-1], FLIPPED)
     loaded = load_case(case)
     for volume, expected in zip((*loaded.volumes, loaded.label), arrays, strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     assert (loaded.case.release, loaded.convention) == ("brats2021", BRATS2017)
     np.testing.assert_allclose(loaded.volumes[0].geometry.affine, builders.BRATS_AFFINE)
-    np.testing.assert_allclose(loaded.geometry.affine, flipped)
+    np.testing.assert_allclose(loaded.geometry.affine, FLIPPED)
 
 
 def test_files_of_one_grid_may_be_stored_along_different_axes(tmp_path: Path) -> None:
     case = written(tmp_path)
-    flipped = builders.BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
-    flipped[:3, 3] += builders.BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
     arrays = [*builders.make_volumes(), builders.make_label_map()]
     for index, scan in ((1, case.files["t1c"]), (4, case.files["label"])):
-        builders.write_nifti(case.path_of(scan), arrays[index][::-1], flipped)
+        builders.write_nifti(case.path_of(scan), arrays[index][::-1], FLIPPED)
     loaded = load_case(case)
     for volume, expected in zip((*loaded.volumes, loaded.label), arrays, strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     np.testing.assert_allclose(loaded.geometry.affine, builders.BRATS_AFFINE)
     # moved by a voxel, it is another grid
-    flipped[0, 3] += 1
-    builders.write_nifti(case.path_of(case.files["t1c"]), arrays[1][::-1], flipped)
-    with pytest.raises(
-        CaseError, match=r"found 24x24x16 voxels .*, axes RPS.*the grid of .*axes LPS"
-    ):
+    moved = nib.affines.from_matvec(np.eye(3), [1, 0, 0]) @ FLIPPED
+    builders.write_nifti(case.path_of(case.files["t1c"]), arrays[1][::-1], moved)
+    with pytest.raises(CaseError, match=r"24x24x16 .*, axes RPS.*the grid of .*axes LPS"):
         load_case(case)
 
 
@@ -141,9 +138,7 @@ def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> N
     for volume, expected in zip(loaded.volumes, builders.make_volumes(), strict=True):
         np.testing.assert_array_equal(volume.array, expected)
     for wrong in (images[:3], images[..., 0], images[..., None], images[:, :0]):
-        with pytest.raises(
-            CaseError, match=r"found an array of shape \(.* for .*; expected an image"
-        ):
+        with pytest.raises(CaseError, match=r"an array of shape \(.* for .*; expected an image"):
             case_of_arrays("case_1", wrong, flipped)
 
 

@@ -168,9 +168,8 @@ def make_brain(rng: np.random.Generator, grid: Voxels, positions: Field) -> Anat
     logits[0] += rng.uniform(0, 2.5) * np.exp(-depth.clip(min=0) / rng.uniform(1, 2.5))
     logits[0] += 4 * special.expit(-ventricle / 0.8)
     logits[0] -= 0.9 * ((ventricle > 2) & (ventricle < 25) & (depth > 25))
-    tissue = np.exp(logits - logits.max(axis=0))
     return Anatomy(
-        tissue=tissue / tissue.sum(axis=0),
+        tissue=special.softmax(logits, axis=0),
         mask=mask,
         leftover=leftover * mask,
         depth_mm=depth,
@@ -320,8 +319,7 @@ def _arrival_mm(
         by_face = [ndimage.minimum_filter1d(arrival, 3, axis=axis) + cost for axis in range(3)]
         by_corner = ndimage.minimum_filter(arrival, 3) + 1.5 * cost
         arrival = np.minimum.reduce([arrival, *by_face, by_corner])
-    steps = [np.arange(n, dtype=np.float32) / 2 for n in grid.shape]
-    at = np.stack(np.meshgrid(*steps, indexing="ij"))
+    at = np.indices(grid.shape, dtype=np.float32) / 2
     limited = arrival.clip(max=reach_mm + 20)
     return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
 

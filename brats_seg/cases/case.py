@@ -19,6 +19,7 @@ from pydantic import StringConstraints
 from brats_seg.cases import layouts, nifti, releases
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
+from brats_seg.voxels.box import shape_text
 from brats_seg.wings import NO_JUDGEMENT, ShownLabels, judges
 
 AFFINE_TOLERANCE = 1e-3
@@ -366,7 +367,7 @@ def _judge(
     """
     images = {kind: volume for kind, volume in volumes.items() if kind != layouts.LABEL}
     label = volumes.get(layouts.LABEL)
-    problems = [*problems, *_find_problems(case.case_id, [*images.values()], label)]
+    problems = [*problems, *_find_problems(case.case_id, [*volumes.values()], [*images.values()])]
     judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, images, label)
@@ -382,30 +383,29 @@ def _judge(
 
 
 def _find_problems(
-    case_id: str, volumes: Sequence[nifti.Volume], label: nifti.Volume | None
+    case_id: str, volumes: Sequence[nifti.Volume], images: Sequence[nifti.Volume]
 ) -> Iterator[CaseError]:
-    """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
-    given = [volume for volume in (*volumes, label) if volume]
+    """Yield what is wrong with volumes: other grids, sheared axes, images whose voxels are no intensities."""
     # files may be stored along different axes
-    turned = [nifti.oriented(volume).geometry for volume in given]
+    turned = [nifti.oriented(volume).geometry for volume in volumes]
     if not all(have_one_grid(grid, turned[0]) for grid in turned):
         try:
-            check_one_grid(case_id, [(volume.file, volume.geometry) for volume in given])
+            check_one_grid(case_id, [(volume.file, volume.geometry) for volume in volumes])
         except CaseError as error:
             yield error
-    if volumes:
-        geometry = volumes[0].geometry
+    if images:
+        geometry = images[0].geometry
         directions = geometry.affine[:3, :3] / geometry.spacing_mm
         cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
         if cosine > SKEW_TOLERANCE:
             degrees = np.degrees(np.arcsin(min(cosine, 1.0)))
             problem = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
             next_step = "Resample the four modalities to a grid of right angles."
-            yield CaseError(case_id, volumes[0].file, problem, "axes at right angles", next_step)
-    for volume in volumes:
-        if problem := _wrong_voxels(volume.array):
+            yield CaseError(case_id, images[0].file, problem, "axes at right angles", next_step)
+    for image in images:
+        if problem := _wrong_voxels(image.array):
             expected = f"finite intensities up to {LARGEST_INTENSITY:g}, not all equal"
-            yield CaseError(case_id, volume.file, problem, expected, "Convert the scan again.")
+            yield CaseError(case_id, image.file, problem, expected, "Convert the scan again.")
 
 
 def _wrong_voxels(array: npt.NDArray[Any]) -> str:
@@ -454,11 +454,10 @@ def _check_loaded(
 
 
 def _describe_grid(grid: nifti.Geometry, first: nifti.Geometry) -> str:
-    voxels = "x".join(map(str, grid.shape))
     spacing = "x".join(f"{mm:.2f}" for mm in grid.spacing_mm)
     axes = "".join(nib.aff2axcodes(grid.affine))
     origin = ", ".join(f"{mm:.2f}" for mm in grid.affine[:3, 3])
     shift = np.abs(grid.affine - first.affine).max()
     # the other numbers are rounded, so this may be the only visible difference
     apart = f", affine off by up to {shift:.3g}" if grid.shape == first.shape and shift else ""
-    return f"{voxels} voxels of {spacing} mm, axes {axes}, origin ({origin}){apart}"
+    return f"{shape_text(grid.shape)} voxels of {spacing} mm, axes {axes}, origin ({origin}){apart}"

@@ -122,11 +122,10 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
 
 def check_columns(path: Path, *needed: str) -> None:
     """Raise `UsageError` unless a table has the needed columns: `ids`, `survival` or others of `_COLUMNS`."""
-    columns = tuple(map(str, read_table(path).columns))
-    kinds = {_classify_column(name) for name in columns}
-    if missing := [kind for kind in needed if kind not in kinds]:
+    kinds = {name: _classify_column(name) for name in map(str, read_table(path).columns)}
+    if missing := [kind for kind in needed if kind not in kinds.values()]:
         msg = (
-            f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(columns)}. "
+            f"{path} has no column of {' and no column of '.join(missing)}; found {', '.join(kinds)}. "
             "Expected BraTS20ID,Age,Survival_days,Extent_of_Resection."
         )
         raise UsageError(msg)

@@ -66,8 +66,7 @@ class FoldTable:
         for rows in group_by(self.rows, lambda row: [row.patient_id]):
             folds = {row.fold for row in rows if row.fold is not None}
             if len(folds) > 1:
-                patient = f"patient {rows[0].patient_id}"
-                msg = f"{patient} lies in folds {_join(sorted(folds))}; expected one"
+                msg = f"patient {rows[0].patient_id} lies in folds {_join(sorted(folds))}; expected one"
                 raise FoldError(msg)
 
     @property

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain, pairwise
 from multiprocessing import parent_process
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.progress import Track, untracked
@@ -74,10 +74,7 @@ def map_cases(
         >>> map_cases(lambda case: case.case_id.upper(), cases, "upper case").results
         ('A', 'B')
     """
-    run: Callable[..., Iterable[Result | Failure]] = map
-    with ExitStack() as stack:
-        if n_workers:
-            run = stack.enter_context(worker_pool(n_workers, when_killed=when_killed)).map
+    with mapping(n_workers, when_killed) as run:
         outcomes = list(track(run(partial(attempt, function), items), what=what, total=len(items)))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
@@ -116,6 +113,16 @@ def map_ahead(function: Callable[[Given], Result], items: Iterable[Given]) -> Ge
 def write_failures(failures: Sequence[Failure], path: Path) -> None:
     """Write a row for each failed case as CSV, or the header alone."""
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
+
+
+@contextmanager
+def mapping(n_workers: int, when_killed: str) -> Iterator[Callable[..., Iterable[Any]]]:
+    """Provide a function that does what `map` does in worker processes; without them, `map` itself."""
+    if not n_workers:
+        yield map
+        return
+    with worker_pool(n_workers, when_killed=when_killed) as pool:
+        yield pool.map
 
 
 @contextmanager

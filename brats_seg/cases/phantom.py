@@ -18,7 +18,7 @@ from scipy import ndimage, special
 
 from brats_seg.cases import anatomy
 from brats_seg.cases.anatomy import Anatomy, Glioma, Voxels
-from brats_seg.cases.many import worker_pool
+from brats_seg.cases.many import mapping
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, label_map_of
@@ -65,13 +65,9 @@ def write_phantom_cases(
         UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
-    with alone_at(root, is_folder=True):
-        write = partial(_write_case, root, seed, shape, variety)
-        if n_workers == 0:
-            list(map(write, range(n_cases)))
-            return
-        with worker_pool(n_workers, when_killed="Use fewer workers.") as pool:
-            list(pool.map(write, range(n_cases)))
+    write = partial(_write_case, root, seed, shape, variety)
+    with alone_at(root, is_folder=True), mapping(n_workers, "Use fewer workers.") as run:
+        list(run(write, range(n_cases)))
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:
