@@ -472,8 +472,10 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
 )
 def test_folder_names(tmp_path: Path, folders: tuple[str, ...], expected: dict[str, str]) -> None:
     for folder in folders:
-        touch(tmp_path, *scans(f"{folder}/", SCANNER))
-    assert {name: case.patient_id for name, case in cases_in(tmp_path).items()} == expected
+        touch(tmp_path, *scans(f"{folder}/", SCANNER), f"labels/{folder}.nii.gz")
+    found = cases_in(tmp_path)
+    assert {name: case.patient_id for name, case in found.items()} == expected
+    assert all(case.label.path == Path(f"labels/{case.folder}.nii.gz") for case in found.values())
 
 
 def paths_of(folder: Path) -> dict[str, Path]:
@@ -529,6 +531,9 @@ def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
     for case in (inputs := find_inputs(folders)):
         assert "found 2 cases of this id; expected one" in case.problems[0]
     assert len(inputs) == 2
+    labels = [f"{site}/derivatives/labels/sub-01/sub-01_dseg.nii" for site in "cd"]
+    touch(tmp_path, *labels, *(name for site in "cd" for name in scans(f"{site}/sub-01", BIDS)))
+    assert [str(case.label) for case in find_cases(tmp_path).cases[-2:]] == labels
 
 
 def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() -> None:

@@ -223,7 +223,6 @@ def test_cases_of_a_release_share_their_convention() -> None:
         listed("jones", (0, 1, 2, 4), "two/jones"),
         listed("BraTS-PED-00000-000", (0, 1, 2, 4)),
         listed("BraTS-SSA-00000-000"),
-        # one has 3 for enhancing tumour, the other 4; each data set has its description
         *(listed(f"sub-0{n}", (0, 1, 2, n), f"sub-0{n}") for n in (3, 4)),
         listed("x", (0, 1, 2, 3), "a/imagesTr", release="msd", convention="msd"),
         listed("y", (0, 1, 2, 4), "b/imagesTr", release="msd", convention="brats2017"),

@@ -9,7 +9,7 @@ import pytest
 
 from brats_seg.cases import layouts, releases
 from brats_seg.cases.find import find_cases
-from brats_seg.errors import ConfigError, LayoutError
+from brats_seg.errors import LayoutError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
 from brats_seg.voxels.box import Triple
 from tests.builders import touch
@@ -155,13 +155,6 @@ def test_release_shape_and_values_tell_the_convention(release, shape, values, ex
     release = releases.release_at(release, shape)
     convention, is_ambiguous = releases.resolve_convention(release, values)
     assert (release, convention.name + "?" * is_ambiguous) == expected
-
-
-def test_a_declared_convention_is_taken_as_it_is() -> None:
-    named = releases.resolve_convention("brats2023-gli", {1}, declared="msd")
-    assert named == (MSD, False)
-    with pytest.raises(ConfigError, match="'brats1999' is unknown"):
-        releases.resolve_convention("unknown", (), declared="brats1999")
 
 
 def conventions(values: dict[str, set[int]], shape: Triple = SHAPE) -> list[LabelConvention]:

@@ -41,7 +41,7 @@ ABOVE_BUDGET = {
     "dicom": 966,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 19_008, 112
+MOST_LINES, MOST_MODULES = 19_007, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

@@ -33,7 +33,6 @@ DESCRIPTION = "dataset.json"
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 """Folders next to a `dataset.json`, which it describes."""
 
-_VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 
 
@@ -78,8 +77,7 @@ def data_folder(data: Path) -> Path:
 def read_path_table(path: Path) -> tuple[Case, ...]:
     """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
-        rows = read_table(path, required=("case_id",)).to_dict("records")
-        cases = tuple(map(_case, rows))
+        cases = tuple(map(_case, read_table(path, required=("case_id",)).to_dict("records")))
         if not any(case.files for case in cases):
             msg = "no row names a file"
             raise UsageError(msg)
@@ -152,7 +150,7 @@ def _find_convention(labels: Mapping[str, str | int | list[int]]) -> str | None:
 
 def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, frozenset[int]]:
     if isinstance(value, str):
-        return value, frozenset({int(key)} if _VALUE.fullmatch(key) else ())
+        return value, frozenset({int(key)} if re.fullmatch("[0-9]{1,5}", key) else ())
     return key, frozenset(value if isinstance(value, list) else {value})
 
 

@@ -40,7 +40,6 @@ _CONVERT = "convert them (brats-seg convert FOLDER -o SCANS); predict takes a fo
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _TIMEPOINT = layouts.PATTERNS["timepoint"]
 """Name of a folder that holds one time point of the patient of the folder above."""
-_BOUNDARY = re.compile(r"[^a-zA-Z0-9]")
 
 
 def find_cases(
@@ -395,7 +394,7 @@ def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -
 
 def _prefixes(stem: str) -> list[str]:
     """Return a name and what remains of it without its last word, its last two, and so on."""
-    ends = [boundary.start() for boundary in _BOUNDARY.finditer(stem)]
+    ends = [boundary.start() for boundary in re.finditer("[^a-zA-Z0-9]", stem)]
     return [stem[:end] for end in (None, *reversed(ends))]
 
 
@@ -405,10 +404,14 @@ def _label_candidates(
     """Return the files that may be the label map of each case.
 
     They are in the folders of the scans, in folders called after label maps, in derivatives and in the folders
-    to be searched in addition, or in any folder if a pattern names them.
+    to be searched in addition, or in any folder if a pattern names them. Their names are the ids of cases, or
+    those of their folders where the id is made of the folders above.
     """
     in_folder = {same[0].folder: same for same in group_by(groups, lambda group: [group.folder])}
-    of_id = {same[0].case_id: same for same in group_by(groups, lambda group: [group.case_id])}
+    owners: defaultdict[str, list[_Group]] = defaultdict(list)
+    for group in groups:
+        for name in {group.case_id, *(group.folder.parts[-1:] if group.is_named_by_folder else ())}:
+            owners[name].append(group)
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
         path, same_folder = folder.path, in_folder.get(folder.path, [])
@@ -416,8 +419,8 @@ def _label_candidates(
         if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
                 names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
-                apart = next((of_id[name] for name in names if name in of_id), [])
-                for group in _cases_of(scan, same_folder) if same_folder else apart:
+                apart = next((owners[name] for name in names if name in owners), [])
+                for group in _cases_of(scan, same_folder) if same_folder else _nearest(apart, scan):
                     candidates[group].append((scan, not same_folder))
     return candidates
 
@@ -431,6 +434,13 @@ def _cases_of(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
         if named := [group for group in groups if name in group.names]:
             return named
     return groups if len(groups) == 1 else ()
+
+
+def _nearest(groups: Sequence[_Group], scan: NamedFile) -> Sequence[_Group]:
+    """Return the cases whose folders differ least from the path of a file: those of its site and its patient."""
+    names = {*scan.path.parent.parts, scan.stem}
+    n_different = {group: len(names ^ {*group.folder.parts}) for group in groups}
+    return [group for group, n in n_different.items() if n == min(n_different.values())]
 
 
 def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence[str]:

@@ -59,8 +59,6 @@ _HEADER_BYTES = 540
 """Length of the header of NIfTI-2, the longer one."""
 _COMPRESSION_LEVEL = 6
 _GZIP_MAGIC = b"\x1f\x8b"
-_LENGTH_BYTES = 4
-"""Bytes at the end of a gzip file that state the length of its content."""
 _HEAD_BYTES = 1 << 18
 """Bytes of a compressed file that hold its first bytes: the longest gzip header has about 64 KiB."""
 _LARGEST_RATIO = 1032
@@ -265,10 +263,10 @@ def _unpack(packed: bytes, n_bytes: int) -> bytes:
 def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
     """Decompress with libdeflate, which is faster than zlib; return nothing if that fails.
 
-    It supports one member only, and allocates the length that the last bytes state, which are
+    It supports one member only, and allocates the length that the last four bytes state, which are
     arbitrary in a file that is cut off or has several members.
     """
-    n_stated = int.from_bytes(packed[-_LENGTH_BYTES:], "little")
+    n_stated = int.from_bytes(packed[-4:], "little")
     if not n_bytes <= n_stated <= n_bytes + SPARE_BYTES:
         return b""
     try:

@@ -44,8 +44,6 @@ _RESOLVED_TOGETHER = frozenset({"brats-ped", "brats-met"})
 """Releases whose convention depends on whether 4 occurs in any of their cases."""
 _GLI_2024_SHAPE = (182, 218, 182)
 """Voxels of the GLI cases of 2024, and of no other GLI release."""
-_DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
-_TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
 
 
 def parse_case_id(case_id: str) -> tuple[str, str]:
@@ -60,7 +58,7 @@ def parse_case_id(case_id: str) -> tuple[str, str]:
     """
     for pattern, release in _RELEASES:
         if match := pattern.fullmatch(case_id):
-            return release, _TCIA_NUMBER.sub(r"\1", match["patient"])
+            return release, re.sub(r"(?i)^(tcia)\d+(?=_)", r"\1", match["patient"])
     return UNKNOWN, case_id
 
 
@@ -69,7 +67,7 @@ def release_of(case_id: str) -> str:
 
     `BRATS_001` is of the decathlon, whose scans are known by their `dataset.json` instead.
     """
-    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id)[0]
+    return DECATHLON if re.fullmatch(r"BRATS_\d{3}", case_id) else parse_case_id(case_id)[0]
 
 
 def resolve_convention(

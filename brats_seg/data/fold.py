@@ -7,7 +7,6 @@ folder for each case. They are updated only where scans or settings have changed
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +43,6 @@ CASES_NAME = "cases.csv"
 """Name of the table of cases in a folder of prepared cases."""
 Seen = Literal["no", "unknown", "yes"]
 """Whether a network was trained on a patient."""
-_WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class TrainingCases(Section):
@@ -302,7 +300,7 @@ def open_split(folder: Path, split: Split) -> FoldData:
 def _may_write(folder: Path) -> bool:
     """Return whether a folder may be written to; one without the permission is left alone by root too."""
     try:
-        return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & _WRITE_BITS)
+        return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
     except OSError:
         return False
 
