@@ -17,7 +17,7 @@ def rows_of(brats_root: Path, above: Path) -> list[dict[str, str]]:
     for number, folder in enumerate(sorted(brats_root.iterdir())):
         stem = f"{folder.relative_to(above)}/{folder.name}"
         files = {heading: f"{stem}_{suffix}.nii.gz" for heading, suffix in HEADINGS.items()}
-        rows.append({"case_id": f"scan{number}", "patient_id": f"p{number % 2}", **files})
+        rows.append({"case_id": f"scan{number}", "Patient_ID": f"p{number % 2}", **files})
     return rows
 
 

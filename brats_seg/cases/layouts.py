@@ -27,7 +27,6 @@ OUTPUT_MARKER = "brats_seg.json"
 STEPS_NAME = "steps.png"
 """Name of the picture of how a case was prepared, in the folder of its scans."""
 
-_DICOM = (".dcm", ".ima", "dicomdir")
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 WORDS = table_beside(__file__)
 """Words and patterns of the names of files and folders."""
@@ -162,7 +161,7 @@ def holds_dicom(root: Path) -> bool:
 
 def has_dicom(root: Path, folder: Folder) -> bool:
     """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
-    if any(name.lower().endswith(_DICOM) for name in folder.other_names):
+    if any(name.lower().endswith((".dcm", ".ima", "dicomdir")) for name in folder.other_names):
         return True
     suffixes = {name: Path(name).suffix[1:] for name in folder.other_names}
     # one file is read for all of the folder, as there may be thousands
