@@ -155,11 +155,7 @@ def test_the_target_of_an_autoencoder_is_the_image_itself() -> None:
 
 @pytest.mark.parametrize(
     ("assignments", "n_kept"),
-    [
-        (["optimizer.name=adamw"], 4),
-        (["optimizer.name=muon"], 3),
-        (["optimizer.name=sgd"], 3),
-    ],
+    [(["optimizer.name=adamw"], 4), (["optimizer.name=muon"], 3), (["optimizer.name=sgd"], 3)],
 )
 def test_the_state_of_the_optimizer_is_counted(assignments: list[str], n_kept: int) -> None:
     """Weights, gradients, two moments or one: each as large as the weights."""

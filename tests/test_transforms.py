@@ -154,10 +154,7 @@ def case_of(shape: Triple, foreground: Sequence[np.ndarray] = NONE) -> PreparedC
 
 
 def boxes(
-    n: int,
-    fraction: float,
-    foreground: Sequence[np.ndarray] = NONE,
-    shape: Triple = CASE_SHAPE,
+    n: int, fraction: float, foreground: Sequence[np.ndarray] = NONE, shape: Triple = CASE_SHAPE
 ) -> list[Box]:
     rng, patch = np.random.default_rng(0), PatchConfig(size=SIZE, foreground=fraction)
     case = case_of(shape, foreground)
