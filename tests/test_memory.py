@@ -20,6 +20,8 @@ CPU = torch.device("cpu")
         (RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"), True),
         (MemoryError(), True),
         (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],

@@ -113,9 +113,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, on a GPU or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # the allocators of CPU and Mac raise a RuntimeError, and oneDNN does not give the reason
-    signs = ("out of memory", "DefaultCPUAllocator", "could not create a primitive")
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+    # the allocators of CPU and Mac, cuBLAS and cuDNN raise a RuntimeError; oneDNN does not give the reason
+    signs = "out of memory|DefaultCPUAllocator|could not create a primitive|_ALLOC(ATION)?_FAILED"
+    return isinstance(error, RuntimeError) and re.search(signs, str(error)) is not None
 
 
 class Fallback(Generic[Mode]):
