@@ -27,10 +27,10 @@ from brats_seg.config import Section
 from brats_seg.data.fold import NO_RECORD
 from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.metrics import region_counts
-from brats_seg.evaluation.scores import RegionSummary, pool_scores, score_title, summarise_counts
+from brats_seg.evaluation.scores import RegionSummary, score_title, summarise_counts
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import alone_at, remove_leftovers, whole_file, whole_folder, write_json
-from brats_seg.inference.model import assemble, default_of, read_together
+from brats_seg.inference.model import Model, assemble, read_together
 from brats_seg.inference.results import TEMPLATES
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
@@ -123,18 +123,17 @@ def export_model(
         raise UsageError(msg)
     networks = read_together(runs)
     # raises if the weights do not fit the network of the settings
-    assemble(networks, choose_device("cpu", "fp32"))
-    fingerprint = weights.fingerprint_of(networks)
-    exported = weights.ExportedModel(networks=networks, fingerprint=fingerprint)
+    model = assemble(networks, choose_device("cpu", "fp32"))
+    exported = weights.ExportedModel(networks=networks, fingerprint=model.fingerprint)
     facts = [fact for path in runs for fact in _read_facts(path)]
-    card = _card(exported, facts, license_name, scores)
+    card = _card(model, networks, facts, license_name, scores)
     with alone_at(folder):
         # of processes that were killed
         remove_leftovers(folder.parent, folders=True, name=f"new-{folder.name}")
         with whole_folder(folder) as new_folder:
             _write(exported, card, new_folder, case_ids=case_ids)
             if wing is not None and file_format != "safetensors":
-                wing.writer_of(file_format)(exported, new_folder)
+                wing.writer_of(file_format)(model, new_folder)
     if not license_name:
         log.info("The model card states no licence; --license names one.")
     return exported
@@ -188,33 +187,31 @@ def _write_member(network: weights.TrainedModel, index: int, folder: Path) -> di
 
 
 def _card(
-    exported: weights.ExportedModel,
+    model: Model,
+    networks: Sequence[weights.TrainedModel],
     facts: Sequence[NetworkFacts],
     license_name: str,
     scores: CrossValidationScores | None,
 ) -> str:
     """Return the text of the model card, in Markdown."""
-    networks = exported.networks
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
-    decoding = networks[0].card.fitted.decoding
+    decoding = model.decoding
     names = {"score_title": score_title, "shown_scores": _SHOWN_SCORES}
     names["confidence"] = 100 * CONFIDENCE
     return TEMPLATES.get_template("model_card.md", globals=names).render(
+        model=model,
         networks=networks,
         facts=facts,
         license=printable(license_name),
         scores=scores,
         exported=datetime.now(UTC).date().isoformat(),
         version=version("brats_seg"),
-        fingerprint=exported.fingerprint,
         sizes=" or ".join(f"{size:,}" for size in sorted(sizes)),
         regions=[
             *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
         ],
-        windows=[str(default_of(network.card)) for network in networks],
         validations=_validations(facts),
         is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
-        subset_scores=pool_scores(part for item in networks for part in item.card.subset_scores),
         conventions=_conventions(networks),
     )
 

@@ -184,11 +184,6 @@ def wrap_network(
     return _as_model([member], [trained], device, settings)
 
 
-def default_of(card: weights.ModelCard) -> Window:
-    """Return the window that a network predicts with where none is given."""
-    return Window(size=default_window(card.config, card.identity.patch), overlap=OVERLAP)
-
-
 def _build(trained: weights.TrainedModel) -> Member:
     config, patch = trained.card.config.model, trained.card.identity.patch
     try:
@@ -205,16 +200,16 @@ def _build(trained: weights.TrainedModel) -> Member:
 def _member(
     trained: weights.TrainedModel, network: nn.Module, name: str, multiple: Triple
 ) -> Member:
-    identity = trained.card.identity
+    config, identity = trained.card.config, trained.card.identity
     return Member(
         network=network,
         name=name,
         identity=identity,
         method=standard_method(identity.spacing_mm),
-        window=default_of(trained.card),
+        window=Window(size=default_window(config, identity.patch), overlap=OVERLAP),
         channels=tuple(map(MODALITIES.index, identity.modalities)),
         regions=tuple(map(identity.regions.index, REGIONS))
-        if trained.card.config.model.task == "segmentation"
+        if config.model.task == "segmentation"
         else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
         decoding=trained.card.fitted.decoding,

@@ -20,9 +20,9 @@ from brats_seg.config import LONGEST_YAML, parse_yaml
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Method
-from brats_seg.inference.model import Member
+from brats_seg.inference.model import Member, Model
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.runtime.weights import ExportedModel, read_plain, reason_of, sha256_of
+from brats_seg.runtime.weights import read_plain, reason_of, sha256_of
 
 _LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""
@@ -41,7 +41,7 @@ def reader_of(path: Path) -> Callable[[Path], Member] | None:
         return None
 
 
-def writer_of(file_format: str) -> Callable[[ExportedModel, Path], None]:
+def writer_of(file_format: str) -> Callable[[Model, Path], None]:
     """Return the function that writes a model for other programs: as a `bundle`, or as `onnx`."""
     from brats_seg.interop import export
 

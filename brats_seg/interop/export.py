@@ -27,12 +27,11 @@ from torch import Tensor
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import whole_file, write_json
 from brats_seg.inference.export import CARD_NAME
-from brats_seg.inference.model import Member, assemble
+from brats_seg.inference.model import Member, Model
 from brats_seg.labels import BRATS2023, LabelConvention, convention_named
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.models.unet import FEWEST_DYNUNET_LEVELS, dynunet_arguments
-from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.weights import ExportedModel, reason_of
+from brats_seg.runtime.weights import reason_of
 
 if TYPE_CHECKING:
     from monai.networks.nets import DynUNet
@@ -42,12 +41,12 @@ ONNX_TOLERANCE = 1e-4
 _OTHERWISE = "Export it without --format, or as a bundle."
 
 
-def write_bundle(exported: ExportedModel, folder: Path) -> None:
+def write_bundle(model: Model, folder: Path) -> None:
     """Write the files of a bundle into the folder of an exported model, which has its card."""
-    members = assemble(exported.networks, choose_device("cpu", "fp32")).members
+    members, convention = model.members, _convention(model)
     converted = [_as_dynunet(member.name, member.network) for member in members]
     networks = [network for network in converted if network is not None]
-    values = [_values(exported, member) for member in members]
+    values = [_values(member, convention) for member in members]
     is_monai = len(networks) == len(members) and all(value == values[0] for value in values)
     template = yaml.safe_load(files("brats_seg.interop").joinpath("bundle.yaml").read_text())
     config = template["common"] | template["by_name"]
@@ -55,9 +54,8 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
         config = template["common"] | values[0] | template["monai"]
         _add_networks(config, networks)
     write_json(folder / "configs" / "inference.json", config)
-    convention = _convention(exported)
     meanings = {f"{n}": text for n, text in sorted(convention.meanings) if n in convention.painted}
-    metadata = template["metadata"] | _facts(exported, is_monai=is_monai)
+    metadata = template["metadata"] | _facts(model, convention, is_monai=is_monai)
     metadata["network_data_format"]["outputs"]["pred"]["label_map"] = meanings
     write_json(folder / "configs" / "metadata.json", metadata)
     for index, network in enumerate(networks if is_monai else ()):
@@ -96,17 +94,16 @@ def _copy_level(level: Any, block: Any) -> None:
         norm.load_state_dict(ours.norm.state_dict())
 
 
-def _values(exported: ExportedModel, member: Member) -> dict[str, Any]:
+def _values(member: Member, convention: LabelConvention) -> dict[str, Any]:
     """Return how windows are placed and label maps made, by the names in the expressions."""
-    first = exported.networks[0]
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,
         "patch": member.identity.patch,
         "multiple": member.multiple,
-        "spacing_mm": first.card.identity.spacing_mm,
-        **first.card.fitted.decoding.model_dump(),
-        "label_values": _convention(exported).painted,
+        "spacing_mm": member.identity.spacing_mm,
+        **member.decoding.model_dump(),
+        "label_values": convention.painted,
     }
 
 
@@ -138,15 +135,15 @@ def _weights_name(index: int) -> str:
     return f"model{index or ''}.pt"
 
 
-def _convention(exported: ExportedModel) -> LabelConvention:
+def _convention(model: Model) -> LabelConvention:
     """Return the label convention that the bundle writes: that of training, if there was only one."""
-    taught = {name for network in exported.networks for name in network.card.identity.conventions}
+    taught = {name for member in model.members for name in member.identity.conventions}
     return convention_named(*taught) if len(taught) == 1 else BRATS2023
 
 
-def _facts(exported: ExportedModel, *, is_monai: bool) -> dict[str, Any]:
+def _facts(model: Model, convention: LabelConvention, *, is_monai: bool) -> dict[str, Any]:
     """Return the entries of the metadata that depend on the model and the versions."""
-    spacing = "x".join(f"{mm:g}" for mm in exported.networks[0].card.identity.spacing_mm)
+    spacing = "x".join(f"{mm:g}" for mm in model.identity.spacing_mm)
     required = {name: version(name) for name in ("nibabel", "scipy")}
     required |= {"pytorch-ignite": ">=0.4"} if is_monai else {"brats_seg": version("brats_seg")}
     return {
@@ -155,15 +152,15 @@ def _facts(exported: ExportedModel, *, is_monai: bool) -> dict[str, Any]:
         "numpy_version": version("numpy"),
         "required_packages_version": required,
         "changelog": {"0.1.0": f"exported by brats_seg {version('brats_seg')}"},
-        "description": f"Exported by brats_seg, fingerprint {exported.fingerprint}. Research use only.",
+        "description": f"Exported by brats_seg, fingerprint {model.fingerprint}. Research use only.",
         "image_classes": "T1, T1 with contrast agent, T2, FLAIR, skull-stripped, one grid, "
         f"{spacing} mm",
-        "label_classes": str(_convention(exported)),
+        "label_classes": str(convention),
     }
 
 
-def write_onnx(exported: ExportedModel, folder: Path) -> None:
-    """Write each network of an exported model as `member*.onnx`, and compare it with torch.
+def write_onnx(model: Model, folder: Path) -> None:
+    """Write each network of a model as `member*.onnx`, and compare it with torch.
 
     Raises:
         EnvironmentalError: `onnx` or `onnxruntime` is not installed.
@@ -175,8 +172,7 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
     except ImportError as error:
         msg = f'--format onnx needs {error.name}: pip install "brats_seg[onnx]"'
         raise EnvironmentalError(msg) from None
-    members = assemble(exported.networks, choose_device("cpu", "fp32")).members
-    for index, member in enumerate(members):
+    for index, member in enumerate(model.members):
         for layer in member.network.modules():
             if isinstance(layer, ActivatedNorm):
                 # ONNX has the stock layers alone
