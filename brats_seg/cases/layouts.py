@@ -142,10 +142,10 @@ def walk_folders(root: Path) -> Iterator[Folder]:
         yield Folder(path=Path(error.filename).relative_to(root), refused=error.strerror or "")
 
 
-def files_below(root: Path) -> Iterator[Path]:
+def files_below(root: Path, *, with_nifti: bool = True) -> Iterator[Path]:
     """Yield the files below a folder; links count, hidden files do not."""
     for folder in walk_folders(root):
-        yield from (root / scan.path for scan in folder.scans)
+        yield from (root / scan.path for scan in folder.scans if with_nifti)
         yield from (root / folder.path / name for name in folder.other_names)
 
 

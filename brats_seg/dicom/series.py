@@ -203,7 +203,7 @@ def _images_below(root: Path) -> dict[tuple[str, str], list[_Image]]:
     """Return the images by examination and hash of the patient, each once although it may be there in several copies."""
     images: dict[tuple[str, str], dict[str, _Image]] = defaultdict(dict)
     damaged = list[str]()
-    for path in files_below(root):
+    for path in files_below(root, with_nifti=False):
         try:
             # pydicom warns with values that may identify the patient
             with warnings.catch_warnings(action="ignore"):
