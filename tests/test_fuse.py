@@ -13,7 +13,7 @@ import pytest
 from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.batch import check_apart
+from brats_seg.inference.batch import check_apart, predict_folder
 from brats_seg.inference.fuse import fuse_label_maps
 from brats_seg.labels import BRATS2017, BRATS2023, MSD, LabelConvention
 from tests.builders import make_label_map, write_nifti
@@ -56,7 +56,7 @@ def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> 
     assert table == [["patient_1", "msd", "yes"], ["patient_2", "msd", "no"]]
     # a prediction would replace it
     with pytest.raises(UsageError, match="msd holds fused label maps: give another folder"):
-        check_apart((), first.parent)
+        predict_folder(iter(()), [], first.parent)
     check_apart((), sets[0])
 
 

@@ -65,9 +65,8 @@ def test_no_case_takes_the_name_in_bids_of_another_one_that_was_predicted_before
         write_case(folder, case_id, seed=seed)
     batches = [find_inputs([folder]) for folder in inputs]
     done = predict_folder(iter(batches), [run], tmp_path / "out", bids)
-    assert [(failure.case_id, "sub-a1" in failure.message) for failure in done.failures] == [
-        ("a_1", True)
-    ]
+    failed = [(failure.case_id, "sub-a1" in failure.message) for failure in done.failures]
+    assert (done.predicted, failed) == (("a-1",), [("a_1", True)])
     both = predict_folder(inputs, [run], tmp_path / "out", bids)
     assert (both.predicted, both.n_skipped, len(both.failures)) == ((), 1, 1)
     (label_map,) = (tmp_path / "out").rglob("*.nii.gz")

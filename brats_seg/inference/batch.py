@@ -66,15 +66,34 @@ class CaseOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOutcome:
-    """Result of a batch."""
+    """Result of a batch, or of several one after another."""
 
-    predicted: tuple[str, ...] = ()
-    """Ids of the cases that were predicted now."""
-    n_skipped: int = 0
-    """Cases that an earlier batch had finished."""
-    failures: tuple[Failure, ...] = ()
-    remarks: tuple[str, ...] = ()
-    """Sentences about label conventions that were not those of the scans."""
+    outcomes: tuple[CaseOutcome, ...] = ()
+    """Last outcome of each case, and a failure for each page that could not be written."""
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """Ids of the cases that were predicted now."""
+        return tuple(record.case_id for record, is_new in self._records if is_new)
+
+    @property
+    def n_skipped(self) -> int:
+        """Cases that an earlier call had finished."""
+        return sum(not is_new for _, is_new in self._records)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Failures of cases and of pages."""
+        return tuple(o.record for o in self.outcomes if isinstance(o.record, Failure))
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences about label conventions that were not those of the scans."""
+        return results.convention_remarks(record for record, _ in self._records)
+
+    @property
+    def _records(self) -> list[tuple[results.Record, bool]]:
+        return [(o.record, o.is_new) for o in self.outcomes if isinstance(o.record, results.Record)]
 
 
 def predict_folder(
@@ -117,6 +136,8 @@ def predict_folder(
     if settings.report and report is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
         raise UsageError(msg)
+    # the cases of batches that arrive are not known yet
+    check_apart((), output)
     batches = [find_scans(inputs, output, track=track)] if isinstance(inputs, Sequence) else inputs
     check_machine(output)
     predictor = Predictor.load(models, settings)
@@ -135,15 +156,16 @@ def predict_folder(
                 )
                 outcomes = shared_outcomes(cases, job, workers)
             case_ids = {case.case_id for case in cases}
-            failures = [failure for failure in done.failures if failure.case_id not in case_ids]
+            earlier = [one for one in done.outcomes if one.record.case_id not in case_ids]
             done = finish_batch(
-                outcomes, folder, len(cases), failures=failures, on_case=on_case, track=track
+                outcomes, folder, len(cases), earlier=earlier, on_case=on_case, track=track
             )
             predicted = sorted(case_ids - {failure.case_id for failure in done.failures})
             if report and (unwritten := report.write_missing_pages(output, predicted, track)):
-                for failure in unwritten:
-                    on_case(CaseOutcome(record=failure))
-                done = replace(done, failures=(*done.failures, *unwritten))
+                without_page = [CaseOutcome(record=failure) for failure in unwritten]
+                for outcome in without_page:
+                    on_case(outcome)
+                done = BatchOutcome(outcomes=(*done.outcomes, *without_page))
                 folder.write_tables(done.failures)
     return done
 
@@ -241,15 +263,15 @@ def finish_batch(
     output: results.OutputFolder,
     n_cases: int,
     *,
-    failures: Iterable[Failure] = (),
+    earlier: Iterable[CaseOutcome] = (),
     on_case: Callable[[CaseOutcome], None] = lambda _: None,
     track: Track = untracked,
 ) -> BatchOutcome:
     """Collect the outcomes of a batch as they arrive, and write its tables, also after an error.
 
-    Failures of earlier batches are listed with those of this one.
+    Outcomes of earlier batches stand before them.
     """
-    done: list[CaseOutcome] = []
+    done = [*earlier]
     try:
         # closing finishes the cases that have been started
         with closing(outcomes):
@@ -258,15 +280,9 @@ def finish_batch(
                 done.append(outcome)
                 on_case(outcome)
     finally:
-        failures = (*failures, *(o.record for o in done if isinstance(o.record, Failure)))
-        output.write_tables(failures)
-    records = [(o.record, o.is_new) for o in done if isinstance(o.record, results.Record)]
-    return BatchOutcome(
-        predicted=tuple(record.case_id for record, is_new in records if is_new),
-        n_skipped=sum(not is_new for _, is_new in records),
-        failures=failures,
-        remarks=results.convention_remarks(record for record, _ in records),
-    )
+        result = BatchOutcome(outcomes=tuple(done))
+        output.write_tables(result.failures)
+    return result
 
 
 def case_stages(
