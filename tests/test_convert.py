@@ -70,6 +70,12 @@ def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(preprocess, "run", lambda *_: pytest.fail("converted again"))
         assert only_case(tmp_path) == first
+    # an interruption leaves no record of what other series have replaced
+    with monkeypatch.context() as patch:
+        patch.setattr(preprocess, "write_json", lambda *_: None)
+        swapped = ScanOptions(series={"t1n": "2", "t1c": "1"})
+        convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", swapped)
+    assert preprocess.read_source(tmp_path / "scans/dicom") is None
     affine, array = oriented_affine("LPS"), make_volumes()[0]
     header = {**HEADERS["t1n"], "SeriesDescription": "AX T1 PRE"}
     paths = write_series(tmp_path / "dicom/new", array, affine, number=9, **header)

@@ -37,7 +37,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.config import Section
 from brats_seg.dicom.series import Series
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.files import file_state, read_bounded, table_beside, write_json
+from brats_seg.files import explained_writing, file_state, read_bounded, table_beside, write_json
 from brats_seg.labels import MODALITIES, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Mask, brain_mask
@@ -110,6 +110,8 @@ class ScanSource(Section):
 
     def store(self, folder: Path, files: Mapping[str, Path], volumes: Volumes) -> None:
         """Write the volumes of a case, and last this: where it is, they are there."""
+        with explained_writing(folder / SOURCE_NAME):
+            (folder / SOURCE_NAME).unlink(missing_ok=True)
         for name, volume in volumes.items():
             nifti.write_volume(files[name], volume.array, volume.geometry)
         write_json(folder / SOURCE_NAME, self.model_dump(mode="json"))
@@ -118,10 +120,9 @@ class ScanSource(Section):
         self, case_id: str, label_map: LabelMap, grid: Geometry
     ) -> Iterator[tuple[str, LabelMap, Geometry]]:
         """Yield the nearest labels of the prepared scans on the grid of each file of the scanner."""
-        for modality, native in self.natives.items():
-            scan = native.scan
+        for modality, (scan, to_native) in self.natives.items():
             target = nifti.read_geometry(scan.path, case_id=case_id, volume=scan.volume)
-            matrix = np.linalg.inv(np.array(native.to_native) @ grid.affine) @ target.affine
+            matrix = np.linalg.inv(np.array(to_native) @ grid.affine) @ target.affine
             outside = {"output_shape": target.shape, "mode": "grid-constant"}
             yield modality, affine_transform(label_map, matrix, order=0, **outside), target
 

@@ -127,9 +127,8 @@ def _labels_at_pixels(
     for _, to_mm in slices:
         transform = to_voxel[:3, :3] @ (_TO_DICOM @ to_mm)
         transform[:, 2] += to_voxel[:3, 3]
-        labels = map_coordinates(label_map, np.rint(transform @ pixels), order=0)
-        labelled.append(labels.reshape(rows.shape))
-    return np.stack(labelled)
+        labelled.append(map_coordinates(label_map, np.rint(transform @ pixels), order=0))
+    return np.stack(labelled).reshape(-1, *rows.shape)
 
 
 def _segmentation(
