@@ -238,10 +238,11 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path: Path)
             return super().forward(image)
 
     fallback = PredictionFallback("a", CPU)
-    model = make_model(Picky(), window=Window(size=(32, 32, 32), overlap=0.5))
-    apply_model(model, input_of_crop(np.ones((4, 40, 40, 40), dtype=np.float32)), fallback)
-    assert seen[0] == (32, 32, 32)
-    assert seen[-1] == (16, 16, 16)
+    model = make_model(Picky(), window=Window(size=(32, 40, 32), overlap=0.5))
+    apply_model(model, input_of_crop(np.ones((4, 20, 36, 12), dtype=np.float32)), fallback)
+    assert seen[0] == (20, 36, 12)
+    # axes are not halved below 16 voxels
+    assert seen[-1] == (16, 18, 12)
     scan = read_scan(write_case(tmp_path / "scans"))
     scan = replace(scan, case=replace(scan.case, remarks=("thick slices",)))
     model = replace(model, settings=PredictionSettings(labels="msd"))
@@ -281,7 +282,9 @@ def test_a_case_that_fits_nowhere_is_refused_and_other_errors_stay() -> None:
     fallback = PredictionFallback("a", CPU)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         fallback.run(lambda _: work(RuntimeError("shapes do not match")))
-    with pytest.raises(CaseError, match=r"case a, .*ran out in every mode .* smaller windows with"):
+    with pytest.raises(
+        CaseError, match=r"case a, .*ran out in every mode .*1/4 along.* smaller windows"
+    ):
         fallback.run(lambda _: work(MemoryError()))
 
 
