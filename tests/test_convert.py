@@ -25,8 +25,9 @@ PATIENT = ("DOE", "JOHN", "HOSPITAL", "19700101", "ACC1")
 """Words that identify the patient."""
 
 
-def only_case(root: Path) -> Case:
-    ((_, case),) = convert.convert_studies(root / "dicom", root / "scans", ScanOptions())
+def only_case(root: Path, **series: str) -> Case:
+    options = ScanOptions(series=series)
+    ((_, case),) = convert.convert_studies(root / "dicom", root / "scans", options)
     return case
 
 
@@ -73,8 +74,7 @@ def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # an interruption leaves no record of what other series have replaced
     with monkeypatch.context() as patch:
         patch.setattr(preprocess, "write_json", lambda *_: None)
-        swapped = ScanOptions(series={"t1n": "2", "t1c": "1"})
-        convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", swapped)
+        only_case(tmp_path, t1n="2", t1c="1")
     assert preprocess.read_source(tmp_path / "scans/dicom") is None
     affine, array = oriented_affine("LPS"), make_volumes()[0]
     header = {**HEADERS["t1n"], "SeriesDescription": "AX T1 PRE"}
