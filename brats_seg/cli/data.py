@@ -85,9 +85,8 @@ def convert(
         brats-seg convert dicom -o scans
         brats-seg convert dicom -o scans --series t1c=5 --series t2f=FLAIR
     """
-    from brats_seg.dicom.convert import convert_studies
+    from brats_seg.dicom import ScanOptions, convert_studies
     from brats_seg.dicom.modalities import parse_overrides
-    from brats_seg.dicom.preprocess import ScanOptions
 
     choices = ScanOptions(series=parse_overrides(series or []), with_identifiers=identifiers)
     done = convert_studies(dicom, output, choices, track=tracked)
