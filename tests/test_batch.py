@@ -290,9 +290,7 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
 
 def test_a_folder_is_locked_and_leftovers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
-    (tmp_path / "previews").mkdir()
-    for name in (".123-0a1b2c-a.nii.gz", "previews/.123-0a1b2c-a.png", ".mine"):
-        (tmp_path / name).touch()
+    touch(tmp_path, ".123-0a1b2c-a.nii.gz", "previews/.123-0a1b2c-a.png", ".mine")
     with OutputFolder(tmp_path).opened():
         left = {path.name for path in tmp_path.rglob(".*")}
         with pytest.raises(UsageError, match="another process"), OutputFolder(tmp_path).opened():
@@ -354,7 +352,7 @@ def test_scans_are_taken_as_they_come_and_a_bad_one_once(tmp_path, monkeypatch, 
 
 
 def test_scans_in_folders_of_their_names_are_taken_when_they_are_whole(tmp_path, monkeypatch):
-    """As Kaggle unpacks some archives: `x.nii.gz/y.nii`."""
+    """As Kaggle unpacks some archives: `x.nii.gz/y.nii`. A file of another case changes after each look."""
     for path in [*write_case(tmp_path / "in", CASES[0], labelled=False).iterdir()]:
         whole = path.rename(tmp_path / path.name)
         path.mkdir()
@@ -368,7 +366,11 @@ def test_scans_in_folders_of_their_names_are_taken_when_they_are_whole(tmp_path,
         if len(looks) < 4:
             whole.write_bytes(whole.read_bytes() + b"more")
 
+    late = tmp_path / "in" / f"{CASES[1]}_t1.nii.gz"
     monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(
+        batch, "find_inputs", lambda *paths, **given: late.touch() or find_inputs(*paths, **given)
+    )
     watched = batch.watched_scans(tmp_path / "in", tmp_path / "out", quiet_s=1)
     with pytest.raises(KeyboardInterrupt):
         taken.extend((len(looks), len(cases)) for cases in watched)

@@ -241,7 +241,6 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path: Path)
     model = make_model(Picky(), window=Window(size=(32, 40, 32), overlap=0.5))
     apply_model(model, input_of_crop(np.ones((4, 20, 36, 12), dtype=np.float32)), fallback)
     assert seen[0] == (20, 36, 12)
-    # axes are not halved below 16 voxels
     assert seen[-1] == (16, 18, 12)
     scan = read_scan(write_case(tmp_path / "scans"))
     scan = replace(scan, case=replace(scan.case, remarks=("thick slices",)))

@@ -187,7 +187,6 @@ def test_a_compressed_file_that_is_cut_off_is_left_out(tmp_path, caplog):
     image.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
     image.save_as(path)
     path.write_bytes(path.read_bytes()[:-100])
-    # a scan in NIfTI is not a damaged file of DICOM
     (tmp_path / "exam/scan_t1.nii.gz").symlink_to("nowhere")
     assert "slices are missing" in only_series(tmp_path / "exam").problem
     assert caplog.messages[-1].endswith(f"cut off or damaged, and left out: {path.name}")

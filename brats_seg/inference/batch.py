@@ -184,15 +184,17 @@ def watched_scans(
         options: Choices about scans, a `dicom.preprocess.ScanOptions`.
         quiet_s: Seconds between two looks.
     """
-    root, seen = root.absolute(), dict[frozenset[Path], dict[Path, str]]()
+    root, scans = root.absolute(), output.absolute() / results.SCANS_NAME
+    seen = dict[frozenset[Path], dict[Path, str | None]]()
     looks: list[dict[Path, str]] = [{}, {}, {}]
 
     def is_ready(paths: Iterable[Path]) -> bool:
-        watched = {path: looks[-1][path] for path in paths if path in looks[-1]}
+        # a file that has arrived after the last look is not in it
+        watched = {path: looks[-1].get(path) for path in paths if not path.is_relative_to(scans)}
         is_new = watched.items() <= looks[-2].items() and seen.get(frozenset(watched)) != watched
         if is_new:
             seen[frozenset(watched)] = watched
-        # converted files are not in the folder: their examination was ready
+        # of converted files, the examination was ready
         return is_new or not watched
 
     log.info("watching %s: cases are taken after %g s without a change; Ctrl-C ends", root, quiet_s)
