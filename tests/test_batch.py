@@ -178,14 +178,14 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     path.write_bytes(b"cut off")
     assert n_predicted() == 0
     assert not [*out.rglob("BraTS2021_00002*")]
-    # the process may be killed after each case; nothing outside is removed, whatever a record names
-    record = OutputFolder(out).records()["BraTS2021_00003"]
+    # the process may be killed after each case; its page stays, and so does what is outside
+    record = OutputFolder(touch(out, names.page)).records()["BraTS2021_00001"]
     for outputs in ((*record.outputs, "../disk/x"), record.outputs):
         changed = record.model_copy(update={"convention": "msd", "outputs": outputs})
         OutputFolder(out).append(changed)
-    assert (tmp_path / "disk/x").exists()
+    assert all(path.exists() for path in (out / names.page, tmp_path / "disk/x"))
     assert pd.read_csv(out / "volumes.csv")["convention"].tolist() == [
-        *("brats2017", "brats2017", "msd", "brats2017", "brats2017")
+        *("brats2017", "msd", "brats2017", "brats2017", "brats2017")
     ]
 
 
