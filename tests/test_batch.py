@@ -407,7 +407,6 @@ def dies(case: Case, job: batch.Job, n_deaths: int) -> batch.CaseOutcome:
 
 
 def test_a_worker_does_a_case_as_the_batch_and_refuses_a_changed_model(brats_root, job, tmp_path):
-    (tmp_path / "out").mkdir()
     cases = find_inputs([brats_root])
     assert all(batch.run_case(case, job).is_new for case in cases)
     check_same_results(brats_root, job, tmp_path)

@@ -56,12 +56,13 @@ def test_watching_takes_an_examination_once_and_a_round_without_a_new_one_says_n
             raise KeyboardInterrupt
 
     rounds, taken = list[int](), list[Case]()
-    write_examination(tmp_path / "dicom")
+    for name in "ab":
+        write_examination(tmp_path / "dicom" / name, study=name)
     monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
     watched = batch.watched_scans(tmp_path / "dicom", tmp_path / "out", quiet_s=1)
     with pytest.raises(KeyboardInterrupt):
         taken.extend(chain.from_iterable(watched))
-    assert len(taken) == 1
+    assert len(taken) == 2
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
 
 
