@@ -184,9 +184,7 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
         changed = record.model_copy(update={"convention": "msd", "outputs": outputs})
         OutputFolder(out).append(changed)
     assert all(path.exists() for path in (out / names.page, tmp_path / "disk/x"))
-    assert pd.read_csv(out / "volumes.csv")["convention"].tolist() == [
-        *("brats2017", "msd", "brats2017", "brats2017", "brats2017")
-    ]
+    assert [*pd.read_csv(out / "volumes.csv").convention] == ["brats2017", "msd", *["brats2017"] * 3]
 
 
 def test_a_label_map_is_not_taken_for_that_of_an_earlier_record(tmp_path, monkeypatch):
@@ -368,9 +366,7 @@ def test_scans_in_folders_of_their_names_are_taken_when_they_are_whole(tmp_path,
 
     late = tmp_path / "in" / f"{CASES[1]}_t1.nii.gz"
     monkeypatch.setattr(batch, "time", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(
-        batch, "find_inputs", lambda *paths, **given: late.touch() or find_inputs(*paths, **given)
-    )
+    monkeypatch.setattr(batch, "find_inputs", lambda *a, **b: late.touch() or find_inputs(*a, **b))
     watched = batch.watched_scans(tmp_path / "in", tmp_path / "out", quiet_s=1)
     with pytest.raises(KeyboardInterrupt):
         taken.extend((len(looks), len(cases)) for cases in watched)

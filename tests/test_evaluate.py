@@ -299,9 +299,8 @@ def test_other_numbering_refused(phantoms: Path, tmp_path: Path, side: str, mess
         # the table counts for references too
         assert set(dices(evaluated(renamed, renamed), "et").values()) == {1}
         (renamed / "volumes.csv").write_text(f"case_id,convention\n{CASES[0]},mds\n")
-        with pytest.raises(
-            UsageError, match=rf"volumes.csv of {renamed}, case {CASES[0]}: .*'mds'"
-        ):
+        unknown = rf"volumes.csv of {renamed}, case {CASES[0]}: .*'mds'"
+        with pytest.raises(UsageError, match=unknown):
             evaluated(phantoms, renamed)
 
 

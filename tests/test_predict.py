@@ -281,9 +281,8 @@ def test_a_case_that_fits_nowhere_is_refused_and_other_errors_stay() -> None:
     fallback = PredictionFallback("a", CPU)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         fallback.run(lambda _: work(RuntimeError("shapes do not match")))
-    with pytest.raises(
-        CaseError, match=r"case a, .*ran out in every mode .*1/4 along.* smaller windows"
-    ):
+    nowhere = "case a, .*ran out in every mode .*1/4 along.* smaller windows with"
+    with pytest.raises(CaseError, match=nowhere):
         fallback.run(lambda _: work(MemoryError()))
 
 

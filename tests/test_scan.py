@@ -191,9 +191,8 @@ def test_a_few_thick_slices_are_judged_without_an_error(shape: tuple[int, ...]) 
 def test_one_image_in_two_places_is_refused_even_if_scaled_and_rounded(scale: float) -> None:
     images = phantom(0)[0].astype(np.float32)
     images[1] = np.round(images[0] * scale)
-    with pytest.raises(
-        CaseError, match=r"the same (voxels|image) for t1n and t1c.* a different image for each"
-    ):
+    same = r"the same (voxels|image) for t1n and t1c.* a different image for each"
+    with pytest.raises(CaseError, match=same):
         check(images)
 
 
