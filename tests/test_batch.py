@@ -181,7 +181,9 @@ def test_a_case_is_done_again_when_what_it_depends_on_changes(brats_root, tmp_pa
     # the process may be killed after each case; its page stays, and so does what is outside
     record = OutputFolder(touch(out, names.page)).records()["BraTS2021_00001"]
     for outputs in ((*record.outputs, "../disk/x"), record.outputs):
-        OutputFolder(out).append(record.model_copy(update={"convention": "msd", "outputs": outputs}))
+        OutputFolder(out).append(
+            record.model_copy(update={"convention": "msd", "outputs": outputs})
+        )
     assert all(path.exists() for path in (out / names.page, tmp_path / "disk/x"))
     conventions = pd.read_csv(out / "volumes.csv")["convention"].tolist()
     assert conventions == ["brats2017", "msd", *["brats2017"] * 3]
