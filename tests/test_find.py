@@ -526,13 +526,13 @@ def test_an_id_must_be_able_to_name_files(tmp_path: Path, names: list[str], prob
 
 
 def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
-    """One of the results would overwrite the other."""
+    """One of the results would overwrite the other. In BIDS, each of two sites has a case of that id."""
     folders = [touch(tmp_path / folder, *scans(f"{CASE}/{CASE}")) for folder in ("a", "b")]
     for case in (inputs := find_inputs(folders)):
         assert "found 2 cases of this id; expected one" in case.problems[0]
     assert len(inputs) == 2
     labels = [f"{site}/derivatives/labels/sub-01/sub-01_dseg.nii" for site in "cd"]
-    touch(tmp_path, *labels, *(name for site in "cd" for name in scans(f"{site}/sub-01", BIDS)))
+    touch(tmp_path, *labels, *scans("c/sub-01", BIDS), *scans("d/sub-01", BIDS[1:]))
     assert [str(case.label) for case in find_cases(tmp_path).cases[-2:]] == labels
 
 

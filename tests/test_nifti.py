@@ -255,9 +255,9 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("shape", "volume", "message"),
     [
-        ((4, 5, 6, 4), None, "found 4-D data of shape 4 x 5 x 6 x 4; expected three axes"),
-        ((4, 5), None, "found 2-D data of shape 4 x 5; expected three axes"),
-        ((4, 5, 6), 0, "found 3-D data of shape 4 x 5 x 6; expected four axes, with a volume 0"),
+        ((4, 5, 6, 4), None, "found 4-D data of shape 4x5x6x4; expected three axes"),
+        ((4, 5), None, "found 2-D data of shape 4x5; expected three axes"),
+        ((4, 5, 6), 0, "found 3-D data of shape 4x5x6; expected four axes, with a volume 0"),
         ((4, 5, 6, 2), 2, "found 4-D data .*; expected four axes, with a volume 2 along the last"),
     ],
 )
@@ -276,8 +276,8 @@ def test_axes_other_than_asked_for_are_refused(tmp_path, shape, volume, message)
         ({"scl_slope": 2.0, "scl_inter": np.inf}, "an invalid header"),
         ({"sform_code": 1, "srow_x": np.nan}, "an affine that is singular or not finite"),
         ({"sform_code": 1, "srow_x": 0.0}, "an affine that is singular or not finite"),
-        ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x 0"),
-        ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x -1"),
+        ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24x24x0"),
+        ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24x24x-1"),
         ({"sform_code": 0, "qform_code": 1, "quatern_b": 5.0}, "an invalid header"),
         *(
             ({"vox_offset": byte}, f"voxels that begin at byte {byte}.*; expected .* from 352 to")
@@ -339,7 +339,7 @@ def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path
     volume = nifti.read_volume(path, case_id="c")
     assert nifti.plan_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
     assert nifti.plan_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
-    with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
+    with pytest.raises(CaseError, match=r"1920x1920x1280 voxels of 1x1x1 mm; expected at most"):
         nifti.plan_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 

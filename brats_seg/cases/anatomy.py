@@ -120,8 +120,7 @@ def _template() -> Field:
     depth *= _TEMPLATE_MM
     fluid = ndimage.binary_opening((1 - grey - white > 0.5) & (depth > _DEEP_MM))
     components, _ = ndimage.label(fluid)
-    sizes = np.bincount(components.ravel())
-    ventricles = fluid & (sizes[components] > 40)
+    ventricles = fluid & (np.bincount(components.ravel())[components] > 40)
     apart = ndimage.distance_transform_edt(~ventricles) * _TEMPLATE_MM
     return np.stack([grey, white, depth, apart]).astype(np.float32)
 

@@ -275,10 +275,16 @@ def _find_below(
 
 
 def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the BIDS cases of which another folder has more modalities, or a derivative."""
+    """Return the BIDS cases of which another folder of the data set has more modalities, or a derivative."""
+
+    def key(group: _Group) -> tuple[str, str]:
+        # data sets of two sites may have the same ids
+        within = "sub-|rawdata|sourcedata|derivatives"
+        return re.split(within, group.folder.as_posix(), maxsplit=1)[0], group.case_id
+
     of_bids = [group for group in groups if releases.release_of(group.case_id) == releases.BIDS]
-    best = {group.case_id: group.rank for group in sorted(of_bids, key=lambda group: group.rank)}
-    return [group for group in of_bids if group.rank < best[group.case_id]]
+    best = {key(group): group.rank for group in sorted(of_bids, key=lambda group: group.rank)}
+    return [group for group in of_bids if group.rank < best[key(group)]]
 
 
 def _with_label_pattern(folder: Folder, pattern: str | None) -> Folder:

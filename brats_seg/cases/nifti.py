@@ -28,7 +28,7 @@ from nibabel.volumeutils import apply_read_scaling
 from brats_seg.errors import CaseError
 from brats_seg.files import check_regular, whole_file
 from brats_seg.voxels import grids
-from brats_seg.voxels.box import Triple, triple
+from brats_seg.voxels.box import Triple, shape_text, triple
 from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
@@ -203,7 +203,7 @@ def plan_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Res
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        after = f"{_shape_text(resampling.after)} voxels of {_edges(spacing_mm)} mm"
+        after = f"{shape_text(resampling.after)} voxels of {_edges(spacing_mm)} mm"
         problem = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
         next_step = "Correct the spacing in the header."
@@ -337,11 +337,7 @@ def _stored_shape(header: _Header) -> tuple[int, ...]:
 
 def _axes(header: _Header) -> str:
     n_axes, shape = int(header["dim"][0]), _stored_shape(header)
-    return f"{n_axes}-D data" + (f" of shape {_shape_text(shape)}" if shape else "")
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
+    return f"{n_axes}-D data" + (f" of shape {shape_text(shape)}" if shape else "")
 
 
 def _edges(edges_mm: Spacing) -> str:
