@@ -395,7 +395,7 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     shared = metrics.shared_voxels(label_maps[0], label_maps[1], (256, 256))
     if better := better_numbering(shared, reference, prediction):
         found = f"labels that agree with the reference far better numbered as {better}"
-        advice = "Find out which of the two is wrong, and correct it."
+        advice = "Correct the one that is wrong, or name the convention of predictions in a volumes.csv beside them (case_id,convention)."
         raise LabelError(pair.case_id, pair.predicted_file, found, "both numbered alike", advice)
 
 
