@@ -25,7 +25,7 @@ DISKS: dict[str, Callable[[int], Fault]] = {
 THRICE, TWICE = (0.0, 0.45, 0.9), (0.0, 0.5)
 MOMENTS = {
     **dict.fromkeys(("index", "prepare", "train", "tune", "predict", "features", "export"), THRICE),
-    # a command that takes seconds: while it trains, and while it predicts
+    # it takes seconds: while it trains, and while it predicts; what it calls is tried with every disk
     "crossval": (0.45, 0.85),
     **dict.fromkeys(("certify", "evaluate", "figure sample", "figure history", "phantom"), TWICE),
 }
@@ -35,7 +35,7 @@ MOMENTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "disk", "shares"),
-    [(name, disk, shares) for disk in DISKS for name, shares in MOMENTS.items()],
+    [(n, d, s) for d in DISKS for n, s in MOMENTS.items() if n != "crossval" or d == "full"],
 )
 def test_bad_disks(name: str, disk: str, shares: tuple[float, ...], campaign: Campaign) -> None:
     command = COMMANDS[name]
@@ -67,7 +67,7 @@ def test_a_vanished_folder_gives_no_traceback(name: str, which: str, campaign: C
     command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     vanishing = OUTPUTS[name] if which == "output" else "scans"
-    for share in (0.1, 0.5, 0.9):
+    for share in (0.1, 0.5, 0.9)[name == "crossval" :]:
         folder = campaign.start(command.stage, f"at{share}")
         fault = partial(at, alone.moment(share), partial(unplug, vanishing))
         hit = run(command.words, folder, fault)

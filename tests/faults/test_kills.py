@@ -13,7 +13,7 @@ from tests.faults.campaign import Campaign
 from tests.faults.programs import Fault, at, kill_after, kill_all, kill_writing, run
 from tests.faults.stages import COMMANDS, Undisturbed, ending, lost, results
 
-N_KILLS = {"index": 12, "tune": 9, "crossval": 9, "features": 12}
+N_KILLS = {"index": 12, "tune": 9, "crossval": 6, "features": 12}
 N_KILLS |= {"prepare": 20, "train": 20, "predict": 16}
 
 
