@@ -58,7 +58,7 @@ notebooks/%.ipynb: notebooks/%.py | setup
 pages: $(NOTEBOOKS:.py=.ipynb) ## run the notebooks on phantoms and renew the pages in notebooks/pages
 	$(BIN)/python notebooks/pages/make_pages.py $(ARGS)
 
-test: setup ## the tests, in 4 to 5 minutes on 2 cores
+test: setup ## the tests, in 4 to 6 minutes on 2 cores
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow and not gpu" $(ARGS)
 
 test-all: setup ## all tests, the slow ones too
