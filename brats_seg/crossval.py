@@ -185,8 +185,8 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
             # without the scans, which the index has compared it with
             reference = LabelFile(path=case.path_of(case.label), convention=case.convention)
             path = predictions / f"{case.case_id}.nii.gz"
-            convention = rows.get(case.case_id, {}).get("convention", "")
-            prediction = LabelFile(path=path, convention=convention) if path.exists() else None
+            row = rows.get(case.case_id, {})
+            prediction = evaluate.recorded_file(path, row, predictions) if path.exists() else None
             pairs.append(Pair(case.case_id, reference, prediction))
     return Pairing(pairs=tuple(pairs))
 

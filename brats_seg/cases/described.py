@@ -166,5 +166,5 @@ def _case(row: Mapping[Any, str]) -> Case:
             columns[kind] = name
     files = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     case = Case.named(cells.get("case_id", ""), files)
-    patients = [text for name, text in cells.items() if name.lower() == "patient_id"]
-    return replace(case, patient_id=[*patients, case.patient_id][0])
+    named = (text for name, text in cells.items() if name.lower() == "patient_id")
+    return replace(case, patient_id=next(named, case.patient_id))

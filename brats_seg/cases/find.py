@@ -327,8 +327,7 @@ def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], l
 def _groups_in(folder: Folder, name: str) -> list[_Group]:
     """Return the scans of a folder by case; `name` is the name of the folder."""
     scans = [scan for scan in folder.scans if scan.kind in MODALITIES]
-    groups = group_by(scans, lambda scan: [scan.case or name])
-    by_id = {same[0].case or name: same for same in groups}
+    by_id = {same[0].case or name: same for same in group_by(scans, lambda s: [s.case or name])}
     if name in by_id and _has_release(name):
         # the folder of one case: files with other names are derived from it
         by_id = {name: by_id[name]}

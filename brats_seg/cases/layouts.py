@@ -229,11 +229,12 @@ def _plain_parts(stem: str) -> tuple[str, str, str]:
     if scan is None:
         return "", "", ""
     case, word = scan["case"] or "", scan["modality"] or scan["label"]
-    kind, (*before, last) = kind_named(word), _SEPARATOR.split(case.lower())
+    kind, (*others, last) = kind_named(word), _SEPARATOR.split(case.lower())
     # programs that remove the skull write the mask of the brain to t1_mask
     is_of_anatomy = last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
-    # CASE_t1ce-t1 is the difference of two images
-    if is_of_anatomy if kind == LABEL else before and modality_named(last):
+    # CASE_t1ce-t1
+    is_difference = bool(others) and modality_named(last) is not None
+    if is_of_anatomy if kind == LABEL else is_difference:
         return "", "", ""
     return case, kind, scan["processed"] or scan["before"] or ""
 

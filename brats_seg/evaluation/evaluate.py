@@ -254,6 +254,17 @@ def recorded(predictions: Path) -> Rows:
     return {}
 
 
+def recorded_file(path: Path, row: Mapping[Any, str], root: Path) -> LabelFile:
+    """Return a label map with what the row of its case says, in the table of volumes at `root`.
+
+    Raises:
+        ConfigError: The label convention is unknown.
+    """
+    if name := row.get("convention", ""):
+        convention_named(name, f"{scores.VOLUMES_NAME} of {root}, case {row['case_id']}: ")
+    return LabelFile(path=path, convention=name, in_training=row.get(scores.IN_TRAINING, ""))
+
+
 def label_maps_in(
     root: Path, case_ids: Sequence[str] | None = None, rows: Rows | None = None
 ) -> dict[str, LabelFile]:
@@ -278,13 +289,13 @@ def label_maps_in(
         if len(names) != 1:
             msg = f"{root} is one label map, for {counted(len(names), 'case')}; give a folder with one for each, or one --case where that is an option"
             raise UsageError(msg)
-        return {names[0]: _recorded_file(root, rows.get(names[0], {}), root)}
+        return {names[0]: recorded_file(root, rows.get(names[0], {}), root)}
     label_maps = dict(_labels_of_scans(root))
     used = {file.path for file in label_maps.values()}
     ids = {layouts.bids_name(name): name for name in rows}
     for name, path in _named_label_maps(root, is_any_kind=not used):
         case_id = ids.get(name, name)
-        file = _recorded_file(path, rows.get(case_id, {}), root)
+        file = recorded_file(path, rows.get(case_id, {}), root)
         known = label_maps.setdefault(case_id, file) if path not in used else file
         # a label map that lies with its scans is the one of the case
         if known is not file and known.case is None:
@@ -529,13 +540,6 @@ def _labels_of_scans(root: Path) -> Iterator[tuple[str, LabelFile]]:
             if case.label:
                 path = case.path_of(case.label)
                 yield case.case_id, LabelFile(path=path, case=case, convention=case.convention)
-
-
-def _recorded_file(path: Path, row: Mapping[Any, str], root: Path) -> LabelFile:
-    """Return a label map with what the row of its case says, in the table of volumes at `root`."""
-    if name := row.get("convention", ""):
-        convention_named(name, f"{scores.VOLUMES_NAME} of {root}, case {row['case_id']}: ")
-    return LabelFile(path=path, convention=name, in_training=row.get(scores.IN_TRAINING, ""))
 
 
 def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, Path]]:

@@ -67,7 +67,7 @@ def test_a_vanished_folder_gives_no_traceback(name: str, which: str, campaign: C
     command = COMMANDS[name]
     alone = campaign.undisturbed(command)
     vanishing = OUTPUTS[name] if which == "output" else "scans"
-    for share in (0.1, 0.5, 0.9)[name == "crossval" :]:
+    for share in (0.5, 0.9) if name == "crossval" else (0.1, 0.5, 0.9):
         folder = campaign.start(command.stage, f"at{share}")
         fault = partial(at, alone.moment(share), partial(unplug, vanishing))
         hit = run(command.words, folder, fault)
