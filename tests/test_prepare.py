@@ -88,14 +88,17 @@ def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
             assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> None:
+def test_a_touched_scan_is_compared_once_and_kept(root, folder, monkeypatch):
+    """Also while a run is trained on the cases, and where no space is left."""
     times = []
     for _ in range(4):
-        prepare(root, folder)
+        with reading(folder):
+            assert prepare(root, folder) == ()
         times.append((folder / IDS[1] / "case.json").stat().st_mtime_ns)
         if len(times) == 2:
             before = stamps(folder)
             touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+            monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 0)
     assert rewritten(folder, before) == []
     assert times[0] == times[1] < times[2] == times[3]
 
@@ -132,10 +135,8 @@ def test_damaged_cases_are_prepared_again_when_asked_for(root, folder, name, cap
     before = stamps(folder)
     prepare(root, folder)
     assert rewritten(folder, before) == ([IDS[1]] if name == "case.json" else [])
-    assert (
-        prepare_module.prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True)
-        == ()
-    )
+    cases = index_cases(root).cases
+    assert prepare_module.prepare_cases(cases, folder, StoreConfig(), repair=True) == ()
     assert damaged.read_bytes() == content
     assert verify_cases(IDS, folder) == ()
     assert rewritten(folder, before) == [IDS[1]]
@@ -233,11 +234,8 @@ def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.Mon
     prepare_module.prepare_cases(cases, folder, StoreConfig())
     before = stamps(folder)
     in_use = r"a run is being trained on the cases in .* --prepared"
-    with reading(folder):
-        # nothing is to be replaced
-        prepare_module.prepare_cases(cases, folder, StoreConfig())
-        with pytest.raises(UsageError, match=in_use):
-            prepare_module.prepare_cases(cases, folder, COARSE)
+    with reading(folder), pytest.raises(UsageError, match=in_use):
+        prepare_module.prepare_cases(cases, folder, COARSE)
     assert stamps(folder) == before
     assert prepare_module.prepare_cases(cases, folder, COARSE) == ()
 

@@ -2,8 +2,8 @@
 
 A case is prepared again only if its files or the settings have changed. Files with the same name,
 size and time of change count as unchanged; otherwise the hashes of their contents are compared, so
-that a data folder may be copied. Every file is read once. Cases that are up to date are used where
-they are, also on a file system that cannot be written to.
+that a data folder may be copied, also while a run is trained on the prepared cases or little space is
+left. Cases that are up to date are used where they are, also on a file system that cannot be written to.
 """
 
 import logging
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
+from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
@@ -102,7 +102,7 @@ def prepare_cases(
     A second process waits until the first has finished with the folder.
 
     Args:
-        cases: Cases without problems, from `find_cases`, `index_cases` or `read_index`.
+        cases: Cases without problems, from `index_cases` or `read_index`, which know the conventions.
         folder: Folder of all prepared cases; created if it does not exist.
         config: Settings of the store. Without a spacing it is chosen from all of the cases by
             `choose_spacing`.
@@ -143,15 +143,17 @@ def prepare_cases(
         try:
             stack.enter_context(locked(folder / _LOCK_NAME))
         except EnvironmentalError as error:
-            # enough if only times or names of scans have changed
-            is_same = run(_has_same_contents, outdated, "comparing scans").results
-            if n_outdated := len(outdated) - sum(is_same):
+            same = run(_manifest_of_same, outdated, "comparing scans").results
+            if n_outdated := len(outdated) - sum(map(bool, same)):
                 msg = f"{error} {n_outdated} of its cases must be prepared: --prepared names another folder."
                 raise EnvironmentalError(msg) from error
             return ()
         remove_leftovers(folder, folders=True)
+        run(_keep_same, [job for job in outdated if job.manifest()], "comparing scans")
         # another process may have prepared them in the meantime
         outdated = [job for job in outdated if not job.is_current]
+        if not outdated:
+            return ()
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
             msg = f"a run is being trained on the cases in {folder}, which would be replaced"
@@ -240,14 +242,19 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     return [job for job in jobs if not job.is_current]
 
 
-def _has_same_contents(job: _Job) -> bool:
-    return _manifest_of_same(job, read_case_files(job.case)) is not None
-
-
-def _manifest_of_same(job: _Job, files: CaseFiles) -> store.Manifest | None:
+def _manifest_of_same(job: _Job) -> store.Manifest | None:
     """Return the manifest of a case that was prepared with these settings from these contents."""
     manifest = job.manifest()
-    return manifest if manifest is not None and manifest.contents == files.hashes else None
+    is_same = manifest is not None and manifest.contents == read_case_files(job.case).hashes
+    return manifest if is_same else None
+
+
+def _keep_same(job: _Job) -> None:
+    """Write the manifest of a case again if only times or names of its files have changed."""
+    # before reading: if a file changes in between, the next call compares it again
+    sources = store.source_files(job.case) or ()
+    if manifest := _manifest_of_same(job):
+        replace(manifest, sources=sources).write(job.path)
 
 
 def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
@@ -267,16 +274,7 @@ def _prepare(job: _Job) -> None:
     # before reading: if a file changes in between, the next call prepares the case again; reading
     # raises the error of a file that is missing
     sources = store.source_files(job.case) or ()
-    files = read_case_files(job.case)
-    manifest = _manifest_of_same(job, files)
-    if manifest is not None:
-        replace(manifest, sources=sources).write(job.path)
-    else:
-        _prepare_voxels(job, sources, files)
-
-
-def _prepare_voxels(job: _Job, sources: tuple[store.SourceFile, ...], files: CaseFiles) -> None:
-    loaded = load_case(job.case, files=files)
+    loaded = load_case(job.case)
     resampled, _ = normalisation.at_spacing(loaded, job.spacing_mm)
     brain = normalisation.extract_brain(job.case_id, resampled.volumes, resampled.label)
     with whole_folder(job.path, when_full=_WHEN_FULL) as folder:
