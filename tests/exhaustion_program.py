@@ -17,11 +17,11 @@ from torch import nn
 
 from brats_seg import Trainer, load_config, open_fold
 from brats_seg.progress import untracked
-from brats_seg.runtime.memory import MEGABYTE, keep_to_limit_of_address_space, read_numbers
+from brats_seg.runtime.memory import MEGABYTE, keep_to_limit_of_address_space
 
 
 def space_mb(name: str) -> float:
-    return read_numbers(Path("/proc/self/status"))[name] / 1024
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1024
 
 
 def warm_up() -> None:

@@ -9,7 +9,6 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import psutil
@@ -217,12 +216,6 @@ def total_memory(device: torch.device) -> int:
     return min(total for total, _ in _host_limits())
 
 
-def read_numbers(path: Path) -> dict[str, int]:
-    """Read a file of lines `name number` or `name: number kB`."""
-    rows = (line.replace(":", " ").split() for line in path.read_text().splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
-
-
 def _host_limits() -> Iterator[tuple[int, int]]:
     """Yield the bytes of the machine and of each limit of this process, and those that are free."""
     memory = psutil.virtual_memory()
@@ -235,6 +228,10 @@ def _host_limits() -> Iterator[tuple[int, int]]:
         path = folder / limit_name
         allowed = path.read_text().strip() if path.is_file() else "max"
         if allowed != "max" and int(allowed) <= _UNLIMITED:
-            # cached files count as used, and are dropped when memory is needed
-            cached = read_numbers(folder / "memory.stat").get("inactive_file", 0)
+            # cached files count as used, and are dropped when memory is needed. Version 1 adds up those of
+            # the groups inside under another name; a sandbox, such as gVisor, may not state them
+            stat = folder / "memory.stat"
+            lines = stat.read_text().splitlines() if stat.is_file() else []
+            numbers = {name: int(number) for name, number in map(str.split, lines)}
+            cached = numbers.get("total_inactive_file", numbers.get("inactive_file", 0))
             yield int(allowed), int(allowed) - int((folder / used_name).read_text()) + cached
