@@ -164,9 +164,9 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
             remedy=f"brats-seg index {shlex.quote(str(data))}",
         )
     folder = prepared_path or prepared_path_of(data)
-    n_done = sum(read_manifest(folder / case.case_id) is not None for case in index.trainable)
-    needed = required_bytes(index.trainable, folder, config.store.spacing_mm)
-    prepared = f"{n_done} of {counted(len(index.trainable), 'labelled case')} prepared: "
+    left = [case for case in index.trainable if read_manifest(folder / case.case_id) is None]
+    needed = required_bytes(left, folder, config.store.spacing_mm)
+    prepared = f"{len(index.trainable) - len(left)} of {counted(len(index.trainable), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, prepared)
     yield from _write_findings("write access", folder)
 

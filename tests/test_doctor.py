@@ -21,13 +21,15 @@ def found(diagnosis: Diagnosis, check: str) -> Finding:
     return finding
 
 
-def test_a_missing_modality_is_a_warning(brats_root: Path, tmp_path: Path) -> None:
+def test_scans_are_counted_and_a_missing_modality_is_a_warning(brats_root, tiny_prepared, tmp_path):
     diagnosis = diagnose(brats_root, runs=tmp_path / "runs")
+    ready = found(diagnose(brats_root, prepared_path=tiny_prepared), "prepared cases").found
     next(brats_root.glob("*_00003/*flair*")).unlink()
     warning = found(diagnose(brats_root), "scans")
     assert diagnosis.can_work
     assert found(diagnosis, "scans").found == f"6 cases in {brats_root}, 6 with a label map"
     assert "0 of 6 labelled cases prepared" in found(diagnosis, "prepared cases").found
+    assert "6 of 6 labelled cases prepared: 0 MiB needed" in ready
     assert found(diagnosis, "packages").status != "problem"
     assert not (tmp_path / "runs").exists()
     assert (warning.status, warning.remedy) == ("warning", f"brats-seg index {brats_root}")
@@ -55,9 +57,8 @@ def test_the_command_exits_with_3_where_nothing_can_work(run: Run, tmp_path: Pat
     code, shown, _ = run("doctor", tmp_path, "--json")
     diagnosis = json.loads(shown)
     assert (code, diagnosis["can_work"]) == (3, False)
-    problems = [one["found"] for one in diagnosis["findings"] if one["status"] == "problem"]
-    assert len(problems) == 1
-    assert "holds no cases" in problems[0]
+    (problem,) = [one["found"] for one in diagnosis["findings"] if one["status"] == "problem"]
+    assert "holds no cases" in problem
 
 
 def test_packages_are_compared_with_the_required_versions(monkeypatch: pytest.MonkeyPatch) -> None:
