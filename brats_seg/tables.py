@@ -72,7 +72,7 @@ def read_table(
                 StringIO(text, newline=""),
                 dtype=str,
                 keep_default_na=False,
-                sep=max(",;\t", key=text.partition("\n")[0].count),
+                sep=max(",;\t", key=text.lstrip("\r\n").partition("\n")[0].count),
                 index_col=False,
                 engine="python",
             )
@@ -96,7 +96,7 @@ def _wrong_columns(frame: pd.DataFrame, required: Sequence[str], *, short_rows: 
     """Return what is wrong with the columns of a table, or nothing."""
     is_short = frame.isna().any(axis=1)
     if is_short.any() and not short_rows:
-        return f"is not a CSV table: line {is_short.argmax() + 2} has fewer cells than the header"
+        return f"is not a CSV table: the row of {frame[is_short].iat[0, 0]!r} has fewer cells than the header"
     if missing := [column for column in required if column not in frame.columns]:
         columns = ", ".join(map(str, frame.columns[:8])) or "nothing"
         return f"has no column {', '.join(missing)}; found the columns {columns}"

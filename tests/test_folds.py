@@ -91,7 +91,7 @@ def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path)
         (b"", "is not a CSV table: .* expected the columns case_id, patient_id, fold"),
         (b"case_id,patient_id,fold\n", "has no rows"),
         (b"case_id,fold\nA,0\n", "has no column patient_id; .* expected the columns case_id, pat"),
-        (b"case_id,patient_id,fold\nA,a\n", "line 2 has fewer cells than the header"),
+        (b"case_id,patient_id,fold\n\nA,a\n", "the row of 'A' has fewer cells than the header"),
         (b"case_id,patient_id,fold\nA,a,first\n", "case A has fold 'first'; expected a number"),
         (b"case_id,patient_id,fold\nA,a,-1\n", "case A has fold '-1'"),
         (b"case_id,patient_id,fold\nA,a,1.0\n", r"case A has fold '1\.0'"),

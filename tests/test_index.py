@@ -363,7 +363,7 @@ def bad_row(bad: str) -> bytes:
     [
         (b"case_id,fold\na,1\n", "no column patient_id, release"),
         (b"", "is not a CSV table: No columns"),
-        (f"{HEADER}\na,b\n".encode(), "is not a CSV table: line 2 has fewer cells"),
+        (f"{HEADER}\na,b\n".encode(), "is not a CSV table: the row of 'a' has fewer cells"),
         (f"{HEADER}\n{',' * len(COLUMNS)}x\n".encode(), "is not a CSV table: a row has more cells"),
         (bad_row("voxel_mm3"), "voxel_mm3: expected a valid number.*'old'"),
         (bad_row("fingerprint"), "fingerprint: String should match.*'old'"),

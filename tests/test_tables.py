@@ -62,14 +62,14 @@ def test_a_short_row_is_filled_or_refused(tmp_path: Path) -> None:
     assert read_table(path).to_numpy().tolist() == [["1", ""]]
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # a byte order mark is skipped
     assert list(read_table(path).columns) == ["a", "b"]
-    with pytest.raises(UsageError, match="line 2 has fewer cells"):
+    with pytest.raises(UsageError, match="the row of '1' has fewer cells"):
         read_table(path, short_rows=False)
 
 
 def test_tables_of_spreadsheets_are_read(tmp_path: Path) -> None:
     """Where the comma is in numbers, semicolons or tabs separate cells; empty rows are left at the end."""
     path = tmp_path / "t.csv"
-    path.write_text("a;b\n1,5;2\n;\n;\n")
+    path.write_text("\na;b\n1,5;2\n;\n;\n")
     assert read_table(path, required=["a", "b"]).to_numpy().tolist() == [["1,5", "2"]]
     path.write_text("a\tb\n1,5\t2\n")
     assert read_table(path).to_numpy().tolist() == [["1,5", "2"]]
