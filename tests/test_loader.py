@@ -281,8 +281,7 @@ def make_sample(value: int) -> loader.Sample:
     image = torch.full((4, 4, 4, 4), value, dtype=torch.float16)
     target = torch.full((3, 4, 4, 4), value % 2, dtype=torch.uint8)
     image[0, 0], target[0, :, 0] = 7, 3
-    image, target = image.transpose(1, 2), target.transpose(1, 3)
-    return loader.Sample(image=image, target=target, case_id=f"{value}")
+    return loader.Sample(image=image.transpose(1, 2), target=target.transpose(1, 3), case_id="case")
 
 
 def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
@@ -297,7 +296,8 @@ def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
         del sample
     del receiver
     for number, (image, target) in enumerate(kept):
-        assert image.unique().tolist() == [number]
-        assert target.unique().tolist() == [number % 2]
+        assert (image.unique().tolist(), target.unique().tolist()) == ([number], [number % 2])
     kept.clear()
     assert send(0).memory is None
+    samples.append(loader.Sample(image=torch.ones(5000), target=torch.ones(1), case_id="larger"))
+    assert send(5).block < 5  # in place of a free one, which is too small

@@ -221,17 +221,23 @@ class _Sender:
         )
 
     def _free_block(self, n_bytes: int) -> tuple[int, bool]:
-        """Return the smallest free block that is large enough, and whether it is new."""
-        sizes = [0 if memory[0] else len(memory) for memory in self._blocks]
-        free = [index for index, size in enumerate(sizes) if size >= n_bytes]
-        if free:
-            return min(free, key=sizes.__getitem__), False
+        """Return the smallest free block that is large enough, or a new one in place of a free one.
+
+        The second value is whether it is new.
+        """
+        sizes = {index: len(memory) for index, memory in enumerate(self._blocks) if not memory[0]}
+        large = [index for index, size in sizes.items() if size >= n_bytes]
+        if large:
+            return min(large, key=sizes.__getitem__), False
+        # whole cases differ in size: without replacing, small blocks would add up
+        index = min(sizes, key=sizes.__getitem__, default=len(self._blocks))
         try:
-            self._blocks.append(torch.empty(n_bytes, dtype=torch.uint8).share_memory_())
+            memory = torch.empty(n_bytes, dtype=torch.uint8).share_memory_()
         except RuntimeError as error:
             msg = f"shared memory is too small for the patches ({error}). {_ADVICE}"
             raise EnvironmentalError(msg) from error
-        return len(sizes), True
+        self._blocks[index : index + 1] = [memory]
+        return index, True
 
 
 class _Receiver:
