@@ -46,7 +46,7 @@ def test_remedies_are_printed(brats_root: Path, run: Run, monkeypatch: pytest.Mo
     free_bytes = machine.free_bytes
     small = {machine.SHARED_MEMORY: 2**26}
     monkeypatch.setattr(machine, "free_bytes", lambda path: small.get(path) or free_bytes(path))
-    code, shown, _ = run("doctor", brats_root, "--set", "training.n_workers=8")
+    code, shown, _ = run("doctor", brats_root, "--set=training.n_workers=1", "--effective-batch=4")
     assert code == 0
     assert re.search("shared memory +warning", shown)
     assert "shared memory, warning:\n    docker run --shm-size=8g ...\n" in shown

@@ -287,14 +287,14 @@ def make_sample(value: int) -> loader.Sample:
 def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
     """Both ends are in one process here."""
     samples: Any = [make_sample(number) for number in range(5)]
-    send, receiver = loader._Sender(samples).send, loader._Receiver()
-    receiver.receive(send(0))  # a block that was free before is marked too
+    send, blocks = loader._Sender(samples).send, {}
+    loader._receive(send(0), blocks)  # a block that was free before is marked too
     kept = []
     for number in range(5):
-        sample = receiver.receive(send(number))
+        sample = loader._receive(send(number), blocks)
         kept.append((sample.image[1:3, 2].permute(1, 2, 0), sample.target[1][None]))
         del sample
-    del receiver
+    del blocks
     for number, (image, target) in enumerate(kept):
         assert (image.unique().tolist(), target.unique().tolist()) == ([number], [number % 2])
     kept.clear()

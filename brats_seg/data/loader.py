@@ -159,13 +159,13 @@ def patch_loader(
         return
     with worker_pool(n_workers, set_up=partial(_set_up, dataset), when_killed=_ADVICE) as pool:
         waiting: deque[Future[_SentSample]] = deque()
-        receiver = _Receiver()
+        blocks: dict[tuple[int, int], Tensor] = {}
         for key in keys:
             waiting.append(pool.submit(_load, key))
             if len(waiting) > PATCHES_AHEAD * n_workers:
-                yield receiver.receive(waiting.popleft().result())
+                yield _receive(waiting.popleft().result(), blocks)
         while waiting:
-            yield receiver.receive(waiting.popleft().result())
+            yield _receive(waiting.popleft().result(), blocks)
 
 
 @contextmanager
@@ -240,24 +240,21 @@ class _Sender:
         return index, True
 
 
-class _Receiver:
-    """The blocks of all workers, in the process that receives their samples."""
+def _receive(sent: _SentSample, blocks: dict[tuple[int, int], Tensor]) -> Sample:
+    """Return the sample in its block, which is in use as long as any view of it exists.
 
-    def __init__(self) -> None:
-        self._blocks: dict[tuple[int, int], Tensor] = {}
-
-    def receive(self, sent: _SentSample) -> Sample:
-        """Return the sample in its block, which is in use as long as any view of it exists."""
-        key = sent.worker, sent.block
-        if sent.memory is not None:
-            self._blocks[key] = sent.memory
-        memory = self._blocks[key].numpy()
-        # numpy views refer to the array at the end of their chain of bases: the memoryview ends the
-        # chain at `lent`, which therefore lives as long as its views
-        lent = np.frombuffer(memory.data, dtype=np.uint8)
-        weakref.finalize(lent, memory[:1].fill, 0).atexit = False
-        tensors = _views(torch.from_numpy(lent), sent.layouts)
-        return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
+    `blocks` has the blocks of all workers, by the process id of the worker and the number.
+    """
+    key = sent.worker, sent.block
+    if sent.memory is not None:
+        blocks[key] = sent.memory
+    memory = blocks[key].numpy()
+    # numpy views refer to the array at the end of their chain of bases: the memoryview ends the
+    # chain at `lent`, which therefore lives as long as its views
+    lent = np.frombuffer(memory.data, dtype=np.uint8)
+    weakref.finalize(lent, memory[:1].fill, 0).atexit = False
+    tensors = _views(torch.from_numpy(lent), sent.layouts)
+    return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
 
 
 _sender: _Sender

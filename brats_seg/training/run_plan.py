@@ -215,9 +215,13 @@ def held_out_patches(plan: RunPlan, keys: Iterable[PatchKey]) -> Iterator[Sample
 
 
 def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
-    """Return the bytes of shared memory that the patches of the worker processes take at most."""
+    """Return the bytes of shared memory that the patches of the worker processes take."""
+    n_workers, batch = _n_workers(config, on_gpu=on_gpu), config.training.effective_batch
     size = _LARGEST_CROP if config.patch.size == "whole" else config.patch.size
-    return _n_workers(config, on_gpu=on_gpu) * loader.PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
+    largest = batch if isinstance(batch, int) else max(batch.values())
+    # the batch that is trained on, the one that is read meanwhile, and what the workers prepare after it
+    n_patches = 2 * largest + n_workers * loader.PATCHES_AHEAD if n_workers else 0
+    return n_patches * prod(size) * _BYTES_PER_VOXEL
 
 
 def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
