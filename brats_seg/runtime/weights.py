@@ -298,7 +298,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     content = read_plain(path)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if version != SCHEMA_VERSION:
-        msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. {_READ_BY}"
+        msg = f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}, as in {BEST_NAME} of a run. {_READ_BY}"
         raise ResumeError(msg)
     try:
         return {**content, "card": ModelCard.model_validate(content["card"])}
