@@ -310,7 +310,8 @@ class OutputFolder:
         return done
 
     def _mark_of_writing(self, case_id: str) -> Path:
-        return self.path / f".{case_id}.writing"
+        # a name has at most 255 bytes; a case with so long an id fails before its files are written
+        return self.path / f".{os.fsdecode(os.fsencode(case_id)[:200])}.writing"
 
     def _tidy_up(self) -> None:
         for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
