@@ -85,7 +85,7 @@ FLOW = (
     Step("fuse data out out -o fused", "6 label maps", ("fused/BraTS2021_00000.nii.gz",)),
     Step("evaluate data --compare out out", r"first: out\nsecond: out", ("comparison.csv",)),
     Step("figure scores scores.csv -o scores.png", "wrote scores.png", ("scores.png",)),
-    Step("export runs/fold0 -o unlicensed", "states no licence; --license names one"),
+    Step("export runs/fold0 -o unlicensed", "states no licence; `brats-seg export --license`"),
     Step(
         "export runs/fold0 -o model --license CC0",
         "wrote 1 network to model, fingerprint(?!.*--license)",
@@ -162,7 +162,7 @@ def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[in
     path.write_bytes(content[:-1] + b"\x55")
     prepare = "prepare data --prepared damaged"
     found = type_line(work, f"{prepare} --verify")
-    repaired = type_line(work, f"{prepare} --set folds.n_folds=2 --repair")
+    repaired = type_line(work, f"{prepare} --set folds.n_folds=2 --verify --repair")
     assert (found.code, repaired.code) == (1, 0)
     assert "case BraTS2021_00001" in found.out
     assert "6 prepared cases in damaged, 1 damaged" in found.out

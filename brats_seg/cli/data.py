@@ -44,7 +44,7 @@ def prepare(
         from brats_seg.data.fold import prepare_data, prepared_path_of
 
     folder = prepared or prepared_path_of(data)
-    if verify:
+    if verify and not repair:
         return _verify(folder)
     done = prepare_data(
         data, config=options.given_settings(), prepared_path=folder, repair=repair, track=tracked

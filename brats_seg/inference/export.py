@@ -135,7 +135,7 @@ def export_model(
             if wing is not None and file_format != "safetensors":
                 wing.writer_of(file_format)(model, new_folder)
     if not license_name:
-        log.info("The model card states no licence; --license names one.")
+        log.info("The model card states no licence; `brats-seg export --license` names one.")
     return exported
 
 
