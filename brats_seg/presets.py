@@ -51,7 +51,7 @@ SHORT = {
     "--seed": ("training.seed", "Seed of the run"),
     "--device": ("training.device", "Device: auto, cpu, cuda, cuda:1 or mps"),
     "--precision": ("training.precision", "Precision: auto, fp32, fp16 or bf16"),
-    "--start-from": ("start.path", "Run or exported model to start from, or none"),
+    "--start-from": ("start.path", "Run or exported model to start from, none or auto"),
     "--convention": ("cases.labels", f"Label convention: {', '.join(get_args(ConventionName))}"),
     "--label-files": ("cases.label_files", "Pattern of label maps, such as '*_tumour.nii.gz'"),
     "--skip-bad": ("cases.skip_bad", "Skip cases with problems"),

@@ -41,9 +41,10 @@ def evaluate(
 ) -> int:
     """Score predictions as the challenges do, and write a table and a summary.
 
-    It prints means over cases with their bootstrap intervals. A reference without a prediction gets
-    the worst scores, unless --only-predicted leaves it out. Patients that the model was trained on are
-    marked, and the mean without them comes first. Exit code 1: predictions are missing, or cases failed.
+    The table is scores.csv, of --compare comparison.csv, unless --output names it. Means over cases are printed
+    with their bootstrap intervals. A reference without a prediction gets the worst scores, unless
+    --only-predicted leaves it out. Patients that the model was trained on are marked, and the mean without them
+    comes first. Exit code 1: predictions are missing, or cases failed.
 
     Examples:
         brats-seg evaluate data predictions --protocol lesionwise2023

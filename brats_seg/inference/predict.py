@@ -266,7 +266,7 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
     if not (missing := absent_from(modalities)):
         return ()
     measured = f"expect a lower Dice than with all four modalities: it was {loss}"
-    unknown = "the loss of Dice to expect is not known: `brats-seg tune` measures it"
+    unknown = "the loss of Dice to expect is not known: `brats-seg tune` measures it for a run"
     source = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
     return (f"{source}; {measured if loss else unknown}",)
 

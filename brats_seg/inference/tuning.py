@@ -189,7 +189,7 @@ def _warn_of_few(n_cases: int) -> None:
     if n_cases < significance.FEWEST_CASES:
         log.warning(
             "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
-            "%g is needed, which takes %d cases. Give the runs of more folds to fit the settings.",
+            "%g is needed, which takes %d cases. It takes the runs of more folds, or more cases.",
             *(counted(n_cases, "held-out case"), 0.5**n_cases),
             *(significance.LARGEST_CHANCE, significance.FEWEST_CASES),
         )
