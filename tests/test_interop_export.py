@@ -75,7 +75,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundles(tmp_path_factory: pytest.TempPathFactory, case: Path) -> Path:
     """Each model as a bundle, and below `out` what it predicts where this package is missing."""
     root = tmp_path_factory.mktemp("bundles")
-    identity = replace(IDENTITY, patch=(16, 16, 16))
+    # inputs and outputs in other orders than ours
+    orders = {"modalities": ("t2f", "t1n", "t1c", "t2w"), "regions": ("et", "wt", "tc")}
+    identity = replace(IDENTITY, patch=(16, 16, 16), **orders)
     for name, (network, n_networks, fitted) in MODELS.items():
         config = with_network(DEEPER.model.model_copy(update={"name": network}))
         runs = [

@@ -95,12 +95,14 @@ def _copy_level(level: Any, block: Any) -> None:
 
 
 def _values(member: Member, convention: LabelConvention) -> dict[str, Any]:
-    """Return how windows are placed and label maps made, by the names in the expressions."""
+    """Return how windows are placed and read, and label maps made, by the names in the expressions."""
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,
         "patch": member.identity.patch,
         "multiple": member.multiple,
+        "channels": member.channels,
+        "regions": member.regions,
         "spacing_mm": member.identity.spacing_mm,
         **member.decoding.model_dump(),
         "label_values": convention.painted,
