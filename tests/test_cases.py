@@ -133,22 +133,18 @@ def test_a_montage_has_equal_sections_with_volumes_and_dice(view: CaseView) -> N
     assert right.get_suptitle().startswith(expected)
 
 
-def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: Path) -> None:
+def test_the_legend_tells_regions_that_are_missing(tmp_path: Path) -> None:
     write_case(tmp_path, with_et=False)
     view = open_view(tmp_path)
-    view = replace(view, prediction=view.reference)
     empty = replace(view.reference, label_map=np.zeros_like(view.reference.label_map))
-    nothing = replace(view, reference=empty, prediction=empty)
-
-    def entries(figure: Figure) -> list[str]:
-        return [text.get_text().split()[0] for text in figure.legends[0].get_texts()]
-
-    for draw in (cases.montage_figure, cases.view_figure):
-        assert entries(draw(view)) == ["WT", "TC"]
-        assert entries(draw(nothing)) == []
-    assert entries(cases.sample_figure(view)) == ["NCR/NET:", "ED:"]
-    right = cases.montage_figure(view).subfigs[1].get_suptitle()
-    assert right.endswith("ET 0.0 ml (none in the reference)")
+    missed = replace(view, prediction=empty)
+    nothing = replace(missed, reference=empty)
+    figures = cases.view_figure(missed), cases.sample_figure(view)
+    of_view, of_sample = ([text.get_text() for text in f.legends[0].get_texts()] for f in figures)
+    of_none = "ET 0.0 ml (none in the reference)"
+    assert of_view[::2] == ["WT 0.0 ml (Dice 0.000)", of_none]
+    assert [text.split()[0] for text in of_sample] == ["NCR/NET:", "ED:"]
+    assert cases.montage_figure(missed).subfigs[1].get_suptitle().endswith(of_none)
     assert cases.view_figure(nothing).get_suptitle().endswith("no tumour")
     # the brain is shown instead
     assert len(panels_of(cases.montage_figure(nothing))) == 2 * cases.N_SECTIONS

@@ -275,8 +275,7 @@ def montage_figure(view: CaseView, *, modality: str | None = None) -> Figure:
         texts = _region_texts(regions, view.grid, reference)
         sections.add_title(block, f"{name}\n{', '.join(texts)}", size=8.5)
     sections.add_title(figure, f"{view.case_id}, {MODALITY_NAMES[kind]}")
-    key = sections.region_key(list(sides.values()), [region.upper() for region in REGIONS])
-    sections.add_dark_legend(figure, key)
+    sections.add_dark_legend(figure, sections.region_key([name.upper() for name in REGIONS]))
     return figure
 
 
@@ -324,8 +323,7 @@ def planes_figure(
             sections.draw_outlines(axes, regions, axis, centre[axis])
     if title:
         sections.add_title(figure, title if regions[0].any() else f"{title}: no tumour")
-    key = sections.region_key([regions], _region_texts(regions, grid, reference))
-    sections.add_dark_legend(figure, key)
+    sections.add_dark_legend(figure, sections.region_key(_region_texts(regions, grid, reference)))
     return figure
 
 
@@ -356,7 +354,7 @@ def uncertainty_figure(view: CaseView) -> Figure:
     ml = np.count_nonzero(high) * grid.voxel_ml
     title = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
     sections.add_title(figure, f"{view.case_id}, {title}")
-    entries = sections.region_key([regions], _region_texts(regions, grid, sides.get("reference")))
+    entries = sections.region_key(_region_texts(regions, grid, sides.get("reference")))
     entries += [
         sections.line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
         for name, masks in sides.items()

@@ -221,14 +221,10 @@ def light_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def region_key(sides: Sequence[RegionMasks], labels: Sequence[str]) -> list[Artist]:
-    """Return legend entries for the outlines of the regions that any side has."""
+def region_key(labels: Sequence[str]) -> list[Artist]:
+    """Return legend entries for the outlines of the regions; a label says where one is empty."""
     entries = zip(labels, REGION_COLOURS, _OUTLINES, strict=True)
-    return [
-        line_key(text, colour, *outline)
-        for k, (text, colour, outline) in enumerate(entries)
-        if any(regions[k].any() for regions in sides)
-    ]
+    return [line_key(text, colour, *outline) for text, colour, outline in entries]
 
 
 def line_key(label: str, colour: str, width: float, style: LineStyle) -> Artist:
