@@ -11,6 +11,7 @@ from unittest.mock import Mock
 
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError, UsageError
@@ -89,11 +90,11 @@ def test_one_epoch_has_a_tick_and_entries_of_what_is_known(tmp_path, validated, 
 
 
 def test_a_column_that_a_history_lacks_is_not_drawn() -> None:
-    table = pd.DataFrame(
-        {"epoch": [1], "train_loss": [2.0], "val_loss": [3.0], "train_dice": [0.5]}
-    )
-    figure = history_figure(table)
-    assert [len(axes.lines) for axes in figure.axes] == [2, 1]
+    values = {"epoch": 1, "train_loss": 2.0, "val_loss": 3.0, "train_dice": 0.5, "lr": 3e-4}
+    figure = history_figure(pd.DataFrame([values]), with_rate=True)
+    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 1]
+    FigureCanvasAgg(figure).draw()
+    assert all(axes.yaxis.label.get_window_extent().x0 > 0 for axes in figure.axes)
 
 
 def test_the_picture_follows_the_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,6 +281,8 @@ def history_figure(
     if with_rate:
         column[-1].plot(table["epoch"], table["lr"], color="tab:green", marker=".", label="rate")
         column[-1].set_ylabel("learning rate")
+        # 0.00028 would leave no space for the name of the axis
+        column[-1].ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         column[-1].grid(visible=True, alpha=0.3)
     if best_epoch is not None:
         for axes in column:
