@@ -114,6 +114,9 @@ def test_a_phantom_is_usual_in_any_unit(seed: int) -> None:
     said = remarks_on(images)
     assert said == remarks_on(1000 * images.astype(np.float32))
     assert not any(one.startswith(tuple(DAMAGES)) for one in said), said
+    # a small cube of it, and a few slices, are no head in its scalp
+    for part in (np.s_[:, 20:28, 20:28, 20:28], np.s_[..., 30:33]):
+        assert not any(one.startswith("the scalp") for one in remarks_on(images[part], 2.5))
 
 
 @pytest.mark.parametrize("remark", [*DAMAGES, *SHAPES])

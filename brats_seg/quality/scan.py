@@ -267,10 +267,10 @@ def remarks(limits: Sequence[Limit], measures: Mapping[str, Mapping[str, float]]
 def skull_remarks(sample: BrainSample) -> Iterator[str]:
     """Yield a line if the skull or the scalp does not seem stripped.
 
-    The scalp is looked for where all four modalities are there.
+    The scalp is looked for on a whole brain where all four modalities are there.
     """
     measures = {FOREGROUND_ML: {"": sample.brain_ml}}
-    if len(sample.images) == len(MODALITIES):
+    if sample.is_brain and len(sample.images) == len(MODALITIES):
         measures[SURFACE] = {"": _surface_brightness(sample)}
     yield from list(remarks(SKULL, measures))[:1]
 
@@ -417,7 +417,8 @@ def local_contrast(sample: BrainSample) -> Values:
 def _surface_brightness(sample: BrainSample) -> float:
     """Return the brightness of the surface of the foreground in the darkest of t1n, t1c and t2f.
 
-    The brighter of the layers counts, because the outer one holds voxels of half scalp, half air.
+    The brighter of the layers counts, because the outer one holds voxels of half scalp, half air. It
+    is -inf in a few slices, which are all surface.
     """
     inside, brightest = sample.brain, -inf
     for _ in range(max(1, round(_SURFACE_MM / max(sample.spacing_mm)))):
@@ -426,7 +427,7 @@ def _surface_brightness(sample: BrainSample) -> float:
         if layer.size:
             brightest = max(brightest, float(np.median(layer, axis=1)[[0, 1, 3]].min()))
         inside = smaller
-    return brightest
+    return brightest if inside.any() else -inf
 
 
 def _asymmetries(local: Values) -> Numbers:
