@@ -133,11 +133,14 @@ def test_the_remarks_describe_the_data():
     seen = {"latent0_seen": ["yes", "yes", "unknown", "no"], "labels_seen": ["", "yes", "", "no"]}
     nan, days = np.nan, [100, 200, 300, np.nan]
     outcomes = make_outcomes(days, [False, True, False, False], [50, nan, 60, nan])
-    study = Study.of(make_feature_table([[1.0, 7], [2, 7], [3, 7], [4, 7]], **seen), outcomes)
+    values, patients = [[1.0, 7], [2, 7], [3, 7], [4, 7]], [*"ABAC"]
+    study = Study.of(make_feature_table(values, patient_ids=patients, **seen), outcomes)
     predictions = predicted_days([0, 1, 0, -1], selected=[1.0] * 4, age=[1.0] * 4)
     remarks = "\n".join(results.summarise(study, predictions, 0).remarks)
     for remark in (
-        "4 cases: 2 deaths to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
+        # two scans of a patient are one death, as in the verdict
+        "4 cases: 1 death to learn from; 1 censored (alive at last contact); 1 of unknown outcome",
+        "the age of 1 of 3 cases with an outcome is unknown",
         'pip install "brats_seg[survival]"',
         "NOT HELD OUT: the latent vector of 2 of 4 cases is of networks that were trained",
         "the latent vector of 1 of 4 cases is of networks without a record",

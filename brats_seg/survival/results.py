@@ -28,7 +28,7 @@ from brats_seg.files import alone_at, check_writable, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival import study as models
 from brats_seg.survival.study import BASELINE, COX, SELECTED, Plan, Predictions, Study
-from brats_seg.survival.table import read_features, read_outcomes, seen_remarks
+from brats_seg.survival.table import AGE, read_features, read_outcomes, seen_remarks
 from brats_seg.tables import write_table
 
 Days = npt.NDArray[np.float64]
@@ -310,11 +310,14 @@ def write_summary(result: SurvivalStudy, plan: Plan, path: Path) -> None:
 def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     """Describe the data behind the figures: censored cases, unknown ages, networks that saw them."""
     outcomes = study.outcomes
-    n_died, n_known = (int(outcomes[name].sum()) for name in ("died", "known"))
+    died, known = outcomes["died"], outcomes["known"]
+    n_died = study.table["patient_id"][died].nunique()
     yield (
-        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_known - n_died} censored "
-        f"(alive at last contact); {len(outcomes) - n_known} of unknown outcome, predicted only"
+        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {sum(known & ~died)} censored "
+        f"(alive at last contact); {sum(~known)} of unknown outcome, predicted only"
     )
+    if n_ageless := sum(outcomes[AGE][known].isna()):
+        yield f"the age of {n_ageless} of {sum(known)} cases with an outcome is unknown, which makes age alone predict worse"
     if not with_cox:
         yield (
             "lifelines is not installed: no Cox model, which would learn from censored cases, and no "

@@ -380,5 +380,5 @@ def _check_enough(study: Study, plan: Plan, folds: FoldTable | None) -> None:
     n_folds = len(folds.folds) if folds else plan.n_folds
     expected = max(n_folds, FEWEST_DEATHS)
     if n_patients < expected:
-        msg = f"{counted(n_patients, 'patient')} died on a known day: too few for {n_folds} folds; expected {expected} at least. Add patients, or give a --fold-table of fewer folds."
+        msg = f"{counted(n_patients, 'patient')} died on a known day: too few for {n_folds} folds; expected {expected} at least. Add patients; for {FEWEST_DEATHS}, give a --fold-table of as many folds."
         raise UsageError(msg)
