@@ -33,18 +33,14 @@ from brats_seg.training.memory_plan import (
 )
 from tests.builders import Run, check_json
 
-SMALL = [
-    "model.widths=[8, 16]",
-    "patch.size=[40, 40, 40]",
-    "training.precision=fp32",
-    "training.device=cpu",
-    "training.effective_batch=1",
-]
+SMALL = ["model.widths=[8, 16]", "patch.size=[40, 40, 40]", "training.effective_batch=1"]
+SMALL += ["training.precision=fp32", "training.device=cpu"]
 CPU = torch.device("cpu")
 FP32 = Device(torch_device=CPU)
 BF16 = Device(torch_device=CPU, autocast_dtype=torch.bfloat16)
 KINDS = (ActivationCheckpointing.NONE, ActivationCheckpointing.TOP, ActivationCheckpointing.ALL)
 PATCH = (40, 40, 40)
+OTHERS = [pytest.param(n, marks=pytest.mark.slow) for n in ("notebook", "dynunet", "segresnet")]
 MEDIUM_MIB = 225
 """Enough for a patch of 48^3 of the small network, and not for 64^3."""
 
@@ -192,13 +188,7 @@ def test_a_larger_patch_or_micro_batch_takes_more(device: Device) -> None:
     assert len(for_gpu) == 1
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "unet",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("notebook", "dynunet", "segresnet")),
-    ],
-)
+@pytest.mark.parametrize("name", ["unet", *OTHERS])
 def test_more_checkpointing_and_half_precision_take_less(name: str) -> None:
     footprint = footprint_of(settings(f"model.name={name}", "model.widths=4,8,12"))
     modes = [MemoryMode(micro_batch=1, checkpointing=kind) for kind in KINDS]
@@ -234,12 +224,27 @@ class NeedsValues(nn.Conv3d):
 
 def test_a_network_that_needs_values_is_refused_and_keeps_its_preset() -> None:
     footprint = footprint_of(settings(), NeedsValues())
-    with pytest.raises(UncountableError, match="needs values and not only sizes"):
+    with pytest.raises(UncountableError, match=r"16x16x16: .*needs values and not only sizes"):
         footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
     values = {"model.name": f"{__name__}.NeedsValues"}
     chosen = choose_settings(values=values, gpu=gpu_named("t4"))
     assert "whose memory cannot be counted for model.name" in chosen.reason
     assert chosen.config.patch.size == (128, 128, 128)
+
+
+class OfOneSize(NeedsValues):
+    def forward(self, image: Tensor) -> Tensor:
+        if image.shape[2:] == (48, 48, 48):
+            raise ValueError
+        return nn.Conv3d.forward(self, image + torch.zeros(PATCH))
+
+
+def test_sizes_that_a_network_refuses_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    name = f"model.name={__name__}.OfOneSize"
+    assert {row.patch for row in plan(500, name).rows} == {PATCH}
+    with pytest.raises(UncountableError, match=r"a patch of 160x192x160: .*broadcast"):
+        plan(500, name, "patch.size=whole")
+    assert caplog.text == ""
 
 
 @pytest.mark.gpu

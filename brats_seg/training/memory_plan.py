@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from brats_seg.config import Config, Size, load_config, read_yaml
@@ -115,22 +115,22 @@ def plan_memory(
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
     counter = _Counter.of(config, gpu, memory_bytes)
-    given = [] if config.patch.size == "whole" else [config.patch.size]
-    sizes = {*((n, n, n) for n in _CUBES), *_BOXES}.difference(given)
-    patches = [*given, *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
-    n_least = 0
+    if config.patch.size != "whole":
+        rows += counter.rows(config.patch.size, config.training.effective_batch_at(0))
+    # where that fits, nobody asks for a smaller one
+    n_least = max((prod(row.patch) for row in rows if row.fits), default=0)
+    sizes = {*((n, n, n) for n in _CUBES), *_BOXES}.difference(row.patch for row in rows)
+    patches = sorted((size for size in sizes if prod(size) > n_least), key=prod)
     for patch in track(patches, what="counting memory", total=len(patches)):
-        if patch in given:
-            rows += counter.rows(patch, config.training.effective_batch_at(0))
-            # where it fits, nobody asks for a smaller one
-            n_least = prod(patch) if any(row.fits for row in rows) else 0
-            continue
-        rows_of_patch = list(counter.fitting_rows(patch)) if prod(patch) > n_least else []
+        rows_of_patch = list(counter.fitting_rows(patch))
         rows += rows_of_patch
         # larger patches need more
         if rows_of_patch and not rows_of_patch[-1].fits:
             break
+    if not rows:
+        # the network refuses all of these patches, and says why
+        next(counter.rows(patches[-1], micro_batch=1))
     best = max(
         (row for row in rows if row.fits and row.micro_batch == 1),
         key=lambda row: prod(row.patch),
@@ -149,8 +149,8 @@ def largest_patch(
     """Return the row of the largest patch, or of the largest smaller cube, that fits."""
     counter = _Counter.of(config, gpu, memory_bytes)
     smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(largest)]
-    rows = (row for patch in (largest, *smaller) for row in counter.fitting_rows(patch))
-    return next((row for row in rows if row.fits), None)
+    tried = counter.rows(largest, micro_batch=1), *map(counter.fitting_rows, smaller)
+    return next((row for rows in tried for row in rows if row.fits), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,7 @@ class _Counter:
 
     def fitting_rows(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
-        with suppress(ConfigError):
+        with suppress(ConfigError, UncountableError):
             for row in self.rows(patch, micro_batch=1):
                 yield row
                 if row.fits:
@@ -327,7 +327,7 @@ def _fitting_patch(
 
 
 class UncountableError(UsageError):
-    """A network or a loss needs values of tensors, which tensors without memory lack."""
+    """A network refuses a patch, or needs values of tensors, which tensors without memory lack."""
 
 
 class Footprint:
@@ -360,7 +360,7 @@ class Footprint:
         self._target_key = build_task(config).target_key
         batches = config.training.effective_batch
         self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
         self._live = _LiveBytes(device.type)
         with self._counting():
             fakes = _fakes_of(network, device)
@@ -380,14 +380,18 @@ class Footprint:
         On the CPU this includes the batch that the host holds.
         """
         set_activation_checkpointing(self._network, mode.checkpointing)
+        # it logs an error that is raised too, with its traceback
+        fake_tensor.log.disabled = True
         try:
             with self._counting():
                 self._live.peak = self._live.now
                 self._run(patch, mode, device)
-        except RuntimeError as error:
-            what = f"the memory of the network cannot be counted: it needs values and not only sizes: {error}"
-            msg = f"{what}. Give --patch and --preset to train it."
+        except (RuntimeError, ValueError, AssertionError) as error:
+            why = f"the network refuses it, or needs values and not only sizes: {error}"
+            msg = f"memory cannot be counted for a patch of {shape_text(patch)}: {why}. Give --patch and --preset to train it."
             raise UncountableError(msg) from error
+        finally:
+            fake_tensor.log.disabled = False
         return max(self._live.peak, self._peak_of_update)
 
     def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
