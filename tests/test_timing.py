@@ -144,7 +144,11 @@ def test_epochs_fit_into_hours(monkeypatch: pytest.MonkeyPatch, every: int, left
     """The first epoch takes 20 s and its validation 7 s; a tenth of what is left then stays free."""
     run = Session(monkeypatch, every, n_epochs=None, spent_s=600.0)
     run.train(5)
-    run.now_s += 7
+    run.now_s += 4
+    # the run is stopped, and goes on with the validation
+    run.clock.before_saving()
+    run.clock.begin_epoch()
+    run.now_s += 3
     run.clock.end_epoch()
 
     def run_s(n_epochs: int) -> float:
@@ -153,6 +157,15 @@ def test_epochs_fit_into_hours(monkeypatch: pytest.MonkeyPatch, every: int, left
 
     found = run.clock.epochs_in((627 + left_s / 0.9) / 3600)
     assert found == max(n for n in range(1, 500) if run_s(n) <= left_s + 1e-6)
+
+
+def test_the_hours_that_a_message_asks_for_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    for spent_s in range(0, 10_000, 300):
+        run = Session(monkeypatch, spent_s=spent_s)
+        run.train(3)
+        message = run.clock.missing_hours(1e-3) or ""
+        hours = float(message.partition("at least ")[2].partition(" h;")[0])
+        assert run.clock.missing_hours(hours) is None
 
 
 def settings(*changes: str) -> Config:

@@ -127,14 +127,15 @@ class Clock:
         return time.monotonic() - self._saved_s > 60 * self.plan.config.training.checkpoint_minutes
 
     def begin_epoch(self) -> None:
-        """Start the clock of an epoch, from the time that it had taken before an interruption."""
-        self._marked_s = time.monotonic()
-        self._epoch_began_s = self._marked_s - self.progress.sums.seconds
+        """Start the clock of an epoch, from the times that it had taken before an interruption."""
+        self._marked_s = time.monotonic() - self.progress.validated.seconds
+        self._epoch_began_s = time.monotonic() - self.progress.sums.seconds
 
     def before_saving(self) -> None:
         """Note the times in the progress, which is saved now."""
         self.progress.sums.seconds, self.progress.spent_s = self.epoch_s, self.stop.spent_s
         self._saved_s = time.monotonic()
+        self.progress.validated.seconds = self._saved_s - self._marked_s
 
     def after_batch(self, n_patches: int) -> None:
         """Count a batch of `n_patches`."""
@@ -186,9 +187,10 @@ class Clock:
         needed = (self.stop.spent_s + left_s) / (1 - MARGIN) / 3600
         if needed <= hours:
             return None
+        # the factor keeps two digits from being rounded to less
         return (
             f"training.hours is {hours:g}, and not one epoch fits: it takes {duration_text(training_s)} "
-            f"of training. Expected at least {needed:.2g} h; or lower patch.per_case or model.widths."
+            f"of training. Expected at least {1.05 * needed:.2g} h; or lower patch.per_case or model.widths."
         )
 
     def epochs_in(self, hours: float) -> int:
