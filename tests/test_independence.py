@@ -64,10 +64,7 @@ IN_A_PASS = "another output in another pass"
 
 FAULTS = {
     "batch norm": (lambda: nn.BatchNorm3d(6), MIXED),
-    "batch norm without running statistics": (
-        lambda: nn.BatchNorm3d(6, track_running_stats=False),
-        MIXED,
-    ),
+    "batch norm of the batch": (lambda: nn.BatchNorm3d(6, track_running_stats=False), MIXED),
     "mean over the batch": (lambda: Layer(mean_over_batch), MIXED),
     "largest of the batch": (lambda: Layer(lambda x: x / x.abs().amax()), MIXED),
     "detached mean": (lambda: Layer(lambda x: x - x.detach().mean(0)), MIXED),
@@ -172,6 +169,9 @@ def test_a_network_for_patches_of_one_size_is_probed_with_whole_ones() -> None:
     ask(around(nn.Sequential(whole, nn.InstanceNorm3d(6))))
     with pytest.raises(ConfigError, match="BatchNorm3d"):
         ask(around(nn.Sequential(whole, nn.BatchNorm3d(6))))
+    # of the half of two voxels, batch norm takes no patch alone
+    with pytest.raises(ConfigError, match=rf"BatchNorm3d.* {MIXED}"):
+        ask(around(nn.BatchNorm3d(6)), size=2)
 
 
 @pytest.mark.parametrize(

@@ -171,13 +171,12 @@ class _Probe:
         draws_nothing = self.before.is_random_state_current
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         beside_another = self._outputs(self.other)
+        is_mixed = not all(map(_are_same, beside_itself, beside_another))
+        # batch norm takes no single patch where its features have one voxel
+        alone = self._outputs() if draws_nothing and not is_mixed else []
         # a tensor without a row for each patch is as long alone as beside another
-        alone = self._outputs() if draws_nothing else []
         pairs = [(b, a) for b, a in zip(beside_itself, alone, strict=False) if b.shape == a.shape]
-        if not (
-            all(map(_are_same, beside_itself, beside_another))
-            and all(_are_same(b, a, ALONE_TOLERANCE) for b, a in pairs)
-        ):
+        if is_mixed or not all(_are_same(b, a, ALONE_TOLERANCE) for b, a in pairs):
             raise ConfigError(self._refusal())
         if not all(map(torch.equal, buffers, self.before.buffers)):
             self._check_buffers(buffers)
