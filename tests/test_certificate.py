@@ -66,9 +66,8 @@ def test_the_accumulator_is_exact_to_rounding(measured: Certificate) -> None:
     assert max(errors(rows, "exact", "fp64").values()) <= 1e-12
     assert max(errors(rows, "exact", "fp32").values()) <= 1e-4
     ordinary = errors(rows, "ordinary", "fp64")
-    assert (
-        ordinary[certificate.PATCH_DICE] <= 1e-12
-    )  # a mean over patches of one size: right in any way
+    # a mean over patches of one size: right in any way
+    assert ordinary[certificate.PATCH_DICE] <= 1e-12
     assert min(ordinary[certificate.BATCH_DICE], ordinary[certificate.UNDECLARED]) > 0.1
 
 
@@ -152,8 +151,11 @@ def test_phantoms_grow_and_two_in_five_lack_et() -> None:
     [(16, [4, 8], 16), (96, [4, 8], 64), (128, [2] * 6, 96)],
 )
 def test_a_long_patch_is_cut_for_the_network(edge: int, widths: list[int], size: int) -> None:
-    config = load_config(assignments=[f"model.widths={widths}"])
-    assert certificate._measured_size(config, (edge,) * 3) == (size,) * 3
+    config, patch = load_config(assignments=[f"model.widths={widths}"]), (edge,) * 3
+    network = build_network(config, patch)
+    assert certificate._measured_size(network, config, patch, CPU) == (size,) * 3
+    of_one_size = nn.Sequential(nn.Conv3d(4, 3, 1), nn.Unflatten(2, (edge, 1)), nn.Flatten(2, 3))
+    assert certificate._measured_size(of_one_size, config, patch, CPU) == patch
 
 
 METHODS = ("whole", "exact", "ordinary")

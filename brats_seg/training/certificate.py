@@ -32,7 +32,7 @@ from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PassState
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.state import build_network
+from brats_seg.training.state import build_network, check_network
 from brats_seg.voxels.box import shape_text, triple
 
 _LOSS_SCALE = 2.0**10
@@ -127,7 +127,7 @@ def certify_run(
         msg = f"{path} holds another network than its settings build: use `certify` in Python"
         raise ResumeError(msg) from None
     used = choose_device(device or config.training.device, precision or config.training.precision)
-    patches = phantom_patches(n_patches, _measured_size(config, patch))
+    patches = phantom_patches(n_patches, _measured_size(network, config, patch, used))
     return certify(network, config.loss, patches, used, str(path), track)
 
 
@@ -139,9 +139,9 @@ def certify_settings(
         msg = f"model.name is {config.model.name!r}; expected a network that segments"
         raise ConfigError(msg)
     device = choose_device(config.training.device, config.training.precision)
-    patch = config.patch.size
-    size = (LONGEST_AXIS,) * 3 if patch == "whole" else _measured_size(config, patch)
-    network, patches = build_network(config, size), phantom_patches(n_patches, size)
+    patch = (LONGEST_AXIS,) * 3 if config.patch.size == "whole" else config.patch.size
+    network = build_network(config, patch)
+    patches = phantom_patches(n_patches, _measured_size(network, config, patch, device))
     warm_up(network, patches, device, track)
     source = f"{config.model.name}, trained for {_N_WARM_STEPS} steps"
     return certify(network, config.loss, patches, device, source, track)
@@ -189,8 +189,7 @@ def certify(
 
 
 def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Track) -> None:
-    """Train a network on patches for a few steps, so that its gradients differ."""
-    network.to(device.torch_device)
+    """Train a network, on its device, on patches for a few steps, so that its gradients differ."""
     optimizer = torch.optim.Adam(network.parameters(), lr=_WARM_LR)
     accumulator = Accumulator(network, losses.DiceBce(), optimizer, device=device)
     parts = _single(patches)
@@ -307,8 +306,15 @@ def _single(patches: MicroBatch) -> list[MicroBatch]:
     return [MicroBatch(*pair) for pair in zip(*(part.split(1) for part in patches), strict=True)]
 
 
-def _measured_size(config: Config, patch: Size) -> Size:
-    """Return the patch, or a smaller one that the network takes too."""
+def _measured_size(network: nn.Module, config: Config, patch: Size, device: Device) -> Size:
+    """Return the patch, or a smaller one that the network takes too; the network goes to the device."""
     multiple = size_multiple(config.model, patch)
     most = (m * max(_SHORTEST_BELOW, ceil(LONGEST_AXIS / m)) for m in multiple)
-    return triple(map(min, patch, most))
+    smaller = triple(map(min, patch, most))
+    network.to(device.torch_device)
+    try:
+        check_network(network, config, smaller, device)
+    except ConfigError:
+        check_network(network, config, patch, device)
+        return patch
+    return smaller

@@ -118,8 +118,7 @@ class RunState:
         progress.n_batches += 1
         progress.n_skipped = progress.n_skipped + 1 if result.skipped else 0
         if progress.n_skipped == MOST_SKIPPED:
-            advice = "Lower optimizer.lr, or set training.precision to fp32, and start anew with --fresh."
-            msg = f"{MOST_SKIPPED} steps in a row had no finite gradient. {advice}"
+            msg = f"{MOST_SKIPPED} steps in a row had no finite gradient. Lower optimizer.lr, or set training.precision to fp32, and start anew with --fresh."
             raise BratsError(msg)
         if result.skipped:
             log.warning("a step was skipped: its gradient was not finite")
@@ -240,7 +239,7 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     network = network or build_network(config, plan.patch)
     network.to(device.torch_device)
     if is_foreign:
-        _check_network(network, plan)
+        check_network(network, config, plan.patch, device)
     check_in_place(network)
     if isinstance(criterion, nn.Module):
         criterion.to(device.torch_device)
@@ -270,13 +269,13 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
     return state
 
 
-def _check_network(network: nn.Module, plan: RunPlan) -> None:
+def check_network(network: nn.Module, config: Config, patch: Size, device: Device) -> None:
     """Raise `ConfigError` unless a network turns a patch into logits; lazy layers draw their weights."""
-    image = torch.zeros(1, len(MODALITIES), *plan.patch, device=plan.device.torch_device)
-    n_out = len(MODALITIES if plan.task.target_key == "image" else REGIONS)
-    torch.manual_seed(plan.config.training.seed)
+    image = torch.zeros(1, len(MODALITIES), *patch, device=device.torch_device)
+    n_out = len(MODALITIES if config.model.task == "reconstruction" else REGIONS)
+    torch.manual_seed(config.training.seed)
     try:
-        with torch.no_grad(), plan.device.autocast(), ExitStack() as stack:
+        with torch.no_grad(), device.autocast(), ExitStack() as stack:
             # evaluation mode changes no buffers, and makes those of lazy layers
             logits_of(network.eval()(image), image, n_out, "the network")
             stack.callback(PassState.capture(image.device, network).restore)
@@ -326,8 +325,7 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
         return
     path = Path(config.path)
     if path.resolve().is_relative_to(run_path.resolve()):
-        advice = "give another --run, or resume it without --start-from"
-        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): {advice}"
+        msg = f"the run {run_path} cannot start from itself (start.path {config.path}): give another --run, or resume it without --start-from"
         raise UsageError(msg)
     if begins:
         read_source(path)
