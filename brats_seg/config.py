@@ -86,7 +86,7 @@ def _named(name: str, known: Sequence[str] = ()) -> str:
     if name in known or is_dotted_name(name):
         return name
     kinds = f"one of {', '.join(known)}, or the dotted name" if known else "the dotted name"
-    msg = f"expected {kinds} of a class or function, such as monai.losses.FocalLoss"
+    msg = f"expected {kinds} of a class or function, such as package.module.Name"
     raise ValueError(msg)
 
 
@@ -234,7 +234,7 @@ class OptimizerConfig(ConfigSection):
         # the rate of one optimizer is ten times too large for another
         name = given.get("name") if isinstance(given, dict) else None
         # a name that is a list is refused by the validation of the field
-        if name in tuple(presets.LEARNING_RATES) and "lr" not in given:
+        if name in tuple(presets.LEARNING_RATES) and given.get("lr") is None:
             return {**given, "lr": presets.LEARNING_RATES[name]}
         return given
 
@@ -340,13 +340,12 @@ class Config(Section):
     def _settings_fit_each_other(self) -> Self:
         training, is_whole = self.training, self.patch.size == "whole"
         is_autoencoder = self.model.task == "reconstruction"
-        is_dice = self.validation.watch == "val_dice"
         rules = (
             # brain crops differ in size
             (is_whole and training.micro_batch > 1, "training.micro_batch=1 with patch.size=whole"),
             # what the task does not use would otherwise be ignored without a message
             (is_autoencoder and self.loss.batch_dice, "loss.batch_dice=false"),
-            (is_autoencoder and is_dice, "validation.watch=val_loss"),
+            (is_autoencoder and self.validation.watch == "val_dice", "validation.watch=val_loss"),
             # the image is its target too: the autoencoder would learn to leave modalities out
             (is_autoencoder and training.modality_dropout > 0, "training.modality_dropout=0"),
         )

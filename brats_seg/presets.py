@@ -62,7 +62,8 @@ NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
     # the autoencoder encodes whole brains; augmentation would have to be reconstructed as well
     "autoencoder": {
         "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
-        "optimizer": {"name": "adamw", "lr": LEARNING_RATES["adamw"]},
+        # the rate of the optimizer that is used, and not that of a preset
+        "optimizer": {"name": "adamw", "lr": None},
         "schedule": {"patience": 5},
         "training": {"effective_batch": 2, "augment": "none"},
         "validation": {"watch": "val_loss"},
@@ -82,13 +83,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {
         "patch": {"size": [64, 64, 64]},
         "model": {"widths": [16, 32, 64, 128, 160]},
-        "training": {"n_epochs": 100},
         "validation": {"every": "auto", "overlap": 0.25},
     },
     # one 16 GB GPU without bf16, sessions of 12 hours
     "kaggle-t4": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
-        "training": {"n_epochs": 100},
         "validation": {"every": 5},
     },
     # the network and recipe of the Kaggle notebook, on patches instead of whole volumes

@@ -66,8 +66,9 @@ def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
     assignment = f"optimizer.name={name}"
     assert load_config(assignments=[assignment]).optimizer.lr == LEARNING_RATES[name]
     assert load_config(assignments=[assignment, "optimizer.lr=0.5"]).optimizer.lr == 0.5
-    full = load_config(preset="full", assignments=[assignment])
-    assert full.optimizer.lr == LEARNING_RATES[name]
+    for changes in ({"preset": "full"}, {"values": {"model.name": "autoencoder"}}):
+        changed = load_config(assignments=[assignment], **changes)
+        assert changed.optimizer.lr == LEARNING_RATES[name]
 
 
 def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_schedule():
