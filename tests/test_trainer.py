@@ -114,9 +114,7 @@ STOPS = [
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Config]:
+def undisturbed(request: Any, data: FoldData, tmp_path_factory: Any) -> tuple[Path, Config]:
     run_path = tmp_path_factory.mktemp("undisturbed") / "run"
     config = settings(f"schedule.name={request.param}", *RESUMED)
     train(data, run_path, config)
@@ -165,9 +163,7 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
 
 
 @pytest.mark.parametrize(("function", "n_checks"), [("read_batches", 0), ("held_out_patches", 4)])
-def test_workers_that_a_signal_to_all_processes_has_ended_stop_the_run(
-    data, tmp_path, monkeypatch, function, n_checks
-):
+def test_workers_ended_by_a_signal_stop_the_run(data, tmp_path, monkeypatch, function, n_checks):
     def killed(*_: object) -> Iterator[Any]:
         yield from ()
         msg = "a worker process was killed"
@@ -217,15 +213,10 @@ def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_d
     ten = replace(data, split=replace(data.split, train=five))
     updates = []
     for micro_batch in (1, 2, 4):
-        config = settings(
-            "training.n_epochs=1",
-            "training.effective_batch=4",
-            f"training.micro_batch={micro_batch}",
-            f"loss.batch_dice={batch_dice}",
-            # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
-            "optimizer.name=sgd",
-        )
-        network = InDouble()
+        # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
+        changes = ("training.n_epochs=1", "training.effective_batch=4", "optimizer.name=sgd")
+        changes += (f"training.micro_batch={micro_batch}", f"loss.batch_dice={batch_dice}")
+        config, network = settings(*changes), InDouble()
         before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
         outcome = train(ten, tmp_path / f"run{micro_batch}", config, network=network)
         assert outcome.history[0]["step"] == 3
@@ -355,6 +346,8 @@ def test_fresh_sets_the_earlier_run_aside_and_locks_both(data, tmp_path, monkeyp
 
     hook = trainer.state.network.register_forward_pre_hook(try_both)
     trainer.run(fresh=True, track=untracked)
+    with pytest.raises(UsageError, match="trained already: make a new Trainer"):
+        trainer.run(fresh=True, track=untracked)
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
     check_same_runs(tmp_path / "run", tmp_path / "run.1")
     for name in ("run", "run.1"):
@@ -444,9 +437,8 @@ def test_given_networks_and_losses_of_any_kind(data: FoldData, tmp_path: Path) -
     loss = {"criterion": nn.BCEWithLogitsLoss()}
     known = build_model(config.model, (8, 8, 8))
     given = ({"network": OfOneSize(4, 3, 1)}, loss, {"network": known, **loss})
-    assert all(
-        train(data, tmp_path / str(n), config, **kind).finished for n, kind in enumerate(given)
-    )
+    for n, kind in enumerate(given):
+        assert train(data, tmp_path / str(n), config, **kind).finished
 
 
 @pytest.mark.parametrize(
@@ -454,18 +446,13 @@ def test_given_networks_and_losses_of_any_kind(data: FoldData, tmp_path: Path) -
     [
         (nn.Conv3d(1, 3, 1), r"does not take a patch \(1, 4, 8, 8, 8\).* 4 channels in and 3 out"),
         (nn.Conv3d(4, 3, 1).half(), "does not take a patch .* in float32"),
-        (
-            nn.InstanceNorm3d(4, track_running_stats=True),
-            r"returned \(1, 4, 8.*logits of \(1, 3, 8",
-        ),
+        (nn.InstanceNorm3d(4, track_running_stats=True), r"returned \(1, 4, 8.*s of \(1, 3, 8"),
         (nn.Conv3d(4, 3, 3), r"returned \(1, 3, 6, 6, 6\).*expected logits of \(1, 3, 8, 8, 8\)"),
         (nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.InstanceNorm3d(4)), "does not take .*training"),
         (nn.Conv3d(4, 3, 1).requires_grad_(False), "nothing can be trained"),
     ],
 )
-def test_a_network_that_cannot_be_trained_is_named_before_the_first_step(
-    data, tmp_path, network, message
-):
+def test_a_network_that_cannot_be_trained_is_named_at_once(data, tmp_path, network, message):
     with pytest.raises(ConfigError, match=message):
         Trainer(data=data, config=settings(), run_path=tmp_path, network=network)
 
@@ -555,8 +542,7 @@ def test_log_and_bar_show_loss_best_value_and_the_end(data, tmp_path, caplog, mo
     left = [r"epoch 1/3 .*, about .* left$", r"epoch 2/3 .*, about .* left$", r"epoch 3/3 .*\d$"]
     assert all(map(re.search, left, said[1:]))
     # nothing is known before the first batch is done
-    texts = [[text for what, text in bars if what == f"epoch {n}/3" and text] for n in (1, 2)]
-    first, later = texts
+    first, later = ([t for what, t in bars if what == f"epoch {n}/3" and t] for n in (1, 2))
     assert re.fullmatch(r"loss \d\.\d{3}", first[0])
     assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about .* left", later[-1])
     assert [what for what, _ in bars].count("validation") > 4, "windows are counted too"

@@ -17,14 +17,8 @@ from brats_seg.training import history
 from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import Outcome, Trainer
 
-TINY = [
-    "folds.n_folds=3",
-    "patch.size=8,8,8",
-    "model.widths=4,8",
-    "training.precision=fp32",
-    "training.n_workers=0",
-    "validation.overlap=0",
-]
+TINY = ["folds.n_folds=3", "patch.size=8,8,8", "model.widths=4,8", "validation.overlap=0"]
+TINY += ["training.precision=fp32", "training.n_workers=0"]
 """Settings of a run of seconds on the six cases of the fixture `data`."""
 
 

@@ -18,8 +18,6 @@ from brats_seg.voxels.box import Triple
 Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
 """The modules of each level, finest first, whose activations are checkpointed together."""
 
-_SWIN_WIDTH = 24  # a quarter of the memory of the published 48
-
 
 class MonaiNetwork(nn.Module):
     """A network that returns its logits, as a `TrainingOutput` in training mode."""
@@ -63,7 +61,8 @@ def dynunet(
 
 def swin_unetr(n_in: int, n_out: int) -> MonaiNetwork:
     """Build SwinUNETR in a width for small GPUs."""
-    network = SwinUNETR(in_channels=n_in, out_channels=n_out, feature_size=_SWIN_WIDTH)
+    # a quarter of the memory of the published 48
+    network = SwinUNETR(in_channels=n_in, out_channels=n_out, feature_size=24)
     transformer = network.swinViT
     levels = [
         (network.encoder1, network.decoder1),

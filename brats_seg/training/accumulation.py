@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grad_norm_
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models import interface
@@ -153,10 +153,8 @@ class Accumulator:
         """
         self.scaler.unscale_(self.optimizer)
         parameters = [p for p in self.leaves.updated if p.grad is not None]
-        if self.clip_norm is None:
-            norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
-        else:
-            norm = float(clip_grad_norm_(parameters, self.clip_norm))
+        largest = math.inf if self.clip_norm is None else self.clip_norm
+        norm = float(clip_grad_norm_(parameters, largest))
         if math.isfinite(norm):
             try:
                 self.scaler.step(self.optimizer)

@@ -52,8 +52,7 @@ def recording(config: Config, run_path: Path, history: Sequence[charts.Row]) -> 
 def check_tracking(tracking: TrackingConfig) -> None:
     """Check that the writer of TensorBoard is installed if the settings ask for it."""
     if tracking.to and find_spec("tensorboardX") is None:
-        advice = "pip install 'brats_seg[tensorboard]', or --set tracking.to=[]"
-        msg = f"tracking.to names tensorboard, and tensorboardX is not installed: {advice}"
+        msg = "tracking.to names tensorboard, and tensorboardX is not installed: pip install 'brats_seg[tensorboard]', or --set tracking.to=[]"
         raise EnvironmentalError(msg)
 
 

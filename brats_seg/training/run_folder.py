@@ -90,6 +90,9 @@ class RunFolder:
             msg = f"{self.path} has a history and lacks last.pt, from which it would continue: copy it back, choose another --run, or use --fresh, which renames this one"
             raise ResumeError(msg)
         if fresh or not self.is_begun:
+            if state.progress.epoch or state.progress.n_batches:
+                msg = f"{self.path} would begin with weights that are trained already: make a new Trainer"
+                raise UsageError(msg)
             state.started_from = start_from(state.network, start, plan.data)
             state.schedule.lower_to(start.lr_factor if state.started_from else 1.0)
         with ExitStack() as locks:

@@ -129,11 +129,8 @@ def plan_run(
     config: Config, data: FoldData, *, criterion: Criterion | None = None, is_given: bool = False
 ) -> RunPlan:
     """Return the plan of a run; a network that is given in Python may take its patch only."""
-    task = build_task(config)
-    if config.patch.size == "whole":
-        patch = padded_size(config.model, data.largest_shape)
-    else:
-        patch = config.patch.size
+    task, size = build_task(config), config.patch.size
+    patch = padded_size(config.model, data.largest_shape) if size == "whole" else size
     window = default_window(config, patch)
     plan = RunPlan(
         config=config,
@@ -157,8 +154,7 @@ def _validation_cost(plan: RunPlan) -> float:
     def n_voxels(case_id: str) -> int:
         shape = read_case_manifest(plan.data.folder, case_id).box.shape
         window = plan.window(shape)
-        n = 1 if is_whole else n_windows(shape, window, config.validation.overlap)
-        return n * prod(window)
+        return n_windows(shape, window, config.validation.overlap) * prod(window)
 
     n_trained = sum(map(n_voxels, split.train)) if is_whole else prod(plan.patch) * len(split.train)
     passes = TRAINING_PASSES * config.patch.per_case
