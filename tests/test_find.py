@@ -443,12 +443,12 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
         # weeks of a patient are of one patient, or folds would leak
         (
             ("P1/week-0", "P1/week-9-2", "P2/week-0"),
-            {"P1_week-0": "P1", "P1_week-9-2": "P1", "P2": "P2"},
+            {"P1_week-0": "P1", "P1_week-9-2": "P1", "P2_week-0": "P2"},
         ),
         # also if each name occurs once, and where a patient has but one
         (
             ("P1/pre", "P1/post-op", "P2/baseline", "P3"),
-            {"P1_pre": "P1", "P1_post-op": "P1", "P2": "P2", "P3": "P3"},
+            {"P1_pre": "P1", "P1_post-op": "P1", "P2_baseline": "P2", "P3": "P3"},
         ),
         (("P1/pre", "P1/post"), {"P1_pre": "P1", "P1_post": "P1"}),
         (("bonn/scan1", "rome/scan2"), {"scan1": "scan1", "scan2": "scan2"}),
@@ -458,11 +458,18 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
             {name: name for name in ("HGG_scan1", "HGG_scan2", "LGG_scan1", "LGG_scan2")},
         ),
         (
-            ("P1/2019-03-04", "P1/2020-01-02", "P2/2018-05-06"),
-            {"P1_2019-03-04": "P1", "P1_2020-01-02": "P1", "P2": "P2"},
+            ("P1/2019_03_04", "P1/02.01.2020", "P2/2018-05-06"),
+            {"P1_2019_03_04": "P1", "P1_02.01.2020": "P1", "P2_2018-05-06": "P2"},
         ),
-        (("P1/20190304/raw", "P1/20200102/raw"), {"20190304": "P1", "20200102": "P1"}),
-        (("old/2019-03-04", "old/2020-01-02"), {n: n for n in ("2019-03-04", "2020-01-02")}),
+        (
+            ("P1/20190304/raw", "P1/20200102/raw"),
+            {"P1_20190304": "P1", "P1_20200102": "P1"},
+        ),
+        # one folder may hold the dates of many patients
+        (
+            ("old/2019-03-04", "old/2020-01-02"),
+            {n: n for n in ("old_2019-03-04", "old_2020-01-02")},
+        ),
         # eight digits may be the number of a patient
         (("bonn/10234567", "rome/20384756"), {n: n for n in ("10234567", "20384756")}),
         # numbers of two sites are different patients

@@ -110,7 +110,7 @@ def test_other_files_are_no_scans() -> None:
         ("unknown", "<TCGA-FG-6692_atlas> <BraTS2021_00000_old> <BraTS-GLI-0005-000>"),
         (
             "unknown",
-            "<P-001>_week-000-2 <a_7>_FU <b>-post-op 2 <c_scan_3> <d4>_2020-01-31 <glioma_20200131>",
+            "<P-001>_week-000-2 <a_7>_FU <b>-post-op 2 <c_scan_3> <d4>_2020-01-31 <d4>_31.01.2020 <glioma_20200131>",
         ),
     ],
 )

@@ -242,7 +242,7 @@ def _find_below(
     unique = [_without_packed_copies(_with_label_pattern(f, label_files)) for f in folders]
     cases, groups = _cases_in({folder.path: folder for folder in unique}, root)
     superseded = _find_superseded(groups)
-    groups = _separate_names([group for group in groups if group not in superseded])
+    groups = [*_separate_names([group for group in groups if group not in superseded])]
     of_labels = unique if with_labels else []
     # label maps may be in folders of scans that are superseded
     searched = {group.folder for group in superseded}
@@ -351,50 +351,42 @@ def _has_release(case_id: str) -> bool:
     return releases.parse_case_id(case_id)[0] != releases.UNKNOWN
 
 
-def _separate_names(groups: Sequence[_Group]) -> list[_Group]:
-    """Return the groups, those of folders of one name, and of time points, named after the folders above.
+def _separate_names(groups: Sequence[_Group]) -> Iterator[_Group]:
+    """Yield the groups, those of folders of one name, and of time points, named after the folders above.
 
-    `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
-    precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`.
-    Folders directly below the data folder keep their names.
+    `A/raw` and `B/raw` become the cases `A` and `B`. The folder above precedes the name of a time point,
+    and of a folder that has others beside it: `A/week1` becomes `A_week1`, and `A/week1/raw` too, of the
+    patient `A`. Folders directly below the data folder keep their names.
     """
-    above = _distinguishing_folders([group for group in groups if group.is_named_by_folder])
-    n_above = Counter(folder.name for folder in above)
-    n_below = Counter(group.folder.parent for group in groups)
-    return [
-        _named_above(group, n_above, is_alone=n_below[group.folder.parent] == 1)
-        if group.is_named_by_folder and group.folder.parent in above
-        else group
-        for group in groups
-    ]
-
-
-def _distinguishing_folders(groups: Sequence[_Group]) -> set[Path]:
-    """Return the folders above those of cases that are needed to tell the cases and their patients apart."""
-    names = Counter(group.case_id for group in groups)
+    named = [group for group in groups if group.is_named_by_folder]
+    names = Counter(group.case_id for group in named)
     times = set(filter(_TIMEPOINT.fullmatch, names))
-    if all(names[name] == 1 for name in times):
-        # one folder may hold the dates of many patients, and the number of a scan be that of a patient
-        is_one = len({group.folder.parent for group in groups}) == 1
-        unclear = {name for name in times if is_one and name[-1].isdigit()}
-        times = {name for name in times - unclear if "scan" not in name.lower()}
+    is_each_once = all(names[name] == 1 for name in times)
+    if is_each_once:
+        # the number of a scan may be that of a patient
+        times = {name for name in times if "scan" not in name.lower()}
     same = times.union(name for name, n in names.items() if n > 1)
-    return {group.folder.parent for group in groups if group.case_id in same} - {Path()}
-
-
-def _named_above(group: _Group, n_above: Mapping[str, int], *, is_alone: bool) -> _Group:
-    """Return a group with the name of the folder above, before its own unless it is alone there."""
-    above = group.folder.parent
-    # folders above of one name are distinguished by their whole path
-    name = above.name if n_above[above.name] == 1 else "_".join(above.parts)
-    is_timepoint = _TIMEPOINT.fullmatch(group.case_id) and above.name.upper() not in _GRADES
-    # `A/week1/raw` is the case `week1` of the patient `A`
-    patient = above.parent.name if _TIMEPOINT.fullmatch(above.name) else ""
-    return replace(
-        group,
-        case_id=name if is_alone else f"{name}_{group.case_id}",
-        patient_id=releases.parse_case_id(patient or name)[1] if is_alone or is_timepoint else "",
-    )
+    folders = {group.folder.parent for group in named if group.case_id in same} - {Path()}
+    n_above = Counter(folder.name for folder in folders)
+    n_below = Counter(group.folder.parent for group in groups)
+    # one folder may hold the dates of many patients
+    may_be_many = is_each_once and len({group.folder.parent for group in named}) == 1
+    for group in groups:
+        above = group.folder.parent
+        if not group.is_named_by_folder or above not in folders:
+            yield group
+            continue
+        is_time, is_below_time = (_TIMEPOINT.fullmatch(n) for n in (group.case_id, above.name))
+        # folders above of one name, and time points, are distinguished by their whole path
+        is_enough = n_above[above.name] == 1 and not is_below_time
+        name = patient = above.name if is_enough else "_".join(above.parts)
+        if is_time or n_below[above] > 1:
+            name = f"{name}_{group.case_id}"
+            if not is_time or above.name.upper() in _GRADES or (may_be_many and name[-1].isdigit()):
+                patient = name
+        elif is_below_time:
+            patient = above.parent.name
+        yield replace(group, case_id=name, patient_id=releases.parse_case_id(patient)[1])
 
 
 def _prefixes(stem: str) -> list[str]:

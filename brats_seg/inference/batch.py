@@ -319,9 +319,16 @@ def case_stages(
     yield None
     # the label map is written last
     outputs, remark = output.write_case(scan, prediction, model.settings, source)
+    remarks = [*prediction.summary.warnings, *filter(None, [remark])]
+    if isinstance(earlier, results.Record) and not (
+        {*inputs} & {*earlier.inputs} or {*paths.values()} & {*earlier.files.values()}
+    ):
+        # perhaps of another patient: an id may depend on the folders beside
+        other = next(iter(earlier.files.values()))
+        remarks.append(f"these results replace those of other scans, such as {other}")
     entries = {
         **dict(prediction.summary),
-        "warnings": prediction.summary.warnings + (remark,) * bool(remark),
+        "warnings": tuple(remarks),
         "seconds": round(reading_s + prediction.summary.seconds, 3),
         "key": key,
         "inputs": inputs,
