@@ -140,6 +140,19 @@ def test_cases_get_grade_age_and_patient(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "same", "other"),
+    # the copies of a scan that is left out are copies of each other
+    [("voxel_hash", "same", ""), ("near_copies", ("unlabelled",), ()), ("patient_id", "x", "X")],
+)
+def test_a_scan_under_two_ids_is_of_one_patient(name, same, other):
+    found = {"X1": same, "X2": other, "Y1": other, "Y2": same}
+    double = [make_case(key, **{"patient_id": key[0], name: found[key]}) for key in found]
+    alone = make_case("Z", patient_id="Z")
+    cases = clinical.with_clinical([*double, alone], clinical.ClinicalTable(rows={}))
+    assert [case.patient_id for case in cases] == ["X"] * 4 + ["Z"]
+
+
 def test_named_tables_count_before_those_of_the_folder(tmp_path):
     write(tmp_path / "data" / "survival_info.csv", "case_id,Age\nX,60\nY,70\n")
     named = write(tmp_path / "named.csv", "case_id,Age\nX,50\n")

@@ -121,14 +121,10 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
         (["A1", "X"], {}, "no row for case X. Give each a row, with an empty fold to leave it out"),
         ([f"X{n}" for n in range(9)], {}, "no row for cases X0, X1, X2, X3, X4 and 4 more"),
         # a mapping of ids, or a duplicate of a scan, was added after the table was written
-        *(
-            (["A1", "C", "D"], same, r"cases A1, C are scans of one patient, .* folds 0, 2")
-            for same in (
-                {"patient_id": "a"},
-                {"patient_id": "A"},
-                {"voxel_hash": "same"},
-                {"near_copies": ("A1", "C")},
-            )
+        (
+            ["A1", "C", "D"],
+            {"patient_id": "a"},
+            "cases A1, C are scans of one patient, .* folds 0, 2",
         ),
     ],
 )
@@ -253,24 +249,12 @@ def test_few_patients_fill_every_fold(n_folds, cases):
 
 
 @pytest.mark.parametrize(
-    ("name", "same", "other"),
-    # the copies of a scan that is left out are copies of each other
-    [("voxel_hash", "same", ""), ("near_copies", ("unlabelled",), ())],
-)
-def test_a_scan_under_two_ids_keeps_both_patients_in_one_fold(name, same, other):
-    found = {"X1": same, "X2": other, "Y1": other, "Y2": same}
-    double = [make_case(key, patient_id=key[0], **{name: found[key]}) for key in found]
-    fold = fold_of(folds.make_folds([*numbered_cases(20), *double], FoldConfig()))
-    assert len({fold[case_id] for case_id in found}) == 1
-
-
-@pytest.mark.parametrize(
     ("cases", "config", "match"),
     [
         ([], FoldConfig(), "0 patients cannot fill 5 folds"),
         (numbered_cases(2, patient_id="A"), FoldConfig(), "1 patient cannot"),
         (
-            [*numbered_cases(3), *(make_case(name, voxel_hash="h") for name in "AB")],
+            [*numbered_cases(3), *numbered_cases(2, patient_id="A")],
             FoldConfig(),
             r"4 patients cannot fill 5 folds \(those who share .*fewer folds: --set folds\.n_folds",
         ),

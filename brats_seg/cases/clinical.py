@@ -12,7 +12,7 @@ call the ids `case_id`.
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,12 +103,12 @@ def mapping_files(folder: Path) -> tuple[Path, ...]:
 def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ...]:
     """Return the cases with grade and age filled in where they were unknown.
 
-    Cases of one person under ids of different years get one patient id, the first of them in
-    alphabetical order, so that folds keep them together.
+    Cases of one person under several ids, of different years, or because their scans are copies or near
+    copies, get one patient id, the first of them in alphabetical order, so that folds keep them together.
     """
     pairs = [(case, table.row(case.case_id) or ClinicalRow(ids=(case.case_id,))) for case in cases]
     patients: dict[str, str] = {}
-    for group in group_by(pairs, lambda pair: [("patient", pair[0].patient_id), pair[1].ids[0]]):
+    for group in group_by(pairs, lambda pair: _keys(*pair)):
         ids = [case.patient_id for case, _ in group]
         patients |= dict.fromkeys(ids, min(ids))
     filled = []
@@ -118,6 +118,13 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
         facts = replace(known, grade=known.grade or row.grade, age_years=age_years)
         filled.append(replace(case, patient_id=patients[case.patient_id], facts=facts))
     return tuple(filled)
+
+
+def _keys(case: Case, row: ClinicalRow) -> list[Hashable]:
+    """Return what a case shares with those of its patient, and with copies and near copies of its scan."""
+    ids = [("case", case_id) for case_id in (case.case_id, row.ids[0], *case.facts.near_copies)]
+    scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
+    return [("patient", case.patient_id.lower()), *ids, *scan]
 
 
 def check_columns(path: Path, *needed: str) -> None:

@@ -8,7 +8,7 @@ settings do not overwrite each other.
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def check_fold(fold: int, folder: Path, config: FoldConfig) -> None:
 
 
 def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
-    """Distribute cases to folds; the result does not depend on their order.
+    """Distribute cases to folds by their patients, see `with_clinical`; the order of the cases does not matter.
 
     The scheme `notebook` has its own number of folds and its own seed.
 
@@ -130,7 +130,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         (2, 2)
     """
     ordered = sorted(cases, key=lambda case: case.case_id)
-    groups = group_by(ordered, _keys)
+    groups = group_by(ordered, lambda case: [case.patient_id])
     if config.scheme == "notebook":
         folds = _notebook_folds(ordered, groups)
     else:
@@ -142,7 +142,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
 def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     """Check that the table has a row for every case and separates no cases of one patient.
 
-    Near copies of a scan count as scans of one patient. The patient ids in the table may be older than those of the cases.
+    The patients are those of the cases; those in the table may be older.
     """
     fold_of = {row.case_id: row.fold for row in table.rows}
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
@@ -150,7 +150,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         next_step = "Give each a row, with an empty fold to leave it out, or remove the table"
         msg = f"the fold table has no row for {_list_cases(missing)}. {next_step}"
         raise FoldError(msg)
-    for group in group_by(cases, _keys):
+    for group in group_by(cases, lambda case: [case.patient_id]):
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
@@ -208,13 +208,6 @@ def _read(path: Path, columns: Sequence[str], noun: str, next_step: str) -> pd.D
 
 def _n_folds(config: FoldConfig) -> int:
     return _NOTEBOOK_FOLDS if config.scheme == "notebook" else config.n_folds
-
-
-def _keys(case: Case) -> list[Hashable]:
-    """Return what a case shares with those of its patient, and with copies and near copies of its scan."""
-    ids = [("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)]
-    scan = [("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []
-    return [("patient", case.patient_id.lower()), *ids, *scan]
 
 
 def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
