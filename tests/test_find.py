@@ -461,15 +461,9 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
             ("P1/2019_03_04", "P1/02.01.2020", "P2/2018-05-06"),
             {"P1_2019_03_04": "P1", "P1_02.01.2020": "P1", "P2_2018-05-06": "P2"},
         ),
-        (
-            ("P1/20190304/raw", "P1/20200102/raw"),
-            {"P1_20190304": "P1", "P1_20200102": "P1"},
-        ),
+        (("P1/20190304/raw", "P1/20200102/raw"), {"P1_20190304": "P1", "P1_20200102": "P1"}),
         # one folder may hold the dates of many patients
-        (
-            ("old/2019-03-04", "old/2020-01-02"),
-            {n: n for n in ("old_2019-03-04", "old_2020-01-02")},
-        ),
+        (("old/20190304", "old/20200102"), {n: n for n in ("old_20190304", "old_20200102")}),
         # eight digits may be the number of a patient
         (("bonn/10234567", "rome/20384756"), {n: n for n in ("10234567", "20384756")}),
         # numbers of two sites are different patients

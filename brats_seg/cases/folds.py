@@ -112,8 +112,7 @@ def check_fold(fold: int, folder: Path, config: FoldConfig) -> None:
     if (path := fold_table_path(folder, config)).exists():
         read_folds(path).split(fold)
     elif fold not in range(n_folds := _n_folds(config)):
-        problem = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}"
-        msg = f"{problem}. Choose one of them, or set folds.n_folds"
+        msg = f"there is no fold {fold}: the settings have {n_folds} folds, 0 to {n_folds - 1}. Choose one of them, or set folds.n_folds"
         raise FoldError(msg)
 
 
@@ -155,8 +154,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
             problem = f"{_list_cases(used)} are scans of one patient, or near copies of one"
-            where = f"but lie in folds {_join(sorted(folds))} of the fold table"
-            msg = f"{problem}, {where}. Give them one fold, or remove the table"
+            msg = f"{problem}, but lie in folds {_join(sorted(folds))} of the fold table. Give them one fold, or remove the table"
             raise FoldError(msg)
 
 
@@ -218,9 +216,7 @@ def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> 
     patients.
     """
     if len(groups) < n_folds:
-        problem = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds"
-        next_step = "Add patients, or ask for fewer folds: --set folds.n_folds=N"
-        msg = f"{problem} (those who share a scan count as one). {next_step}"
+        msg = f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan count as one). Add patients, or ask for fewer folds: --set folds.n_folds=N"
         raise FoldError(msg)
     rng = np.random.default_rng(seed)
     totals = [0] * n_folds

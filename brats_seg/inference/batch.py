@@ -319,16 +319,14 @@ def case_stages(
     yield None
     # the label map is written last
     outputs, remark = output.write_case(scan, prediction, model.settings, source)
-    remarks = [*prediction.summary.warnings, *filter(None, [remark])]
-    if isinstance(earlier, results.Record) and not (
-        {*inputs} & {*earlier.inputs} or {*paths.values()} & {*earlier.files.values()}
-    ):
+    warnings = [*prediction.summary.warnings, *filter(None, [remark])]
+    old = (*earlier.inputs, *earlier.files.values()) if isinstance(earlier, results.Record) else ()
+    if old and not {*old} & {*inputs, *paths.values()}:
         # perhaps of another patient: an id may depend on the folders beside
-        other = next(iter(earlier.files.values()))
-        remarks.append(f"these results replace those of other scans, such as {other}")
+        warnings.append(f"these results replace those of other scans, such as {old[-1]}")
     entries = {
         **dict(prediction.summary),
-        "warnings": tuple(remarks),
+        "warnings": tuple(warnings),
         "seconds": round(reading_s + prediction.summary.seconds, 3),
         "key": key,
         "inputs": inputs,
