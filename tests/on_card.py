@@ -89,9 +89,10 @@ STEPS: dict[str, tuple[tuple[str, ...], dict[str, Any], int]] = {
     "autoencoder": (("model.name=autoencoder", "optimizer.name=adamw"), {}, 3),
 }
 """Settings and ways to compute, and the values that the host reads in a step."""
+NOTEBOOK = pytest.param("notebook", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [NOTEBOOK if name == "notebook" else name for name in STEPS])
 def test_a_step_is_that_of_the_cpu_and_waits_for_few_values(name: str) -> None:
     """One read each for loss, norm and measurements, one for a loss scale, one for a patch passed twice."""
     settings, ways, n_reads = STEPS[name]

@@ -100,7 +100,7 @@ def handlers(_: int) -> tuple[object, object]:
     return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
     """Processes are not forked on macOS, nor by Python 3.14."""
     context = multiprocessing.get_context(method)

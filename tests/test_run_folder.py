@@ -71,7 +71,7 @@ def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.mark.parametrize(
     ("batch_dice", "n"),
     [
-        pytest.param(loss, n, marks=[] if n in {1, 7, count} else [pytest.mark.slow])
+        pytest.param(loss, n, marks=[] if n in {1, count} else [pytest.mark.slow])
         for loss, count in N_FORWARD.items()
         for n in range(1, count + 1)
     ],

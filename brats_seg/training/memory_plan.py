@@ -244,8 +244,9 @@ def choose_settings(
         EnvironmentalError: The machine lacks the device.
 
     Example:
-        >>> choose_settings(values={"training.device": "cpu"}).config.patch.size
-        (64, 64, 64)
+        >>> small = {"training.device": "cpu", "patch.size": [16, 16, 16], "model.widths": [4, 8]}
+        >>> choose_settings(values=small).reason
+        'preset cpu, because training.device is cpu (--preset takes another): unet, patch 16x16x16 as given, in fp32'
     """
     begun = next((path for path in run_paths if RunFolder(path=path).is_begun), None)
     if begun is not None:
