@@ -54,9 +54,9 @@ def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> No
 def test_missing_files_are_problems_of_a_case(brats_root: Path, tmp_path: Path) -> None:
     rows = rows_of(brats_root, tmp_path)[:3]
     rows[1] |= dict.fromkeys(HEADINGS, " ")
-    rows[2]["FLAIR"] = "nowhere.nii.gz"
-    table = write_rows(tmp_path / "cases.csv", rows)
-    good, empty, absent = index_cases(table).cases
+    rows[2] |= {"FLAIR": "nowhere.nii.gz", "T1KM": "c.nii", "note": "T1 c"}
+    good, empty, absent = index_cases(write_rows(tmp_path / "cases.csv", rows)).cases
     assert good.usable
+    assert "the column T1KM names a file, and no modality: it is not read" in absent.remarks
     assert "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected" in empty.problems[0]
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in absent.problems[0]

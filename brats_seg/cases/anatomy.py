@@ -319,8 +319,7 @@ def _arrival_mm(
         by_corner = ndimage.minimum_filter(arrival, 3) + 1.5 * cost
         arrival = np.minimum.reduce([arrival, *by_face, by_corner])
     at = np.indices(grid.shape, dtype=np.float32) / 2
-    limited = arrival.clip(max=reach_mm + 20)
-    return ndimage.map_coordinates(limited, at, order=1, mode="nearest")
+    return ndimage.map_coordinates(arrival.clip(max=reach_mm + 20), at, order=1, mode="nearest")
 
 
 def _offsets_from(position: npt.NDArray[np.floating], grid: Voxels) -> Field:

@@ -166,5 +166,9 @@ def _case(row: Mapping[Any, str]) -> Case:
             columns[kind] = name
     files = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     case = Case.named(cells.get("case_id", ""), files)
+    others = [n for n in cells if n not in columns.values() and layouts.parse_file_name(cells[n])]
+    remarks = [
+        f"the column {name} names a file, and no modality: it is not read" for name in others
+    ]
     named = (text for name, text in cells.items() if name.lower() == "patient_id")
-    return replace(case, patient_id=next(named, case.patient_id))
+    return replace(case, patient_id=next(named, case.patient_id), remarks=tuple(remarks))

@@ -153,8 +153,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         used = [case.case_id for case in group if fold_of[case.case_id] is not None]
         folds = {fold for case_id in used if (fold := fold_of[case_id]) is not None}
         if len(folds) > 1:
-            problem = f"{_list_cases(used)} are scans of one patient, or near copies of one"
-            msg = f"{problem}, but lie in folds {_join(sorted(folds))} of the fold table. Give them one fold, or remove the table"
+            msg = f"{_list_cases(used)} are scans of one patient, or near copies of one, but lie in folds {_join(sorted(folds))} of the fold table. Give them one fold, or remove the table"
             raise FoldError(msg)
 
 

@@ -141,8 +141,7 @@ def _draw_signals(rng: np.random.Generator, variety: float) -> Field:
     for signal, least, most in ((oedema, 0.95, 1.05), (solid, 0.92, 1.15), (necrosis, 0.92, 1.2)):
         signal[_T1C] = signal[_T1N] * u(least, most)
     enhancing = np.array([grey_t1 * u(0.75, 1.08), u(1.12, 2.2), u(grey_t2 - 0.02, 0.9), u(1, 1.8)])
-    rows = [fluid, grey, white, oedema, solid, necrosis, enhancing]
-    return np.stack(rows).astype(np.float32)
+    return np.array([fluid, grey, white, oedema, solid, necrosis, enhancing], np.float32)
 
 
 def _make_images(
@@ -178,8 +177,7 @@ def _make_images(
         is_thick = rng.random() < variety * (0.2 if modality == _T1C else 0.5)
         image *= np.exp(_uneven_gain(rng, grid, brain, variety)) / brightest
         images.append(_simulate_scanner(rng, grid, image, variety, is_thick=is_thick))
-    gains = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1))
-    scaled = gains * np.stack(images)
+    scaled = _GAIN * rng.uniform(0.5, 2, size=(4, 1, 1, 1)) * np.stack(images)
     return np.where(brain.mask, scaled.clip(min=1), 0).astype(np.int16)
 
 

@@ -185,15 +185,16 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
         if (path / MODEL_NAME).exists():
             return read_exported(path).networks
         file = path / BEST_NAME if path.is_dir() else path
-        is_there = file.is_file()
+        # an exported folder has its weights in a file of another format, without what they are
+        is_there = file.is_file() and file.suffix != ".safetensors"
     except OSError as error:
         msg = f"{path} cannot be read as a model: {error.strerror}. Check its name and permissions."
         raise UsageError(msg) from None
     if is_there:
         return (load_trained(file),)
     names = sorted(file.name for file in path.glob("*"))
-    found = f"a folder with {some_of(names)}" if names else "nothing"
-    msg = f"{path} holds no model: found {found}; expected {MODEL_NAME}, or {BEST_NAME} of a validated run."
+    found = f"a folder with {some_of(names)}" if names else "no folder and no checkpoint"
+    msg = f"{path} holds no model: found {found}; expected one with {MODEL_NAME}, or with {BEST_NAME} of a validated run."
     raise UsageError(msg)
 
 
