@@ -276,8 +276,7 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     first, again, named = run(*command), run(*command), run(*command, "--identifiers")
     assert [one.code for one in (first, again, named)] == [0, 0, 0], first.err
     (record,) = check_json("predict", first.out)
-    names = [path.name for path in three(Path("exam.dcm"))]
-    assert record["outputs"] == [*names, "exam.nii.gz"]
+    assert record["outputs"] == [*(path.name for path in three(Path("exam.dcm"))), "exam.nii.gz"]
     assert "1 predicted, 0 finished before" in first.err
     assert "0 predicted, 1 finished before" in again.err
     # the scans are the same, and the segmentation is not
@@ -292,6 +291,9 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     assert labels.any()
     check_voxels(output / "exam.dcm", label_map.affine, labels)
     assert "DOE" not in (output / "manifest.jsonl").read_text()
+    assert "replace" not in named.err
+    dicom_builders.write_examination(tmp_path / "exam", "RPS")
+    assert "these results replace those of other scans" in run(*command).err
 
 
 def test_without_the_packages_there_is_a_reason(tmp_path, axial, monkeypatch):
@@ -308,7 +310,5 @@ def test_without_a_segmentation_there_is_the_label_map(tmp_path: Path, run: Run)
     command = ["predict", tmp_path / "scans", "-o", "out", "--model", write_run(tmp_path / "run")]
     done = run(*command, "--set", "preview=false")
     assert done.code == 0, done.err
-    assert (
-        "no DICOM segmentation was written: files of its series, such as IM0000_1_2_0," in done.out
-    )
+    assert "no DICOM segmentation was written: files of its series, such as IM000" in done.out
     assert [*tmp_path.glob(f"out/{case.case_id}.*")] == [tmp_path / f"out/{case.case_id}.nii.gz"]

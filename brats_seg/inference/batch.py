@@ -321,8 +321,9 @@ def case_stages(
     outputs, remark = output.write_case(scan, prediction, model.settings, source)
     warnings = [*prediction.summary.warnings, *filter(None, [remark])]
     old = (*earlier.inputs, *earlier.files.values()) if isinstance(earlier, results.Record) else ()
-    if old and not {*old} & {*inputs, *paths.values()}:
-        # perhaps of another patient: an id may depend on the folders beside
+    if old and not {*old} & {*inputs, *(() if source else paths.values())}:
+        # perhaps of another patient: an id may depend on the folders beside, and converted scans have the
+        # paths of earlier ones
         warnings.append(f"these results replace those of other scans, such as {old[-1]}")
     entries = {
         **dict(prediction.summary),
