@@ -50,9 +50,7 @@ def test_the_columns_of_every_year_are_understood(tmp_path, header, case_id):
 
 
 @pytest.mark.parametrize("missing", ["NA", "", "nan", " NA "])
-def test_missing_values_are_none_rows_without_id_are_ignored_and_survivors_censored(
-    tmp_path, missing
-):
+def test_missing_values_are_none_rows_without_id_ignored_and_survivors_censored(tmp_path, missing):
     header = "BraTS19ID,Age,Survival,ResectionStatus"
     rows = f"A,{missing},{missing},{missing}\n,old,lost,\nB,63.07,ALIVE (361 days later),GTR"
     table = read(tmp_path, survival_data=f"{header}\n{rows}\n")

@@ -67,13 +67,7 @@ def kernels(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("case", CASES + FAST + POINTS)
-def test_slabs_products_and_gradients_equal_torch(
-    case: Case,
-    layout: torch.memory_format,
-    dtype: torch.dtype,
-    capability: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_slabs_products_and_gradients_equal_torch(case, layout, dtype, capability, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     image, weight, bias = tensors(case, dtype)
     laid = image.contiguous(memory_format=layout)

@@ -356,9 +356,7 @@ def test_labels_say_convention(tmp_path: Path, labels: dict[str, object], conven
         {"wt": [1, 2, 3], "tc": [1, 2], "et": 2},
     ],
 )
-def test_a_label_map_with_the_numbers_of_no_release_is_left_out(
-    tmp_path: Path, labels: dict[str, object], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_label_map_with_the_numbers_of_no_release_is_left_out(tmp_path, labels, caplog):
     """Its values would be read as those of a release: ET as necrosis."""
     write_dataset(tmp_path, {**MSD, "labels": labels}, "imagesTr/A.nii.gz", "labelsTr/A.nii.gz")
     case = only_case_in(tmp_path)
@@ -376,9 +374,7 @@ def test_a_label_map_with_the_numbers_of_no_release_is_left_out(
         ('{"modality": {"0": "MRI"}, "labels": {}}', "holds no cases: NIfTI files were ignored"),
     ],
 )
-def test_an_unusable_description_is_refused(
-    tmp_path: Path, text: str, message: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unusable_description_is_refused(tmp_path, text, message, caplog):
     touch(tmp_path, "imagesTr/BRATS_001.nii.gz")
     (tmp_path / "dataset.json").write_text(text)
     with pytest.raises(LayoutError, match=message):

@@ -104,9 +104,7 @@ def slow_surface(mask: metrics.Mask) -> np.ndarray:
 
 
 @given(MASKS, MASKS, SPACINGS)
-def test_distances_equal_pairwise_ones(
-    one: metrics.Mask, other: metrics.Mask, spacing_mm: metrics.Spacing
-) -> None:
+def test_distances_equal_pairwise_ones(one, other, spacing_mm):
     one[2, 2, 2] = other[3, 1, 0] = True  # neither is empty
     tolerances = (0.5, 1.0, 2.0)
     distances = cdist(slow_surface(one) * spacing_mm, slow_surface(other) * spacing_mm)

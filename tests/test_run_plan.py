@@ -67,9 +67,7 @@ def test_the_steps_of_a_run_are_counted_and_hold_every_patch_once(data: FoldData
         assert keys == plan.keys(epoch)
 
 
-def test_epochs_that_are_validated_and_patches_that_are_watched_in_the_others(
-    data: FoldData,
-) -> None:
+def test_epochs_that_are_validated_and_patches_that_are_watched_in_the_others(data):
     cosine, plateau, each_time, whole = (
         plan_run(settings(f"validation.every={every}", f"schedule.name={name}", *more), data)
         for every, name, *more in (

@@ -82,10 +82,11 @@ def changed(tmp_path: Path, **entries: object) -> Path:
     ],
 )
 def test_patients_of_the_training_are_known(tmp_path, train, started_from, case_id, seen):
-    write_run(tmp_path, started_from=started_from)
+    write_run(tmp_path, started_from=started_from, patients=("bert",))
     if train:
         write_split(Split(train=train, validation=("held",)), tmp_path / "split.csv")
-    assert weights.load_trained(tmp_path / "best.pt").cases.seen(case_id) == seen
+    cases = weights.load_trained(tmp_path / "best.pt").cases
+    assert (cases.seen(case_id), cases.seen("june", "Bert")) == (seen, "yes")
 
 
 def nested(n_levels: int, n_values: int) -> list:

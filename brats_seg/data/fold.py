@@ -104,6 +104,8 @@ class FoldData:
     """Spacing that the cases were prepared at."""
     folds_path: Path | None = None
     """File of the fold table; None for a split that was stored with a run."""
+    patients: tuple[str, ...] = ()
+    """Patients of the training cases that their ids do not show, as in a table of paths."""
 
 
 def open_fold(
@@ -156,7 +158,9 @@ def open_fold(
         msg = f"no case of the fold is left to {'validate' if train else 'train'} on"
         raise FoldError(msg)
     opened = open_split(folder, Split(train=train, validation=validation))
-    return replace(opened, folds_path=prepared.folds_path)
+    trained = {case.patient_id for case in prepared.index.cases if case.case_id in train}
+    patients = sorted(trained - {parse_case_id(case_id)[1] for case_id in train})
+    return replace(opened, folds_path=prepared.folds_path, patients=tuple(patients))
 
 
 def prepare_data(
@@ -342,8 +346,7 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     for case in bad:
         log.warning("left out: %s", "; ".join(case.problems))
     if not index.trainable:
-        problem = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map"
-        advice = "Name others with --label-files '*_NAME.nii.gz', or give the folder above."
-        msg = f"{problem}, which training needs. Looked below it for {EXPECTED_LABELS}. {advice}"
+        problem = f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map, which training needs"
+        msg = f"{problem}. Looked below it for {EXPECTED_LABELS}. Name others with --label-files '*_NAME.nii.gz', or give the folder above."
         raise LayoutError(msg)
     return index.trainable

@@ -242,7 +242,7 @@ class Predictor:
                 case_id=case.case_id,
                 modalities=case.modalities,
                 expected_loss=expected_loss,
-                in_training=model.seen(case.case_id),
+                in_training=model.seen(case.case_id, case.patient_id),
                 convention=convention.name,
                 convention_reason=reason,
                 volumes=volumes,

@@ -208,7 +208,7 @@ def load_trained(path: Path) -> TrainedModel:
     content = read_checkpoint(path)
     try:
         weights = checked_weights(content["model"])
-        cases = _training_cases(content.get("started_from"), path.parent / SPLIT_NAME)
+        cases = _training_cases(content, path.parent / SPLIT_NAME)
     except _INVALID as error:
         raise _unreadable(path, error) from None
     card: ModelCard = content["card"]
@@ -216,11 +216,11 @@ def load_trained(path: Path) -> TrainedModel:
     return TrainedModel(weights=weights, card=card, cases=cases)
 
 
-def _training_cases(started_from: Mapping[str, Any] | None, split: Path) -> TrainingCases:
-    """Return the training cases of the split of a run, and those of the weights that it started from."""
-    before = started_from or {"learnt_from": (), "is_complete": True}
+def _training_cases(content: Mapping[str, Any], split: Path) -> TrainingCases:
+    """Return the training cases and patients of a run, and those of the weights that it started from."""
+    before = content.get("started_from") or {"learnt_from": (), "is_complete": True}
     train = read_split(split).train if split.exists() else ()
-    ids = tuple(sorted({*train, *before["learnt_from"]}))
+    ids = tuple(sorted({*train, *content.get("patients", ()), *before["learnt_from"]}))
     return TrainingCases(ids=ids, is_complete=bool(train) and before.get("is_complete", False))
 
 

@@ -145,8 +145,7 @@ class Leaves:
         carried = (tensor for first in passes for tensor in first.carried.tensors)
         unknown = [leaf for leaf in _find_leaves(loss, *carried) if leaf not in held]
         if unknown:
-            problem = f"a tensor of shape {tuple(unknown[0].shape)} that requires a gradient"
-            msg = f"the loss depends on {problem}, and nothing holds it: make it a parameter, or detach it"
+            msg = f"the loss depends on a tensor of shape {tuple(unknown[0].shape)} that requires a gradient, and nothing holds it: make it a parameter, or detach it"
             raise ConfigError(msg)
         self.is_checked = True
 

@@ -98,9 +98,7 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     for before, after in zip(first, second, strict=True):
         error, scale = _difference(before, after)
         if not error <= _tolerance(before.dtype) * max(scale, 1.0):
-            problem = f"another output for the same micro-batch (differences up to {error:.3g})"
-            advice = "draw from torch's default generators alone, and keep no state between passes"
-            msg = f"the network returned {problem}: {advice}"
+            msg = f"the network returned another output for the same micro-batch (differences up to {error:.3g}): draw from torch's default generators alone, and keep no state between passes"
             raise ReplayError(msg)
 
 

@@ -182,6 +182,7 @@ class RunState:
             "card": self.card.model_dump(),
             "environment": environment_of(self.accumulator.device),
             "started_from": None if start is None else asdict(start),
+            "patients": self.plan.data.patients,
             "progress": progress,
         }
 
