@@ -45,9 +45,7 @@ def test_nothing_written_or_logged_names_the_patient(tmp_path, caplog, capfd):
         assert not any(word in text for word in PATIENT)
 
 
-def test_watching_takes_an_examination_once_and_a_round_without_a_new_one_says_nothing(
-    tmp_path, monkeypatch, caplog
-):
+def test_watching_takes_an_examination_once_and_says_nothing_else(tmp_path, monkeypatch, caplog):
     def sleep(_: float) -> None:
         rounds.append(0)
         if len(rounds) == 3:

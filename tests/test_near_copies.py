@@ -11,8 +11,10 @@ from scipy import ndimage
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import ClinicalTable, with_clinical
+from brats_seg.cases.folds import make_folds
 from brats_seg.cases.index import index_cases, summarise
 from brats_seg.cases.nifti import Volume
+from brats_seg.config import FoldConfig
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import find_orientation, reorient
 from tests.builders import BRATS_AFFINE, make_case, write_arrays
@@ -110,7 +112,7 @@ def test_what_shows_no_brain_has_no_fingerprint_and_no_copies(name: str) -> None
     assert near_copies(cases) == ()
 
 
-def test_the_index_names_both_of_a_pair_and_they_are_of_one_patient(tmp_path: Path) -> None:
+def test_the_index_names_both_of_a_pair_and_they_are_in_one_fold(tmp_path: Path) -> None:
     """00003 is 00001, scaled, moved and brighter; the others are no copies."""
     for number in range(3):
         write_arrays(tmp_path / f"BraTS2021_{number:05d}", phantom_arrays(number))
@@ -126,7 +128,10 @@ def test_the_index_names_both_of_a_pair_and_they_are_of_one_patient(tmp_path: Pa
     assert remarks == ["", copies[0], "", copies[1]]
     assert f"BraTS2021_00003: {copies[1]}" in "\n".join(summarise(index))
     cases = with_clinical(index.cases, ClinicalTable(rows={}))
-    assert [case.patient_id[-1] for case in cases] == ["0", "1", "2", "1"]
+    for seed in range(6):
+        rows = make_folds(cases, FoldConfig(n_folds=3, seed=seed)).rows
+        assert rows[1].fold == rows[3].fold
+        assert len({row.fold for row in rows}) == 3
 
 
 def test_phantoms_of_different_patients_and_scans_of_one_are_no_copies() -> None:

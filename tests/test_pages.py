@@ -82,9 +82,7 @@ def write_results(folder: Path, *, name: str = "") -> Path:
 
 
 @pytest.fixture(scope="module")
-def files(
-    view: CaseView, tiny_run: Path, tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def files(view, tiny_run, tiny_prepared, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: folder / f"{name}.html" for name in PAGES}
     write_case_page(view, paths["case"], warnings=("odd",), facts=(Fact("Model", "0123abc"),))

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.training import ranks
@@ -106,9 +106,7 @@ def test_a_process_that_ends_is_not_a_fault_of_the_others(monkeypatch, error, ra
 SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
 
 
-def ordinary(
-    network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks
-) -> torch.Tensor:
+def ordinary(network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks) -> Tensor:
     """Compute the gradient as DDP does: the mean over ranks of the gradients of mean losses."""
     network.zero_grad()
     for micro_batch in micro_batches:

@@ -284,6 +284,7 @@ def test_what_holds_no_weights_that_fit_is_refused(data, tiny_run, tmp_path):
     export_model(runs, tmp_path / "exported")
     write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=("t2f", "t1n", "t1c", "t2w")))
     for path, message in (
+        (tmp_path / "nothing.pt", "holds no model: .*found no folder and no checkpoint"),
         (tmp_path, "holds no model: found a folder with 0, 1, exported, other.pt, run; expected"),
         (tmp_path / "exported/member0.safetensors", "found no folder and no checkpoint"),
         (tmp_path / "other.pt", "not a checkpoint that can be read"),

@@ -123,14 +123,15 @@ def test_the_seed_decides_and_the_cox_model_changes_no_days(monkeypatch):
 
 FEW = [f"P{number if number % 3 == 0 else number % 3}" for number in range(12)]
 CENSORED = numbered(censored=[number % 3 != 0 for number in range(12)])
+TWO_IDS = ["case000", "x"]
 
 
 @pytest.mark.parametrize(
     ("study", "n_folds", "folds", "error", "message"),
     [
-        (make_study(n_cases=12), 4, ["case000", "x"], FoldError, "no fold for 11 .* case001"),
+        (make_study(n_cases=12), 4, TWO_IDS, FoldError, "no fold for 11 .*such as case001"),
         # a fold table of 3 folds would not be enough
-        (make_study(n_cases=3), 3, None, UsageError, "3 patients .* 3 folds.* for 4, give a --f"),
+        (make_study(n_cases=3), 3, None, UsageError, "3 patients .*too few for 3 folds.* for 4, g"),
         (make_study(n_cases=5), 6, None, UsageError, r"too few for 6 folds; expected 6 at least"),
         (CENSORED, 4, IDS, FoldError, "fold 0 leaves the deaths of only 0 patients in the other"),
         (numbered(patients=FEW), 4, IDS, FoldError, "fold 0 leaves the deaths of only 2 patients"),

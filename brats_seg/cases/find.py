@@ -355,8 +355,8 @@ def _separate_names(groups: Sequence[_Group]) -> Iterator[_Group]:
     """Yield the groups, those of folders of one name, and of time points, named after the folders above.
 
     `A/raw` and `B/raw` become the cases `A` and `B`. The folder above precedes the name of a time point,
-    and of a folder that has others beside it: `A/week1` becomes `A_week1`, and `A/week1/raw` too, of the
-    patient `A`. Folders directly below the data folder keep their names.
+    and of a folder that has others beside it: `A/week1` becomes `A_week1`, and so does `A/week1/raw` if there
+    is another `raw`, both of the patient `A`. Folders directly below the data folder keep their names.
     """
     named = [group for group in groups if group.is_named_by_folder]
     names = Counter(group.case_id for group in named)

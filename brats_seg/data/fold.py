@@ -158,8 +158,8 @@ def open_fold(
         msg = f"no case of the fold is left to {'validate' if train else 'train'} on"
         raise FoldError(msg)
     opened = open_split(folder, Split(train=train, validation=validation))
-    trained = {case.patient_id for case in prepared.index.cases if case.case_id in train}
-    patients = sorted(trained - {parse_case_id(case_id)[1] for case_id in train})
+    patient_of = {case.case_id: case.patient_id for case in prepared.index.cases}
+    patients = sorted({patient_of[c] for c in train} - {parse_case_id(c)[1] for c in train})
     return replace(opened, folds_path=prepared.folds_path, patients=tuple(patients))
 
 
