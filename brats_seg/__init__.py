@@ -31,7 +31,9 @@ Research use only.
 """
 
 import ast
+import os
 from functools import cache
+from getpass import getuser
 from importlib import import_module
 from pathlib import Path
 
@@ -39,6 +41,11 @@ from brats_seg.cpu_threads import choose_threads as _choose_threads
 
 # at import, because torch's OpenMP reads the environment once, when it is loaded
 _choose_threads()
+# a process of a container may belong to a user who has no name, which torch and MONAI ask for at import
+try:
+    getuser()
+except (KeyError, OSError):
+    os.environ["LOGNAME"] = f"uid{os.getuid()}"
 
 
 @cache

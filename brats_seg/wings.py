@@ -1,14 +1,13 @@
 """The optional parts of the package, each of which is one folder that may be missing.
 
-The rest of the package reaches them only here and through the list of commands. Every function
-imports its wing when it is called, and returns None where the folder is gone.
+The rest of the package reaches them only by `find_wing` and through the list of commands. Here are the values
+that they return to it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,8 +15,6 @@ from brats_seg.errors import CaseError
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
-
-    from brats_seg.inference.model import Member
 
 Notes: TypeAlias = "Mapping[str, JsonValue]"
 """Entries of a model card that a wing writes and reads; the core only carries them."""
@@ -77,34 +74,8 @@ NO_JUDGEMENT = Judgement()
 """Judgement where the wing is missing, or nothing is unusual."""
 
 
-def judges(module: str) -> ModuleType | None:
-    """Return a module of the checks of scans, label maps and predictions."""
-    return _wing(f"quality.{module}")
-
-
-def dicom() -> ModuleType | None:
-    """Return the functions that convert DICOM examinations and write segmentations."""
-    return _wing("dicom")
-
-
-def pages() -> ModuleType | None:
-    """Return the functions that write HTML pages of cases."""
-    return _wing("pages.write")
-
-
-def interop() -> ModuleType | None:
-    """Return the functions that read models of other programs, and write ours for them."""
-    return _wing("interop")
-
-
-def foreign_reader(path: Path) -> "Callable[[Path], Member] | None":
-    """Return the function that reads a model of another program; None if the path is no such model."""
-    wing = interop()
-    return None if wing is None else wing.reader_of(path)
-
-
-def _wing(module: str) -> ModuleType | None:
-    """Import a module of a wing; None where the folder of the wing is gone."""
+def find_wing(module: str) -> ModuleType | None:
+    """Import a wing or a module of it, such as `quality.scan`; None where the folder of the wing is gone."""
     spec = find_spec(f"brats_seg.{module.partition('.')[0]}")
     # a folder that only has compiled files left is found without a source
     return None if spec is None or spec.origin is None else import_module(f"brats_seg.{module}")

@@ -170,6 +170,6 @@ def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option:
 
 
 def test_an_option_for_dicom_is_refused_where_its_wing_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("brats_seg.wings.dicom", lambda: None)
+    monkeypatch.setattr("brats_seg.wings.find_wing", lambda _: None)
     with pytest.raises(UsageError, match=r"need brats_seg.dicom, which is missing"):
         use.predict(tmp_path / "out", data=[tmp_path], preprocess=True)

@@ -57,12 +57,7 @@ def imported_parts(source: str) -> set[str]:
 
 
 def violations(part: str, source: str) -> list[str]:
-    """Return what a source of that part imports from its own floor or one above.
-
-    `wings` alone may name the wings from below, in functions that are called when a wing is needed.
-    """
-    if part == "wings":
-        return []
+    """Return what a source of that part imports from its own floor or one above."""
     floor = FLOORS[part]
     return sorted(
         other
@@ -117,7 +112,6 @@ FORBIDDEN = (
     ("cases", "from brats_seg import wings", []),
     ("cases", "def f():\n    import brats_seg.quality", ["quality"]),
     ("dicom", "from brats_seg.quality import scan", ["quality"]),
-    ("wings", "def f():\n    import brats_seg.quality", []),
 )
 """A part, its source, and the parts that it may not import."""
 

@@ -27,6 +27,11 @@ def test_all_names_what_can_be_imported_with_its_types() -> None:
     assert (files("brats_seg") / "py.typed").is_file()
 
 
+def test_a_user_without_a_name_can_work_as_in_docker_run_with_user() -> None:
+    program = "import pwd; pwd.getpwuid = {}.__getitem__; import brats_seg, monai, torch._dynamo"
+    subprocess.run([sys.executable, "-c", program], env={}, check=True)
+
+
 def test_help_of_every_command_comes_at_once() -> None:
     """Importing torch and MONAI takes seconds, and numpy a tenth of one."""
     program = (

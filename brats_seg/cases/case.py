@@ -20,7 +20,7 @@ from brats_seg.cases import layouts, nifti, releases
 from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.voxels.box import shape_text
-from brats_seg.wings import NO_JUDGEMENT, ShownLabels, judges
+from brats_seg.wings import NO_JUDGEMENT, ShownLabels, find_wing
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""
@@ -368,7 +368,7 @@ def _judge(
     images = {kind: volume for kind, volume in volumes.items() if kind != layouts.LABEL}
     label = volumes.get(layouts.LABEL)
     problems = [*problems, *_find_problems(case.case_id, [*volumes.values()], [*images.values()])]
-    judgement, judge = NO_JUDGEMENT, judges("label_map")
+    judgement, judge = NO_JUDGEMENT, find_wing("quality.label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, images, label)
         problems += [judgement.refusal] if judgement.refusal else []

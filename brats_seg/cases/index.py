@@ -28,7 +28,7 @@ from brats_seg.progress import Track, untracked
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.voxels.shapes import group_by
-from brats_seg.wings import judges
+from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def index_cases(
             facts = replace(earlier.facts, grade=case.facts.grade, age_years=None, near_copies=())
             cases.append(replace(case, release=earlier.release, facts=facts))
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    if judge := judges("near_copies"):
+    if judge := find_wing("quality.near_copies"):
         kept = judge.with_near_copies(kept)
     return CaseIndex(root=index.root, cases=kept)
 
@@ -86,7 +86,7 @@ def index_cases(
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
     volumes, problems, facts = open_files(case, read_case_files(case))
-    first, judge = volumes.get(next(iter(case.modalities), "")), judges("near_copies")
+    first, judge = volumes.get(next(iter(case.modalities), "")), find_wing("quality.near_copies")
     facts = replace(
         facts,
         fingerprint=judge.fingerprint_of(first) if judge and first and not problems else "",

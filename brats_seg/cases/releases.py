@@ -13,7 +13,7 @@ from brats_seg.errors import CaseError, LabelError
 from brats_seg.files import table_beside
 from brats_seg.labels import MSD, LabelConvention, convention_named
 from brats_seg.voxels.box import Triple
-from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
+from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, find_wing
 
 UNKNOWN = "unknown"
 """Release of a case whose id matches no pattern."""
@@ -150,7 +150,7 @@ def judge_labels(
 
     `advice` is the next step where the voxels show another numbering, instead of `--convention`.
     """
-    group, judge = list(shown), judges("label_map")
+    group, judge = list(shown), find_wing("quality.label_map")
     judgements: Sequence[Judgement] = [NO_JUDGEMENT] * len(group)
     if judge is not None:
         judgements = judge.judge_group(group, convention, is_named=is_named, next_step=advice)

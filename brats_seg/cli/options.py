@@ -217,8 +217,8 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Standard output, or with `--json` standard error."""
-        return sys.stdout
+        """Standard output, or with `--json`, or where it is closed, standard error."""
+        return sys.stdout or sys.stderr
 
 
 @contextmanager

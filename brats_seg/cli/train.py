@@ -10,7 +10,7 @@ from brats_seg.cli.use import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.files import check_writable
 from brats_seg.progress import tracked
-from brats_seg.wings import judges
+from brats_seg.wings import find_wing
 
 if TYPE_CHECKING:
     from brats_seg.crossval import HeldOutResults
@@ -257,7 +257,8 @@ def _print_tuning(tuning: "Tuning") -> None:
         print(f"without some modalities, on {n_cases}: mean Dice (change against all modalities)")
         headings = ("predicted from", *(region.upper() for region in REGIONS))
         options.print_table(headings, [(", ".join(row.modalities), *row.texts()) for row in scores])
-    for line in checks.dice_lines([tuning.notes]) if (checks := judges("result")) else ():
+    checks = find_wing("quality.result")
+    for line in checks.dice_lines([tuning.notes]) if checks else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

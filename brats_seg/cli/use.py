@@ -129,9 +129,9 @@ def predict(
 
 def _scan_options(series: Sequence[str], atlas: str, *, with_identifiers: bool) -> Any:
     """Return the options of `brats_seg.dicom`; None where it is missing, and no option was given."""
-    from brats_seg.wings import dicom
+    from brats_seg.wings import find_wing
 
-    if wing := dicom():
+    if wing := find_wing("dicom"):
         chosen = wing.modalities.parse_overrides(series)
         return wing.ScanOptions(series=chosen, with_identifiers=with_identifiers, atlas=atlas)
     if series or atlas or with_identifiers:
@@ -145,14 +145,14 @@ def _find(
 ) -> "Sequence[Case] | Iterator[Sequence[Case]]":
     """Return the cases, or an iterator over those that arrive."""
     from brats_seg.inference.batch import find_scans, watched_scans
-    from brats_seg.wings import dicom
+    from brats_seg.wings import find_wing
 
     if watch is None:
         return find_scans(given, output, options, track=tracked)
     if len(given) != 1 or not isinstance(given[0], Path) or not given[0].is_dir():
         msg = "--watch takes one folder, no table of paths and no files"
         raise UsageError(msg)
-    if (wing := dicom()) and options.atlas:
+    if (wing := find_wing("dicom")) and options.atlas:
         # what is missing is said now, and not when the first scan arrives
         wing.prepare_cases((), output, options)
     return watched_scans(given[0], output, options, quiet_s=watch)

@@ -267,8 +267,8 @@ def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
 
 def _has_skull(volumes: Sequence[Volume]) -> bool:
     """Return whether the skull does not seem stripped from volumes of one grid; False without the checks."""
-    judges = wings.judges("scan")
-    return judges is not None and judges.has_skull(volumes)
+    checks = wings.find_wing("quality.scan")
+    return checks is not None and checks.has_skull(volumes)
 
 
 def _at_one_mm(volume: Volume, case_id: str) -> Volume:

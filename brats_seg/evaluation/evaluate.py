@@ -33,7 +33,7 @@ from brats_seg.labels import CONVENTIONS, MODALITIES, LabelConvention, LabelMap,
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import read_table
 from brats_seg.voxels.grids import MM3_PER_ML
-from brats_seg.wings import ShownLabels, judges
+from brats_seg.wings import ShownLabels, find_wing
 
 LEAST_GAIN = 0.3
 """Gain in Dice from which another numbering of a prediction is reported."""
@@ -474,7 +474,7 @@ def _judge_reference(
         values=frozenset({0, *count_labels(labelled)}),
         is_on_scan=False,
     )
-    quality = judges("label_map")
+    quality = find_wing("quality.label_map")
     if quality is None:
         return shown, ()
     case, scans, turned = pair.reference.case, tuple[Volume, ...](), oriented(label)

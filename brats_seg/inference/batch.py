@@ -39,7 +39,7 @@ from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.presets import TRUSTED, trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
-from brats_seg.wings import dicom, pages
+from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def predict_folder(
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     folder, done = results.OutputFolder(output), BatchOutcome()
-    report = pages() if settings.report else None
+    report = find_wing("pages.write") if settings.report else None
     if settings.report and report is None:
         msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
         raise UsageError(msg)
@@ -225,7 +225,7 @@ def find_scans(
     DICOM files are converted into the output folder, and scans prepared, by options of
     `dicom.preprocess.ScanOptions`.
     """
-    wing, scans = dicom(), output / results.SCANS_NAME
+    wing, scans = find_wing("dicom"), output / results.SCANS_NAME
     options = options or (wing and wing.ScanOptions())
 
     def convert(folder: Path) -> Any:
@@ -299,7 +299,7 @@ def case_stages(
     # no result depends on a label map
     case = replace(case, files={name: case.files[name] for name in case.modalities})
     paths = {name: f"{case.root / str(case.files[name])}" for name in case.modalities}
-    files, wing = read_case_files(case), dicom()
+    files, wing = read_case_files(case), find_wing("dicom")
     source = None if wing is None else wing.read_source(case.root / case.folder)
     hashes = files.hashes if source is None else (*files.hashes, source.key)
     # all that the result depends on, except the device; one file may be given as any modality

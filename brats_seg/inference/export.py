@@ -36,7 +36,7 @@ from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import choose_device
-from brats_seg.wings import interop
+from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def export_model(
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         msg = f"{folder} exists already. Choose another folder, or remove it first."
         raise UsageError(msg)
-    wing = interop()
+    wing = find_wing("interop")
     if wing is None and file_format != "safetensors":
         msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
         raise UsageError(msg)

@@ -26,7 +26,7 @@ from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up, shape_text
 from brats_seg.voxels.regions import Decoding
-from brats_seg.wings import Notes, foreign_reader
+from brats_seg.wings import Notes, find_wing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -141,7 +141,7 @@ def load_model(
 def _foreign_reader(path: Path) -> Callable[[Path], Member] | None:
     """Return the function that reads a model of another program, or None for one of this package."""
     is_known = (path / weights.MODEL_NAME).exists() or (path / weights.BEST_NAME).exists()
-    return None if is_known else foreign_reader(path)
+    return None if is_known or (wing := find_wing("interop")) is None else wing.reader_of(path)
 
 
 def read_together(paths: Sequence[Path]) -> tuple[weights.TrainedModel, ...]:

@@ -33,7 +33,7 @@ from brats_seg.runtime.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.regions import PartVolume, decode_regions, measure_parts
-from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
+from brats_seg.wings import NO_JUDGEMENT, PredictedDice, find_wing
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class Predictor:
         regions = decode_regions(probabilities, model.decoding, scan.voxel_mm3)
         volumes = measure_parts(regions, scan.voxel_mm3)
         expected_loss = {s.modalities: s for s in model.subset_scores}.get(case.modalities)
-        judgement, checks = NO_JUDGEMENT, judges("result")
+        judgement, checks = NO_JUDGEMENT, find_wing("quality.result")
         if checks is not None:
             judgement = checks.judge_result(
                 scan, probabilities, regions, volumes=volumes, notes=model.notes

@@ -36,7 +36,7 @@ from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_na
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import find_orientation, reorient
 from brats_seg.voxels.regions import PARTS
-from brats_seg.wings import PredictedDice, dicom
+from brats_seg.wings import PredictedDice, find_wing
 
 MANIFEST_NAME = "manifest.jsonl"
 SCANS_NAME = "scans"
@@ -242,7 +242,7 @@ class OutputFolder:
         self, scan: Scan, prediction: Prediction, names: ResultFiles, source: Any
     ) -> tuple[list[str], str]:
         """Write the label map on the grids of the files that a scan was made from, and in DICOM."""
-        written, remark, wing = list[str](), "", dicom()
+        written, remark, wing = list[str](), "", find_wing("dicom")
         if wing is None or source is None:
             return written, remark
         case_id, label_map, grid = scan.case.case_id, prediction.label_map, scan.geometry

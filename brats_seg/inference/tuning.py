@@ -34,7 +34,7 @@ from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import FittedPrediction, ModelCard, run_locked
 from brats_seg.voxels.regions import Decoding
-from brats_seg.wings import judges
+from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def fit_cases(cases: Cases, *, n_workers: int = 0, track: Track = untracked) -> 
     means = score([Decoding(), decoding]).mean(axis=1).tolist()
     before, after = (tuple(map(tuple, rows)) for rows in means)
     notes: dict[str, JsonValue] = {}
-    if (checks := judges("result")) is not None:
+    if (checks := find_wing("quality.result")) is not None:
         count = partial(_count_case, decoding=decoding)
         probabilities, counts = zip(*on_cases(count, "fitting the predicted Dice"), strict=True)
         notes = checks.notes_of_held_out(probabilities, counts)
@@ -245,7 +245,7 @@ def _score_case(case: held_out.HeldOutCase, decodings: Sequence[Decoding]) -> Sc
 
 def _count_case(case: held_out.HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
-    stored, checks = case.read(), judges("result")
+    stored, checks = case.read(), find_wing("quality.result")
     assert checks is not None
     regions = stored.regions(decoding)
     counts = count_regions(regions, stored.reference, case.case_id)
