@@ -17,8 +17,6 @@ COUNTS, WAITS = cpu_threads.COUNT_VARIABLES, cpu_threads.WAIT_VARIABLES
 NAMES = ("OPENBLAS_NUM_THREADS", *COUNTS, *WAITS)
 CPU = torch.device("cpu")
 V1 = {"cpu.cfs_quota_us": "50000\n", "cpu.cfs_period_us": "100000\n"}
-
-
 JOB = {"slurm/job": "200000 100000", "slurm/job/step": "max 100000", "slurm": "800000 100000"}
 
 

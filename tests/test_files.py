@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,22 @@ def test_an_error_of_the_drive_says_what_to_do(tmp_path, write, number, error, m
     assert list(tmp_path.iterdir()) == []
 
 
+@whole
+@pytest.mark.parametrize("kind", [stat.S_ISDIR, stat.S_ISREG])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_drive_need_not_flush_the_names_in_folders(tmp_path, monkeypatch, write, kind, number):
+    def sync(descriptor: int) -> None:
+        if kind(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    is_well = (kind, number) == (stat.S_ISDIR, errno.EINVAL)
+    refused = pytest.raises((OSError, EnvironmentalError))
+    with nullcontext() if is_well else refused, write(tmp_path / "a") as beside:
+        fill(beside, "new")
+        files.sync(beside / "a" if beside.is_dir() else beside)
+
+
 def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
     """Processes of two containers have the same ids."""
     with files.whole_file(tmp_path / "a") as first, files.whole_file(tmp_path / "a") as second:
@@ -129,12 +147,8 @@ def test_a_link_to_a_folder_leads_to_the_new_one(tmp_path: Path) -> None:
 
 def test_the_current_folder_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    match = f"{tmp_path} cannot be written: it is no regular file"
-    with (
-        pytest.raises(EnvironmentalError, match=match),
-        files.alone_at(Path()),
-        files.whole_file(Path()),
-    ):
+    refused = pytest.raises(EnvironmentalError, match=f"{tmp_path} cannot be written: it is no reg")
+    with refused, files.alone_at(Path()), files.whole_file(Path()):
         pytest.fail("it is replaced")
 
 
@@ -235,11 +249,8 @@ def test_writers_are_alone(tmp_path, monkeypatch, is_folder):
     path = tmp_path / "results"
     second = pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it")
     reader = pytest.raises(UsageError, match="it is read")
-    with (
-        files.alone_at(path, is_folder=is_folder),
-        second,
-        files.alone_at(path, is_folder=is_folder),
-    ):
+    alone = partial(files.alone_at, path, is_folder=is_folder)
+    with alone(), second, alone():
         pytest.fail("both write")
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder

@@ -131,9 +131,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_cannot_be_made_is_an_error_of_the_machine() -> None:
-    with (
-        limited_files(1),
-        pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm"),
-        worker_pool(1, when_killed=""),
-    ):
+    refused = pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm")
+    with limited_files(1), refused, worker_pool(1, when_killed=""):
         pytest.fail("there is no pool")

@@ -93,10 +93,8 @@ def test_a_process_that_ends_is_not_a_fault_of_the_others(monkeypatch, error, ra
     monkeypatch.setenv("WORLD_SIZE", "2")
     double = MagicMock(get_rank=lambda: 1, DistError=distributed.DistError)
     monkeypatch.setattr(ranks, "distributed", double)
-    with (
-        pytest.raises(raised, match=re.escape(str(error).removesuffix(". Advice."))) as caught,
-        joined_ranks("cpu"),
-    ):
+    message = re.escape(str(error).removesuffix(". Advice."))
+    with pytest.raises(raised, match=message) as caught, joined_ranks("cpu"):
         raise error
     assert type(caught.value) is raised
     assert "Advice" not in str(caught.value)

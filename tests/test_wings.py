@@ -22,18 +22,14 @@ sys.path.insert(0, str(copy))
 # an editable installation would find the wing in its own folder
 sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in str(one).lower()]
 import brats_seg
-
 assert find_spec(f"brats_seg.{gone}") is None
-
 assert Path(brats_seg.__file__).is_relative_to(copy), brats_seg.__file__
 for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
     if module.name.split(".")[1] not in {*wings, "__main__"}:
         importlib.import_module(module.name)
-
 from brats_seg import PredictionSettings, predict_folder
 from brats_seg.cases.index import index_cases
-from brats_seg.evaluation.evaluate import evaluate_pairs
-from brats_seg.evaluation.evaluate import find_pairs
+from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 
 index = index_cases(folder / "scans")
