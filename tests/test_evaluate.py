@@ -82,13 +82,14 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     partial = evaluate.score_folders(*folders, LEGACY, only_predicted=True)
     assert (whole.missing, whole.without_reference) == (CASES[:4], ("BraTS2021_00099",))
     assert (partial.missing, partial.left_out, partial.failures) == ((), CASES[:4], ())
+    damaged = evaluated(*folders[:2])
+    assert (damaged.missing, damaged.failures[0].case_id) == (CASES[1:4], CASES[0])
     assert [dices(whole)[case_id] for case_id in CASES[:4]] == [0] * 4
     mean = partial.summaries[0].spread("dice").mean
     assert [one.n_cases for one in whole.summaries] == [6, 6, 6]
     assert whole.summaries[0].spread("dice").mean == pytest.approx(mean * 2 / 6)
     assert partial.summaries != whole.summaries
-    back = read_scores(tmp_path / "s.csv")
-    pd.testing.assert_frame_equal(back, partial.scores, atol=1e-6)
+    pd.testing.assert_frame_equal(read_scores(folders[2]), partial.scores, atol=1e-6)
     summary = json.loads((tmp_path / "s.json").read_text())
     assert [summary[name]["dice"]["mean"] for name in ("wt", "tc", "et")] == [
         one.spread("dice").mean for one in partial.summaries

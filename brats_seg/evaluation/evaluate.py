@@ -102,7 +102,7 @@ class Evaluation:
     scores: pd.DataFrame
     """A row per case and region; a case without a prediction has the worst scores."""
     missing: tuple[str, ...]
-    """Cases without a prediction."""
+    """Cases without a prediction, which have the worst scores; those whose reference failed have none."""
     failures: tuple[Failure, ...]
     """Cases that could not be read or scored."""
     without_reference: tuple[str, ...]
@@ -203,7 +203,7 @@ def evaluate_pairs(
         table.insert(2, scores.IN_TRAINING, answers)
     return Evaluation(
         scores=table,
-        missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
+        missing=tuple(sorted({*table["case_id"]} - pairing.predicted)),
         failures=tuple(failures),
         without_reference=pairing.without_reference,
         reference_labels=tuple(sorted({pair.conventions[0].name for pair in pairs})),
