@@ -28,12 +28,9 @@ def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
     write_cohort_page(results, results / "cohort.html", PageOptions(scores=results / "scores.csv"))
     page = (results / "cohort.html").read_text()
     # that of fair is damaged, that of unknown is gone
-    assert page.count('class="thumb"><img') == 1
-    assert page.count('href="reports/') == 1
-    assert "a file is empty" in page
-    assert "3 predicted, 1 of them with warnings; 1 could not be predicted" in page
-    assert "0.450" in page
-    assert "0123" in page
+    assert (page.count('class="thumb"><img'), page.count('href="reports/')) == (1, 1)
+    said = "3 predicted, 1 of them with warnings; 1 could not be predicted"
+    assert all(text in page for text in (said, "a file is empty", "0.450", "0123"))
     manifest = results / MANIFEST_NAME
     manifest.write_text(manifest.read_text().replace('"t2w","t2f"', '"t2w"'))
     write_cohort_page(results, results / "cohort.html")
@@ -71,6 +68,9 @@ def test_scores_of_other_protocols_stand_below_their_regions(tmp_path: Path) -> 
     values = re.findall(r'data-value="([^"]*)">(0\.\d{3}|n/a)<', text)
     assert [shown for _, shown in values][:8] == [*["0.200"] * 3, "n/a", *["0.700"] * 4]
     assert {value for value, shown in values if shown == "n/a"} == {""}
+    write_scores(necrosis.replace({"bad": "x", "fair": "y"}), results / "scores.csv")
+    with pytest.raises(UsageError, match=r"csv scores none of the cases of .*; it has x, y"):
+        write_cohort_page(results, page, PageOptions(scores=results / "scores.csv"))
 
 
 def test_a_link_leads_into_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:

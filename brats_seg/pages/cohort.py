@@ -67,7 +67,11 @@ def write_cohort_page(
         scored = evaluation.scores
         unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
         remarks += (*evaluation.remarks, *unscored)
-    scored = scored[scored["case_id"].isin([record.case_id for record in records])]
+    is_shown = scored["case_id"].isin([record.case_id for record in records])
+    if options.scores is not None and records and not is_shown.any():
+        msg = f"{options.scores} scores none of the cases of {results}; it has {some_of(scored['case_id'].unique()) or 'none'}"
+        raise UsageError(msg)
+    scored = scored[is_shown]
     dice = dice_by_case(scored)
     means = {case_id: float(np.nanmean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
