@@ -114,8 +114,7 @@ def part_rows(view: cases.CaseView) -> list[tuple[str, str, dict[str, float], fl
         counts = count_regions(view.prediction.regions, view.reference.regions, view.case_id)
         scores[:3] = dice(counts).tolist()
     of_sides = [dict(zip(ml, values, strict=True)) for values in zip(*ml.values(), strict=True)]
-    columns = ((*names, *_TISSUES), (*REGION_COLOURS, "", ""), of_sides, scores)
-    return list(zip(*columns, strict=False))
+    return [*zip((*names, *_TISSUES), (*REGION_COLOURS, "", ""), of_sides, scores, strict=False)]
 
 
 def embedded_volumes(view: cases.CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
@@ -212,7 +211,7 @@ def _pictures(view: cases.CaseView) -> Iterator[tuple[str, str]]:
         caption = "Three planes through the tumour, with the outlines of its regions"
         yield picture_uri(cases.view_figure(view)), caption
     else:
-        yield picture_uri(cases.sample_figure(view)), "The four scans in one section"
+        yield picture_uri(cases.sample_figure(view)), "The scans in one section"
     if view.prediction is not None and view.uncertainty is not None:
         caption = "Outlines of the prediction, and its uncertainty in colours"
         yield picture_uri(cases.uncertainty_figure(view)), caption

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, run_locked
 from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
 from brats_seg.training.state import SavedState, read_state
-from brats_seg.voxels.box import Box, Triple, bounding_box
+from brats_seg.voxels.box import Box, bounding_box, triple
 
 RUN_PAGE = "report.html"
 """Page of a run, in its folder."""
@@ -67,8 +67,7 @@ def write_run_page(
     history = charts.read_history(run)
     config = load_config(text=read_yaml(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
-    path = run / BEST_NAME
-    best = read_state(path) if path.exists() else None
+    best = read_state(run / BEST_NAME) if (run / BEST_NAME).exists() else None
     best_epoch = best.progress.epoch if best else None
     shown = history[history["epoch"].isin([best_epoch, history["epoch"].iloc[-1]])]
     scores: list[HeldOutScore] = []
@@ -131,10 +130,8 @@ def placed_prediction(
     if whole is None or cut is None:
         return None
     prediction = stored.regions(held_out.trained.card.fitted.decoding)
-    x, y, z = (a - b for a, b in zip(whole.start, cut.start, strict=True))
-    box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
-    shape = cast("Triple", reference.shape[1:])
-    placed = np.stack([box.placed(region, shape) for region in prediction])
+    box = Box.at(whole.seen_from(cut.start).start, triple(prediction.shape[1:]))
+    placed = np.stack([box.placed(region, triple(reference.shape[1:])) for region in prediction])
     images = {name: sample.image[MODALITIES.index(name)].float().numpy() for name in SHOWN}
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
 
