@@ -116,7 +116,7 @@ def print_remarks(evaluation: "Evaluation", predictions: Path) -> None:
         print(remark)
     for case_ids, reason in (
         (evaluation.missing, "no prediction, given the worst scores (--only-predicted omits them)"),
-        (evaluation.left_out, "not predicted, left out"),
+        (evaluation.left_out, "no prediction to score or compare, left out"),
         (evaluation.without_reference, "no reference, not scored"),
         (evaluation.in_training, "the model was trained on them: their scores are too good"),
     ):
