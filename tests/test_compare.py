@@ -33,8 +33,7 @@ def test_pairs_are_tested_worked_out_by_hand(rng: np.random.Generator) -> None:
     second = table((0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.5), (1.0,) * 6 + (3.0,))
     found = compare_scores(("a", "b"), (first, second), rng)
     # whatever the order of the rows
-    again = compare_scores(("a", "b"), (first, second[::-1]), np.random.default_rng(0))
-    assert again == found
+    assert compare_scores(("a", "b"), (first, second[::-1]), np.random.default_rng(0)) == found
     dice, hd95 = found.tests
     assert found.n_cases == 7
     assert (dice.region, dice.column, hd95.column) == ("wt", "dice", "hd95")
@@ -71,10 +70,13 @@ def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:
     """Dice ranks 1 2 3 and 2.5 1 2.5; HD95 is 2 for all."""
     ranking = rank_sets("abc", [table((0.9, 0.5)), table((0.8, 0.6)), table((0.7, 0.5))], rng)
     assert [standing.name for standing in ranking] == ["b", "a", "c"]
-    assert [standing.mean_rank for standing in ranking] == pytest.approx(
-        [(2 + 1 + 2 + 2) / 4, (1 + 2.5 + 2 + 2) / 4, (3 + 2.5 + 2 + 2) / 4]
-    )
+    assert [4 * one.mean_rank for one in ranking] == [2 + 1 + 4, 1 + 2.5 + 4, 3 + 2.5 + 4]
     assert ranking[-1].p_value is None
+    # ranks of 3, 5, 5 and 5 in each case, and of 6, 4, 4 and 4: the order given is kept
+    columns = ["lesionwise_dice", "lesionwise_nsd", "small_f1"]
+    wins = pd.DataFrame(np.vstack([np.ones(3), np.eye(3)]), columns=columns)
+    tied = [table([0.5] * 4).join(one) for one in (wins, 1 - wins)]
+    assert [one.name for one in rank_sets("ab", tied, rng)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -122,14 +124,11 @@ def test_sets_of_2025_are_ranked_by_dice_and_nsd(rng: np.random.Generator) -> No
     metastases = rank_sets("ab", sizes, rng)
     assert [standing.mean_rank for standing in found.ranking] == [(1 + 1.5 + 1 + 1) / 4, 1.875]
     dice, _, _, distance = found.tests
-    assert (dice.mean_first, dice.mean_second) == (0.9, 0.35)
+    assert (dice.mean_first, dice.mean_second, distance.mean_first) == (0.9, 0.35, np.inf)
     assert (dice.n_first_better, dice.n_second_better) == (2, 0)
-    found = distance.column, distance.mean_first, distance.n_second_better
-    assert found == ("lesionwise_hd95", np.inf, 1)
-    assert [(one.name, one.mean_rank) for one in metastases] == [
-        ("b", pytest.approx(4 / 3)),
-        ("a", pytest.approx(5 / 3)),
-    ]
+    assert (distance.column, distance.n_second_better) == ("lesionwise_hd95", 1)
+    assert [one.name for one in metastases] == ["b", "a"]
+    assert [3 * one.mean_rank for one in metastases] == pytest.approx([4, 5])
 
 
 def test_a_case_that_fails_in_one_set_is_compared_in_neither(tmp_path: Path) -> None:

@@ -166,10 +166,9 @@ def rank_sets(
     """
     columns = next(ranked for ranked in _RANKED if {*ranked} <= {*sets[0]})
     ranks = stats.rankdata(_losses(_table(sets, columns), columns), axis=0)
-    mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
-    order = np.argsort(mean_ranks, kind="stable").tolist()
-    # sums of half ranks are exact: means would differ in their last bits where leads are equal
+    # sums of half ranks are exact: means of equal sets and leads would differ in their last bits
     sums = ranks.sum(axis=(2, 3))
+    order = np.argsort(sums.sum(axis=1), kind="stable").tolist()
     # the share of exchanges of two sets within cases that give as large a lead
     total = partial(np.sum, axis=-1)
     leads = [
@@ -177,7 +176,7 @@ def rank_sets(
         for ahead, behind in pairwise(order)
     ]
     return tuple(
-        Standing(name=names[index], mean_rank=float(mean_ranks[index]), p_value=p_value)
+        Standing(name=names[index], mean_rank=float(ranks[index].mean()), p_value=p_value)
         for index, p_value in zip(order, [*leads, None], strict=True)
     )
 
