@@ -388,7 +388,7 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(tmp_p
         ("six", "a.nii.gz", UsageError, "a.nii.gz is one label map, for 6 cases; give a folder"),
         ("notes.txt", "a.nii.gz", UsageError, "notes.txt is not a NIfTI file by its name"),
         ("none", "six", LayoutError, r"holds no label map; expected <case>\.nii\.gz"),
-        ("two", "six", UsageError, r"a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"),
+        ("two", "six", UsageError, r"a has two.*fold0/a\.nii\.gz and .*fold1/a.*, or name each"),
         ("six", "far", LayoutError, r"six has x1, x2, x3, x4, x5 and 1 more, .*far has x1_final"),
     ],
 )

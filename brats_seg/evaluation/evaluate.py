@@ -299,7 +299,7 @@ def label_maps_in(
         known = label_maps.setdefault(case_id, file) if path not in used else file
         # a label map that lies with its scans is the one of the case
         if known is not file and known.case is None:
-            msg = f"case {case_id} has two label maps, {known.path} and {path}; keep one"
+            msg = f"case {case_id} has two label maps, {known.path} and {path}; keep one, or name each after its own case"
             raise UsageError(msg)
     if not label_maps:
         msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
