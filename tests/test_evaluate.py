@@ -325,6 +325,7 @@ def test_a_label_map_belongs_to_the_case_of_its_name(tmp_path: Path) -> None:
         "HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz": "Brats18_TCIA01_201_1",
         "patient 7/seg.nii": "patient 7",
         "labelsTr/BRATS_001.nii.gz": "BRATS_001",
+        "BraTS-MEN-RT-0002-1/BraTS-MEN-RT-0002-1_gtv.nii.gz": "BraTS-MEN-RT-0002-1",
         "anything.nii": "anything",
     }
     for number, (name, case_id) in enumerate(names.items()):

@@ -22,7 +22,7 @@ BUDGET = {
     "cases": 2220,
     "data": 1350,
     # with the protocols of 2025
-    "evaluation": 1197,
+    "evaluation": 1198,
     "models": 760,
     "runtime": 850,
     "figures": 850,

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -210,7 +209,7 @@ def evaluate_pairs(
         prediction_labels=tuple(
             sorted({pair.conventions[1].name for pair in pairs if pair.predicted_file})
         ),
-        remarks=(*pairing.remarks, *chain.from_iterable(pair.remarks for pair in pairs)),
+        remarks=(*pairing.remarks, *(remark for pair in pairs for remark in pair.remarks)),
         left_out=pairing.left_out,
         in_training=tuple(table["case_id"][[answer == "yes" for answer in answers]].unique()),
     )
@@ -554,6 +553,9 @@ def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, P
             path = root / scan.path
             if scan.kind == layouts.LABEL:
                 yield scan.case or (root / folder.path).name, path
+            # the gross tumour volume lies with the one scan of its case
+            elif releases.release_of(target := scan.stem.removesuffix("_gtv")) == releases.MEN_RT:
+                yield target, path
             # probabilities are no label maps, in BIDS
             elif is_for_labels and not (has_scans or scan.kind or scan.stem.endswith("_probseg")):
                 yield scan.stem, path
