@@ -13,7 +13,7 @@ import pytest
 from brats_seg.errors import CaseError, EnvironmentalError, LabelError, UsageError
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.batch import check_apart, predict_folder
+from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.fuse import fuse_label_maps
 from brats_seg.labels import BRATS2017, BRATS2023, MSD, LabelConvention
 from tests.builders import make_label_map, write_nifti
@@ -57,7 +57,8 @@ def test_two_equal_label_maps_outvote_the_third(tmp_path: Path, method: str) -> 
     # a prediction would replace it
     with pytest.raises(UsageError, match="msd holds fused label maps: give another folder"):
         predict_folder(iter(()), [], first.parent)
-    check_apart((), sets[0])
+    with pytest.raises(UsageError, match="a holds NIfTI files that are no results: give another"):
+        predict_folder(iter(()), [], sets[0])
 
 
 def test_two_processes_do_not_fuse_into_one_folder(tmp_path, monkeypatch):
@@ -119,7 +120,7 @@ def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path
         ([first], out, "there is one input; expected two"),
         (both, second, "b holds inputs; expected another --output"),
         (both, predicted, "predicted holds predictions; expected another --output"),
-        ([first, second / "x"], out, "the inputs are folders and files; expected either"),
+        (both, write_set(tmp_path / "c"), "c holds NIfTI files that are no results: give another"),
     )
     for inputs, to, message in refused:
         with pytest.raises(UsageError, match=message):

@@ -247,13 +247,9 @@ def find_scans(
 
 def check_apart(inputs: Sequence[Case], output: Path) -> None:
     """Raise `UsageError` if results would be written over scans, or over the table of fused label maps."""
+    scans = [case.path_of(scan) for case in inputs if not case.problems for scan in case.images]
     # realpath, because a link to itself is a problem of its case alone
-    folders = {
-        Path(os.path.realpath(case.path_of(scan))).parent
-        for case in inputs
-        if not case.problems
-        for scan in case.images
-    }
+    folders = {Path(os.path.realpath(path)).parent for path in scans}
     is_fused = any(row.keys() == {*fuse.COLUMNS} for row in recorded(output).values())
     if is_fused or output.resolve() in folders:
         msg = f"{output} holds {'fused label maps' if is_fused else 'scans'}: give another folder for the results with --output"

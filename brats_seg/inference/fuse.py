@@ -5,7 +5,6 @@ probability, are for it. A tie is outside. Regions stay nested: ET in TC in WT.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +55,8 @@ def fuse_label_maps(
 
     Raises:
         UsageError: The method is unknown, there are fewer than two inputs, one lacks a case, or the
-            output folder is one of them, or holds predictions, or another process writes to it.
+            output folder is one of them, or holds predictions or other label maps, or another
+            process writes to it.
         LayoutError: A folder holds no label map.
         CaseError: A file cannot be read, has another grid than the first of its case, or values that
             regions do not distinguish.
@@ -152,11 +152,11 @@ def _find_sets(inputs: Sequence[Path], output: Path) -> list[dict[str, LabelFile
 
 def _read(files: Mapping[str, LabelFile]) -> dict[str, _LabelMap]:
     """Check the label maps of one input; their conventions are known when all have been read."""
-    read: dict[str, partial[_LabelMap]] = {}
+    grids: dict[str, Geometry] = {}
     shown: dict[str, tuple[Triple, frozenset[int]]] = {}
     for case_id, file in files.items():
         volume = read_label_map(file.path, case_id=case_id)
-        read[case_id] = partial(_LabelMap, file, volume.geometry)
+        grids[case_id] = volume.geometry
         shown[case_id] = volume.geometry.shape, frozenset(count_labels(volume.array))
     declared = {case_id: file.convention for case_id, file in files.items()}
     conventions = releases.resolve_conventions(shown, declared)
@@ -165,4 +165,4 @@ def _read(files: Mapping[str, LabelFile]) -> dict[str, _LabelMap]:
             values, path = f"label values {unknown}", str(files[case_id].path)
             next_step = "Renumber or remove them."
             raise LabelError(case_id, path, values, f"only those of {convention}", next_step)
-    return {case_id: make(conventions[case_id]) for case_id, make in read.items()}
+    return {name: _LabelMap(file, grids[name], conventions[name]) for name, file in files.items()}

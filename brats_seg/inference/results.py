@@ -174,6 +174,10 @@ class OutputFolder:
     @contextmanager
     def opened(self) -> Iterator[Self]:
         """Lock the folder for this process, and remove temporary files before and after."""
+        if not (self.path / OUTPUT_MARKER).exists() and any(self.path.glob("[!.]*.nii*")):
+            # label maps may be called as results are
+            msg = f"{self.path} holds NIfTI files that are no results: give another folder with --output"
+            raise UsageError(msg)
         mark_as_results(self.path)
         msg = f"another process writes to {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
