@@ -27,7 +27,7 @@ BUDGET = {
     "runtime": 850,
     "figures": 850,
     "training": 2750,
-    "inference": 1900,
+    "inference": 1899,
     "quality": 900,
     "interop": 900,
     "dicom": 750,

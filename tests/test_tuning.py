@@ -75,7 +75,6 @@ FAR_SPECK = (SPECK[0], (1 - 2 * 1728 / (2 * 1728 + 8) + 1 / 2) / 6)
         (add_speck, N_CASES, Decoding(smallest_mm3=(50, 0, 0)), *SPECK),
         (add_far_speck, N_CASES, Decoding(smallest_mm3=(10, 0, 0)), *FAR_SPECK),
     ],
-    ids=["rim", "few cases", "speck", "far speck"],
 )
 def test_sure_gains_are_taken(tmp_path: Path, change, n_cases, expected, setting, gain) -> None:
     tuning = fit_cases(write_cases(tmp_path, change, n_cases))
@@ -93,7 +92,6 @@ def test_sure_gains_are_taken(tmp_path: Path, change, n_cases, expected, setting
         (cube(8, 11), 0.9, {(50.0, 0.0, 0.0), (0.0, 0.0, 50.0)}),
         (cube(8, 12), 0.99993, {(0.0, 0.99999, 0.0)}),
     ],
-    ids=["little", "unsure"],
 )
 def test_false_et_becomes_necrosis(tmp_path: Path, false_et, sureness, expected) -> None:
     """10 of 14 cases have false ET, the others 64 mm3 of true ET."""
@@ -156,6 +154,8 @@ def test_fitted_settings_are_stored_and_found_again(runs, tiny_prepared, monkeyp
     [warning] = caplog.messages
     assert warning.startswith("6 held-out cases cannot change a setting: ")
     assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in warning
+    of_same_cases = write_fold(runs[0].with_name("again"), tiny_prepared, CASES[::2], seed=2)
+    assert tune_runs([*runs, of_same_cases], prepared_path=tiny_prepared, device="cpu").n_cases == 6
     tuning = tune()
     assert load_model(runs, CPU).decoding == tuning.fitted.decoding
     # the fitted scores are of these cases, so that the mean is no lower than before

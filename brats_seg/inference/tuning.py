@@ -111,7 +111,8 @@ def tune_runs(
     For runs with modality dropout, the loss without some modalities is measured and stored too.
 
     Args:
-        runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
+        runs: Folders of runs that are to be averaged; each predicts the cases held out of it. Of a case
+            that several runs hold out, the last prediction is taken.
         prepared_path: Folder of the prepared cases that the runs were trained on.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         precision: `auto`, `fp32`, `fp16` or `bf16`.
@@ -132,10 +133,12 @@ def tune_runs(
             # a training would replace the weights that the settings are fitted to
             locks.enter_context(run_locked(run))
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
-        _warn_of_few(sum(len(run.data.split.validation) for run in opened))
+        _warn_of_few(len({name for run in opened for name in run.data.split.validation}))
         # cases that an earlier call predicted with the same weights are read
-        cases = [c for run in opened for c in held_out.predict_held_out(run, torch_device, track)]
-        tuning = fit_cases(cases, n_workers=available_cpus(), track=track)
+        predict = partial(held_out.predict_held_out, device=torch_device, track=track)
+        # once where several runs hold it out: four predictions of a patient are no four patients
+        cases = {case.case_id: case for run in opened for case in predict(run)}
+        tuning = fit_cases([*cases.values()], n_workers=available_cpus(), track=track)
         for run_held_out in opened:
             run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
         # read again, because the subsets are measured with the settings that are stored now
