@@ -169,7 +169,7 @@ def _clean_folder(held_out: HeldOut, device: Device) -> Path:
     parts = f"{weights.fingerprint_of([held_out.unfitted])} {held_out.data.fingerprint} {device.precision}"
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
     above = held_out.run / FOLDER_NAME
-    for folder in above.glob("*"):
+    for folder in above.glob("*/"):
         if folder.name != name:
             shutil.rmtree(folder)
     if (above / name).is_dir():
