@@ -16,7 +16,7 @@ from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.fuse import fuse_label_maps
 from brats_seg.labels import BRATS2017, BRATS2023, MSD, LabelConvention
-from tests.builders import make_label_map, write_nifti
+from tests.builders import make_label_map, touch, write_nifti
 
 CASES = ("patient_1", "patient_2")
 
@@ -113,13 +113,12 @@ def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
 
 def test_what_cannot_be_fused_is_refused_by_name_and_nothing_is_written(tmp_path: Path) -> None:
     first, second, out = write_set(tmp_path / "a"), write_set(tmp_path / "b"), tmp_path / "out"
-    both, predicted = [first, second], tmp_path / "predicted"
-    predicted.mkdir()
-    (predicted / "manifest.jsonl").touch()
+    both, predicted = [first, second], touch(tmp_path, "predicted/manifest.jsonl") / "predicted"
     refused = (
         ([first], out, "there is one input; expected two"),
         (both, second, "b holds inputs; expected another --output"),
         (both, predicted, "predicted holds predictions; expected another --output"),
+        ([first, second / "x"], out, "the inputs are folders and files; expected either"),
         (both, write_set(tmp_path / "c"), "c holds NIfTI files that are no results: give another"),
     )
     for inputs, to, message in refused:

@@ -91,14 +91,14 @@ def find_cases(
 def find_inputs(
     paths: Sequence[Path], *, convert: Callable[[Path], Iterable[tuple[object, Case]]] | None = None
 ) -> tuple[Case, ...]:
-    """Return the cases in folders and tables of paths, sorted by id.
+    """Return the cases in folders and tables of paths, each of which counts once, sorted by id.
 
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
     looked for. Errors of a case are listed in its `problems`. `convert` returns the DICOM examinations
     below a folder and their cases; without it such a folder holds no cases.
     """
     cases: list[Case] = []
-    for path in paths:
+    for path in dict.fromkeys(paths):
         if convert is not None and layouts.holds_dicom(path):
             cases += [case for _, case in convert(path)]
             continue
