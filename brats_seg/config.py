@@ -350,7 +350,7 @@ class Config(Section):
             (is_autoencoder and training.modality_dropout > 0, "training.modality_dropout=0"),
         )
         if wrong := [text for is_broken, text in rules if is_broken]:
-            msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
+            msg = f"model.name {self.model.name!r}: expected {', '.join(wrong)}"
             raise ValueError(msg)
         return self
 

@@ -41,7 +41,7 @@ from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.presets import trusting
 from brats_seg.progress import Track, untracked
 from brats_seg.training.ranks import check_one_process
-from brats_seg.training.state import check_start
+from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.trainer import Outcome, train_fold
 
 LEGACY = protocol_named("legacy")
@@ -139,7 +139,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         chosen = sorted(set(prepared.folds.folds if folds is None else folds))
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
         for path in paths:
-            check_start(config.start, path, begins=False)
+            RunFolder(path=path).check(data, config)
         train = partial(train_fold, data, config=config, prepared_path=folder, track=track)
         trainings = tuple(_train(train, zip(chosen, paths, strict=True), max_hours))
         if not trainings[-1].finished:

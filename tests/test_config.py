@@ -132,7 +132,7 @@ ASSIGNMENTS = (
     ("training.n_epochs=[", r"--set training\.n_epochs=\[ is not YAML"),
 )
 OF_AUTOENCODERS = (
-    ("validation.watch=val_dice", r"'autoencoder', expected validation\.watch=val_loss"),
+    ("validation.watch=val_dice", r"model.name 'autoencoder': expected validation\.watch=val_loss"),
     ("loss.batch_dice=true", r"expected loss\.batch_dice=false"),
     ("training.modality_dropout=0.5", r"expected training\.modality_dropout=0"),
     ("training.micro_batch=2", r"expected training\.micro_batch=1 with patch\.size=whole"),

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -10,7 +11,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.index import index_cases
 from brats_seg.cli.train import tune
 from brats_seg.config import load_config
-from brats_seg.errors import UsageError
+from brats_seg.errors import ResumeError, UsageError
 from brats_seg.evaluation.evaluate import evaluate_pairs, find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.batch import BatchOutcome, finish_batch
@@ -98,13 +99,16 @@ def test_a_damaged_model_is_replaced(held_out: list[HeldOut], tmp_path: Path, na
     assert (tmp_path / "other" / "mine.txt").exists()
 
 
-def test_no_fold_is_trained_where_one_is_refused(tiny_scans, tiny_prepared, tmp_path, monkeypatch):
+def test_no_fold_is_trained_where_one_is_refused(tiny_scans, tiny_run, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="no fold is chosen"):
         crossval.cross_validate(tmp_path, folds=(), output=tmp_path / "out")
+    copytree(tiny_run, tmp_path / "fold1")
     values = {"folds.n_folds": 2, "start.path": str(tmp_path / "fold1")}
-    options = {"runs": tmp_path, "prepared_path": tiny_prepared, "output": tmp_path / "out"}
+    options = {"runs": tmp_path, "output": tmp_path / "out"}
     with pytest.raises(UsageError, match="cannot start from itself"):
         crossval.cross_validate(tiny_scans, config=load_config(values=values), **options)
+    with pytest.raises(ResumeError, match="fold1 was begun with other settings"):
+        crossval.cross_validate(tiny_scans, config=load_config(preset="demo"), **options)
     assert not (tmp_path / "fold0").exists(), "no fold is trained before that is noticed"
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="crossval is one process: `train` each fold"):

@@ -9,8 +9,9 @@ from brats_seg import export_model, load_model, open_fold
 from brats_seg.cases.index import index_cases, read_index, write_index
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import find_pairs
+from brats_seg.training.state import read_state
 from tests.inference_builders import CPU
-from tests.training_builders import tiny_settings, train
+from tests.training_builders import StopAtCheck, tiny_settings, train
 
 HEADINGS = {"T1": "t1", "T1 post": "t1ce", "t2w": "t2", "FLAIR": "flair", "Segmentation": "seg"}
 
@@ -46,12 +47,17 @@ def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path) -> 
 def test_patients_of_a_table_are_known_to_the_network(brats_root: Path, tmp_path: Path) -> None:
     """Their next scan may have any id."""
     table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path))
-    data = open_fold(table, fold=0, config=tiny_settings("folds.n_folds=2"))
+    two_folds = tiny_settings("folds.n_folds=2")
+    data = open_fold(table, fold=0, config=two_folds)
     train(data, tmp_path / "run", tiny_settings("training.n_epochs=1"))
     export_model([tmp_path / "run"], tmp_path / "model", case_ids=True)
     for path in (tmp_path / "run", tmp_path / "model"):
         model = load_model([path], CPU)
         assert sorted(model.seen("new", f"p{n}") for n in range(3)) == ["no", "no", "yes"]
+    rows = [{**row, "case_id": f"new{n}"} for n, row in enumerate(rows_of(brats_root, tmp_path))]
+    data = open_fold(write_rows(tmp_path / "others.csv", rows), fold=1, config=two_folds)
+    train(data, tmp_path / "child", tiny_settings(f"start.path={tmp_path / 'run'}"), StopAtCheck(0))
+    assert read_state(tmp_path / "child" / "last.pt").started_from.seen == data.split.validation
 
 
 def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> None:

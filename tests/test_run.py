@@ -85,10 +85,9 @@ def test_the_page_says_how_many_epochs_are_done(run_copy, settings, has_best, ep
 def test_held_out_cases_that_the_first_weights_learnt_are_named(run_copy: Path) -> None:
     held_out = read_split(run_copy / "split.csv").validation[0]
     best = read_checkpoint(run_copy / "best.pt")
-    before = {"path": "old", "fingerprint": "a", "learnt_from": (held_out,)}
-    write_checkpoint(
-        {**best, "card": best["card"].model_dump(), "started_from": before}, run_copy / "best.pt"
-    )
+    before = {"path": "old", "fingerprint": "a", "seen": (held_out,)}
+    best |= {"card": best["card"].model_dump(), "started_from": before}
+    write_checkpoint(best, run_copy / "best.pt")
     (page,) = write_report([run_copy]).results
     assert f"<dd>{held_out}: the weights that the run started from" in page.read_text()
 

@@ -1,9 +1,9 @@
 """Test the folder of a run: what is read is what was written, and a failed write leaves the old file."""
 
 import logging
-import re
 from dataclasses import replace
 from pathlib import Path
+from shutil import copy
 
 import pytest
 import torch
@@ -81,8 +81,7 @@ def test_a_kill_in_any_forward_pass_changes_no_bit(data, tmp_path, undisturbed, 
     dying.state.network.register_forward_pre_hook(Death(n))
     with pytest.raises(DiedError):
         dying.run(track=untracked)
-    outcome = trainer_of(data, tmp_path, batch_dice).run(track=untracked)
-    assert outcome.finished
+    assert trainer_of(data, tmp_path, batch_dice).run(track=untracked).finished
     check_same_runs(tmp_path, undisturbed[batch_dice])
 
 
@@ -93,7 +92,6 @@ def test_a_limit_of_files_leaves_the_old_checkpoint(data: FoldData, tmp_path: Pa
     settings.touch()
     folder.save(state)
     before = folder.last_path.read_bytes()
-
     with limited_files(5000), pytest.raises(EnvironmentalError, match=r"last\.pt .*ulimit -f"):
         folder.save(state)
     assert folder.last_path.read_bytes() == before
@@ -153,22 +151,22 @@ def test_wrong_entries_are_refused(data, tmp_path, undisturbed, entries, message
         trainer_of(data, tmp_path, "true").run(track=untracked)
 
 
-def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Path) -> None:
+def test_other_scans_or_settings_are_refused_before_they_are_prepared(tiny_run, tmp_path: Path):
     """The demo and the scans of a reader both go to runs/fold0 unless a run is named."""
-    run = RunFolder(path=tmp_path / "run")
+    run, config = RunFolder(path=tmp_path / "run"), tiny_settings("training.n_epochs=1")
     run.path.mkdir()
-    write_split(Split(train=("demo_1",), validation=("demo_2",)), run.path / "split.csv")
     write_case(tmp_path / "scans", "BraTS2021_00000")
-    run.check_scans(tmp_path / "scans", Config())
-    run.last_path.touch()
-    with pytest.raises(ResumeError, match=r"lacks cases of .*run: demo_1, demo_2"):
-        run.check_scans(tmp_path / "scans", Config())
     # phantoms have ids that real cases have as well
-    write_split(Split(train=("BraTS2021_00000",), validation=("demo_2",)), run.path / "split.csv")
-    with pytest.raises(ResumeError, match=r"lacks cases of .*: demo_2"):
-        run.check_scans(tmp_path / "scans", Config())
+    for name, missing in (("demo_1", "demo_1, demo_2"), ("BraTS2021_00000", "demo_2")):
+        write_split(Split(train=(name,), validation=("demo_2",)), run.path / "split.csv")
+        run.check(tmp_path / "scans", config, fresh=True)
+        copy(tiny_run / "last.pt", run.last_path)
+        with pytest.raises(ResumeError, match=f"lacks cases of .*run: {missing}"):
+            run.check(tmp_path / "scans", config)
     write_case(tmp_path / "scans", "demo_2")
-    run.check_scans(tmp_path / "scans", Config())
+    run.check(tmp_path / "scans", config)
+    with pytest.raises(ResumeError, match=r"other settings:\n  store.spacing_mm: None -> \(2.0"):
+        run.check(tmp_path / "scans", tiny_settings("store.spacing_mm=[2,2,2]"))
 
 
 def test_a_folder_that_has_vanished_is_not_made_anew(tmp_path: Path, data: FoldData) -> None:
@@ -209,10 +207,8 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(data, tiny_run, tmp_pa
     assert saved.started_from.path == str(tiny_run)
     assert saved.started_from.learnt_from == data.split.train
     assert str(tiny_run) in (tmp_path / "run" / "config.yaml").read_text()
-    loaded = (
-        r"model.name 'unet', model.widths 4,8\): 14 of 14 layers loaded, learning rate times 0.3"
-    )
-    assert re.search(loaded, caplog.text)
+    loaded = "model.name 'unet', model.widths 4,8): 14 of 14 layers loaded, learning rate times 0.3"
+    assert loaded in caplog.text
     assert rate_of(tmp_path / "run") == pytest.approx(0.3 * config.optimizer.lr)
     assert "held out here" not in caplog.text
 
@@ -242,9 +238,8 @@ def test_a_run_starts_from_the_shipped_network(data, tiny_run, tmp_path, monkeyp
     entries = read_checkpoint(tmp_path / "run" / "last.pt")
     assert same(entries["model"], weights(tiny_run / "best.pt"))
     assert entries["started_from"]["path"].startswith("brats_seg ")
-    lines = [line for line in caplog.text.splitlines() if "network that brats_seg carries" in line]
-    assert len(lines) == 1
-    assert "--start-from none" in lines[0]
+    (line,) = (line for line in caplog.text.splitlines() if "that brats_seg carries" in line)
+    assert "--start-from none" in line
     assert "held out here" not in caplog.text
     # another split, whose held-out cases it has learnt from
     ids = data.split.train

@@ -229,11 +229,10 @@ def test_the_micro_batch_changes_nothing(data: FoldData, tmp_path: Path, batch_d
 def test_other_settings_cases_and_networks_are_refused(data: FoldData, tmp_path: Path) -> None:
     run_path, cosine = tmp_path / "run", ("schedule.name=cosine", "start.path=none")
     train(data, run_path, settings(*cosine), StopAtCheck(2))
-    with pytest.raises(ResumeError, match=r"optimizer\.lr: 0\.01 -> 0\.02\n.*--fresh"):
-        train(data, run_path, settings(*cosine, "optimizer.lr=0.02"))
     # this schedule looks ahead
-    with pytest.raises(ResumeError, match=r"training\.n_epochs: 2 -> 3"):
-        train(data, run_path, settings(*cosine, "training.n_epochs=3"))
+    for key, change in (("optimizer.lr", "0.01 -> 0.02"), ("training.n_epochs", "2 -> 3")):
+        with pytest.raises(ResumeError, match=f"{key}: {change}\n.*--fresh"):
+            train(data, run_path, settings(*cosine, f"{key}={change.split()[-1]}"))
     with pytest.raises(ResumeError, match="trained on other cases"):
         train(replace(data, fingerprint="other"), run_path, settings(*cosine))
     with pytest.raises(ResumeError, match="another network"):
@@ -308,8 +307,7 @@ def test_best_weights_that_were_lost_are_replaced(data, tmp_path, caplog) -> Non
 def test_a_run_does_not_end_before_its_first_validation(data: FoldData, tmp_path: Path) -> None:
     seldom = ("training.n_epochs=4", "validation.every=4")
     train(data, tmp_path, settings(*seldom), StopAtCheck(14))
-    lacking = r"1 of 1 epochs and lacks best\.pt: .* more --epochs if sched"
-    with pytest.raises(ResumeError, match=lacking):
+    with pytest.raises(ResumeError, match=r"1 of 1 epochs and lacks best\.pt: .* more --epochs if"):
         train(data, tmp_path, settings("training.n_epochs=1", "validation.every=4"))
     assert "n_epochs: 4" in (tmp_path / "config.yaml").read_text()
     assert train(data, tmp_path, settings(*seldom)).finished
@@ -351,9 +349,8 @@ def test_fresh_sets_the_earlier_run_aside_and_locks_both(data, tmp_path, monkeyp
         trainer.run(fresh=True, track=untracked)
     assert refused == {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
     check_same_runs(tmp_path / "run", tmp_path / "run.1")
-    for name in ("run", "run.1"):
-        with run_locked(tmp_path / name):
-            pass
+    with run_locked(tmp_path / "run"), run_locked(tmp_path / "run.1"):
+        pass
 
 
 def test_a_lost_history_is_written_when_a_run_opens(data: FoldData, copied: Path) -> None:

@@ -7,8 +7,8 @@ folder for each case. They are updated only where scans or settings have changed
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -60,15 +60,15 @@ class TrainingCases(Section):
 
     def seen(self, *ids: str) -> Seen:
         """Return whether one of the cases is of the patient with these ids."""
-        if self.seen_among(ids):
+        if self.seen_among([ids]):
             return "yes"
         return "no" if self.is_complete else "unknown"
 
-    def seen_among(self, ids: Iterable[str]) -> list[str]:
-        """Return those of some cases whose patients are among these."""
+    def seen_among(self, cases: Iterable[Sequence[str]]) -> list[str]:
+        """Return the first id of each of some cases that has an id of a patient among these."""
         # the tables of the releases disagree about upper and lower case
         patients = {parse_case_id(name)[1].lower() for name in self.ids}
-        return [name for name in ids if parse_case_id(name)[1].lower() in patients]
+        return [c[0] for c in cases if any(parse_case_id(n)[1].lower() in patients for n in c)]
 
 
 NO_RECORD = TrainingCases()
@@ -104,8 +104,8 @@ class FoldData:
     """Spacing that the cases were prepared at."""
     folds_path: Path | None = None
     """File of the fold table; None for a split that was stored with a run."""
-    patients: tuple[str, ...] = ()
-    """Patients of the training cases that their ids do not show, as in a table of paths."""
+    patient_of: Mapping[str, str] = field(default_factory=dict)
+    """Patients of the cases whose ids do not show them, as in a table of paths, by the id of the case."""
 
 
 def open_fold(
@@ -158,9 +158,9 @@ def open_fold(
         msg = f"no case of the fold is left to {'validate' if train else 'train'} on"
         raise FoldError(msg)
     opened = open_split(folder, Split(train=train, validation=validation))
-    patient_of = {case.case_id: case.patient_id for case in prepared.index.cases}
-    patients = sorted({patient_of[c] for c in train} - {parse_case_id(c)[1] for c in train})
-    return replace(opened, folds_path=prepared.folds_path, patients=tuple(patients))
+    patients = ((case.case_id, case.patient_id) for case in prepared.index.cases)
+    hidden = {name: patient for name, patient in patients if patient != parse_case_id(name)[1]}
+    return replace(opened, folds_path=prepared.folds_path, patient_of=hidden)
 
 
 def prepare_data(

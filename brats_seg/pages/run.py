@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import LONGEST_YAML, Config, differing_settings, load_config, read_yaml
-from brats_seg.data.fold import TrainingCases
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import some_of
 from brats_seg.evaluation.metrics import count_regions, dice
@@ -204,7 +203,7 @@ def _facts(
     yield html.Fact("Label conventions", ", ".join(best.card.identity.conventions))
     if best.started_from is not None:
         yield html.Fact("Started from", best.started_from.path, is_code=True)
-        if seen := TrainingCases(ids=best.started_from.learnt_from).seen_among(split.validation):
+        if seen := best.started_from.seen:
             text = f"{some_of(seen)}: the weights that the run started from were trained on them"
             yield html.Fact("Scores too good", text)
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, read_split, write_split
@@ -24,7 +25,7 @@ from brats_seg.files import explained_writing, remove_leftovers, whole_file, wri
 from brats_seg.runtime import weights
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
-from brats_seg.training.state import RunState, check_start, environment_of, start_from
+from brats_seg.training.state import RunState, check_start, environment_of, read_state, start_from
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +67,14 @@ class RunFolder:
         """Whether there is a state to resume from."""
         return self.last_path.is_file()
 
-    def check_scans(self, data: Path, config: Config) -> None:
-        """Check that scans can be those of the run by their names, before they are prepared."""
-        path = self.path / SPLIT_NAME
-        if not (self.is_begun and path.exists()):
+    def check(self, data: Path, config: Config, *, fresh: bool = False) -> None:
+        """Check settings, and scans by their names, of a run that begins or goes on, before they are prepared."""
+        begins = fresh or not self.is_begun
+        check_start(config.start, self.path, begins=begins)
+        if begins or not (self.path / SPLIT_NAME).exists():
             return
-        split = read_split(path)
+        self._changes(read_state(self.last_path).card.config, config)
+        split = read_split(self.path / SPLIT_NAME)
         offered = find_cases(data, label_files=config.cases.label_files).cases
         if missing := {*split.train, *split.validation} - {case.case_id for case in offered}:
             msg = f"{data} lacks cases of {self.path}: {some_of(sorted(missing))}. {_NEXT_STEPS}"
@@ -150,7 +153,12 @@ class RunFolder:
         """Set a state to the latest one of the run, if it is one of the same settings and cases."""
         # onto the host: Adam reads its number of steps, of every parameter, in every step
         entries = weights.read_checkpoint(self.last_path)
-        self._check_unchanged(entries["card"], state.plan)
+        begun: weights.ModelCard = entries["card"]
+        for key, (old, new) in self._changes(begun.config, state.plan.config).items():
+            log.info("%s changes from %r to %r", key, old, new)
+        if begun.identity.fingerprint != state.plan.data.fingerprint:
+            msg = f"{self.path} was trained on other cases. {_NEXT_STEPS}"
+            raise ResumeError(msg)
         state.load_state_dict(entries)
         training, progress = state.plan.config.training, state.progress
         state.set_epochs(progress.n_epochs if training.hours else training.n_epochs)
@@ -163,9 +171,8 @@ class RunFolder:
             msg = f"{self.path} has had {progress.epoch} of {progress.n_epochs} epochs and lacks best.pt: use --fresh, or more --epochs if schedule.name is plateau or constant, without --hours"
             raise ResumeError(msg)
 
-    def _check_unchanged(self, begun: weights.ModelCard, plan: RunPlan) -> None:
-        """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
-        before, now = begun.config, plan.config
+    def _changes(self, before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
+        """Return the settings that change; raise `ResumeError` if one of them may not."""
         free = FREE_SETTINGS
         if before.training.hours and now.training.hours:
             # only a limit, once the number of epochs is fitted to it
@@ -181,11 +188,7 @@ class RunFolder:
             head = f"{self.path} was begun with other settings:"
             keeps = "Without --preset and --config the run keeps its own settings."
             raise ResumeError("\n".join([head, *refused, f"{keeps} {_NEXT_STEPS}"]))
-        for key, (old, new) in changes.items():
-            log.info("%s changes from %r to %r", key, old, new)
-        if begun.identity.fingerprint != plan.data.fingerprint:
-            msg = f"{self.path} was trained on other cases. {_NEXT_STEPS}"
-            raise ResumeError(msg)
+        return changes
 
     def _write_facts(self, plan: RunPlan) -> None:
         """Write the settings, the cases and the environment."""

@@ -9,7 +9,7 @@ import platform
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -64,6 +64,8 @@ class StartedFrom:
     """Cases that these weights were trained on, and those that they started from, where it is known."""
     is_complete: bool = False
     """Whether all of them are known."""
+    seen: tuple[str, ...] = ()
+    """Held-out cases of the run whose patients are among them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -143,13 +145,13 @@ class RunState:
 
     def best_entries(self, validation: RunningSums) -> dict[str, Any]:
         """Return the entries of a checkpoint for prediction, with the sums of its validation."""
-        progress = {**asdict(self.progress), "sums": asdict(validation)}
+        progress = replace(self.progress, sums=validation)
         return {**self._entries(progress), "model": self.network.state_dict()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the entries of the checkpoint from which the run is resumed."""
         return {
-            **self._entries(asdict(self.progress)),
+            **self._entries(self.progress),
             "mode": str(self.fallback.mode),
             **{name: part.state_dict() for name, part in self._parts().items()},
         }
@@ -175,15 +177,16 @@ class RunState:
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
 
-    def _entries(self, progress: dict[str, Any]) -> dict[str, Any]:
-        start = self.started_from
+    def _entries(self, progress: Progress) -> dict[str, Any]:
+        data = self.plan.data
+        hidden = {data.patient_of[name] for name in data.split.train if name in data.patient_of}
         return {
             "schema_version": weights.SCHEMA_VERSION,
             "card": self.card.model_dump(),
             "environment": environment_of(self.accumulator.device),
-            "started_from": None if start is None else asdict(start),
-            "patients": self.plan.data.patients,
-            "progress": progress,
+            "started_from": self.started_from and asdict(self.started_from),
+            "patients": tuple(sorted(hidden)),
+            "progress": asdict(progress),
         }
 
     def _parts(self) -> dict[str, Any]:
@@ -356,13 +359,20 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     log.info(text, name, len(_by_layer(loaded)), n_layers, config.lr_factor)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
-    _log_differences(source, name if is_shipped else path, data, is_shipped=is_shipped)
-    return StartedFrom(
+    spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
+    if spacings_mm[0] != spacings_mm[1] and not is_shipped:
+        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
+        log.warning(text, path, *map(spacing_text, spacings_mm))
+    held_out = ((case, data.patient_of.get(case, case)) for case in data.split.validation)
+    started = StartedFrom(
         path=f"brats_seg {version('brats_seg')}" if is_shipped else str(path),
         fingerprint=weights.fingerprint_of([source]),
         learnt_from=source.cases.ids,
         is_complete=source.cases.is_complete,
+        seen=tuple(source.cases.seen_among(held_out)),
     )
+    _log_training_cases(started, name if is_shipped else str(path), len(data.split.validation))
+    return started
 
 
 def match_weights(
@@ -407,17 +417,11 @@ def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     return layers
 
 
-def _log_differences(
-    source: weights.TrainedModel, name: str | Path, data: FoldData, *, is_shipped: bool
-) -> None:
+def _log_training_cases(started: StartedFrom, name: str, n_held_out: int) -> None:
     """Log what the weights learnt from, where it may matter to this run."""
-    spacings_mm = source.card.identity.spacing_mm, data.spacing_mm
-    if spacings_mm[0] != spacings_mm[1] and not is_shipped:
-        text = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-        log.warning(text, name, *map(spacing_text, spacings_mm))
-    if not source.cases.is_complete:
+    if not started.is_complete:
         text = "%s does not name its training cases; if some are held out here, scores will be too good"
         log.info(text, name)
-    if seen := source.cases.seen_among(data.split.validation):
+    if seen := started.seen:
         text = "%s learnt from %d of %d cases that are held out here: %s. Scores will be too good"
-        log.warning(text, name, len(seen), len(data.split.validation), some_of(seen))
+        log.warning(text, name, len(seen), n_held_out, some_of(seen))

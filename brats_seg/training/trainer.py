@@ -35,7 +35,7 @@ from brats_seg.training.accumulation import make_step
 from brats_seg.training.losses import Criterion, RunningSums, foreground_mask, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.state import check_start, new_state
+from brats_seg.training.state import new_state
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 from brats_seg.voxels.box import shape_text, triple
 
@@ -90,14 +90,11 @@ def train_fold(  # noqa: PLR0913 - the options of a run
     """
     stop = StopRequest(max_hours)
     folder = RunFolder(path=run_path or Path(f"runs/fold{fold}"))
-    begins = fresh or not folder.is_begun
-    check_start(config.start, folder.path, begins=begins)
+    folder.check(data, config, fresh=fresh)
     with joined_ranks(config.training.device) as ranks:
         track = track if ranks.is_first else untracked
         _check_machine(config, folder.path)
         with ranks.first_alone():
-            if not begins:
-                folder.check_scans(data, config)
             fold_data = open_fold(
                 data, fold=fold, config=config, prepared_path=prepared_path, track=track
             )
@@ -200,9 +197,8 @@ class Trainer:
     def _run(self, track: Track) -> Outcome:
         config, progress, stop = self.plan.config, self.state.progress, self._stop
         if config.validation.every == "auto" and not progress.is_finished:
-            every = self.plan.validate_every
-            is_often = progress.n_epochs is None or every < progress.n_epochs
-            text = f"every {counted(every, 'epoch')} and " if is_often else ""
+            is_often = progress.n_epochs is None or self.plan.validate_every < progress.n_epochs
+            text = f"every {counted(self.plan.validate_every, 'epoch')} and " if is_often else ""
             log.info("whole cases are validated %safter the last epoch", text)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, stop=stop)
@@ -307,9 +303,7 @@ class Trainer:
     def _end_epoch(self, validation: RunningSums | None, patch_loss: float | None) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
         hours, watch = self.plan.config.training.hours, self.plan.config.validation.watch
-        row = self._row(validation)
-        if patch_loss is not None:
-            row["patch_loss"] = patch_loss
+        row = self._row(validation, patch_loss)
         clock.end_epoch()
         if hours is not None and progress.n_epochs is None:
             state.set_epochs(min(self.ranks.gather(clock.epochs_in(hours))))
@@ -327,7 +321,7 @@ class Trainer:
         self._save()
         self._record(row)
 
-    def _row(self, validation: RunningSums | None) -> dict[str, float]:
+    def _row(self, validation: RunningSums | None, patch_loss: float | None) -> dict[str, float]:
         """Return the row of the history for the epoch that ends."""
         progress, scores = self.state.progress, self.plan.task.scores
         return {
@@ -338,6 +332,7 @@ class Trainer:
             "peak_memory_mb": memory.peak_memory_mb(self.plan.device.torch_device),
             **history.phase_columns("train", scores(progress.sums)),
             **({} if validation is None else history.phase_columns("val", scores(validation))),
+            **({} if patch_loss is None else {"patch_loss": patch_loss}),
         }
 
     def _keep_if_best(self, value: float, validation: RunningSums) -> None:
