@@ -76,8 +76,7 @@ def test_two_processes_do_not_fuse_into_one_folder(tmp_path, monkeypatch):
 
     fuse_label_maps(first, tmp_path / "out", track=track)
     fuse_label_maps(second, tmp_path / "out")
-    table = pd.read_csv(tmp_path / "out" / "volumes.csv")
-    assert table["case_id"].tolist() == list(CASES)
+    assert pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"].tolist() == list(CASES)
     assert not [*(tmp_path / "out").glob(".123*")]
 
 

@@ -50,8 +50,7 @@ def test_commands_are_listed_in_groups_and_the_version_is_printed() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     places = [shown.index(f"─ {group} ─") for group in ("Data", "Train", "Use", "Look")]
     assert places == sorted(places)
-    shown = CliRunner().invoke(app, ["--version"]).output
-    assert shown == f"brats-seg {brats_seg.__version__}\n"
+    assert CliRunner().invoke(app, ["--version"]).output == f"brats-seg {brats_seg.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,8 @@ def test_a_run_starts_from_the_shipped_network(data, tiny_run, tmp_path, monkeyp
     entries = read_checkpoint(tmp_path / "run" / "last.pt")
     assert same(entries["model"], weights(tiny_run / "best.pt"))
     assert entries["started_from"]["path"].startswith("brats_seg ")
-    (line,) = (line for line in caplog.text.splitlines() if "that brats_seg carries" in line)
-    assert "--start-from none" in line
+    (said,) = (x for x in caplog.text.splitlines() if "network that brats_seg carries" in x)
+    assert "--start-from none" in said
     assert "held out here" not in caplog.text
     # another split, whose held-out cases it has learnt from
     ids = data.split.train
