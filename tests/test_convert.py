@@ -91,25 +91,18 @@ def test_what_an_interrupted_batch_has_converted_is_not_taken_for_scans(tmp_path
     assert [case.usable for case in first] == [True, False]
 
 
-def test_an_examination_that_cannot_be_used_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_examinations_that_cannot_be_used_stop_no_others_and_name_no_patient(
+    tmp_path: Path,
+) -> None:
     write_examination(tmp_path / "dicom/good", study="1")
-    header = {"study": "2", "Modality": "CT", "SeriesDescription": "Head"}
-    write_series(tmp_path / "dicom/ct", make_volumes()[0], oriented_affine("LPS"), **header)
-    done = convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
-    (_, bad), (_, good) = done
-    assert good.usable
-    assert "found no series for t1n, t1c, t2w, t2f; not used: series 1" in bad.problems[0]
-    assert "CT, not MR" in bad.problems[0]
-
-
-def test_a_message_does_not_name_the_folder_of_a_patient(tmp_path: Path) -> None:
-    write_examination(tmp_path / "dicom/DOE_JOHN", edge_mm=2)
-    header = {"study": "2", "Modality": "CT"}
-    folder = tmp_path / "dicom/HOSPITAL-4711"
-    write_series(folder, make_volumes()[0], oriented_affine("LPS"), **header)
+    write_examination(tmp_path / "dicom/DOE_JOHN", study="3", edge_mm=2)
+    folder, affine = tmp_path / "dicom/HOSPITAL-4711", oriented_affine("LPS")
+    write_series(folder, make_volumes()[0], affine, study="2", Modality="CT")
     done = convert.convert_studies(tmp_path / "dicom", tmp_path / "scans", ScanOptions())
     problems = [problem for _, case in done for problem in case.problems]
-    assert len(problems) == 2
+    assert [case.usable for _, case in done] == [True, False, False]
+    assert "found no series for t1n, t1c, t2w, t2f; not used: series 1" in "".join(problems)
+    assert "CT, not MR" in "".join(problems)
     assert not any(word in problem for word in PATIENT for problem in problems)
 
 
@@ -132,8 +125,7 @@ def test_a_converter_that_fails_is_reported(tmp_path, monkeypatch):
     (problem,) = only_case(tmp_path).problems
     assert "found exit 3 of dcm2niix and 0 volumes; expected one" in problem
     assert "DOE" not in problem
-    killed = "#!/bin/sh\nfor last; do :; done\ntouch $last/../scan.nii\nkill -9 $$\n"
-    program.write_text(killed)
+    program.write_text("#!/bin/sh\nfor last; do :; done\ntouch $last/../scan.nii\nkill -9 $$\n")
     assert "exit -9 of dcm2niix and 1 volume" in only_case(tmp_path).problems[0]
     monkeypatch.setattr(preprocess, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentalError, match=r"pip install 'brats_seg\[dicom\]'"):

@@ -24,6 +24,7 @@ from brats_seg.cases.layouts import LONGEST_ID, files_below
 from brats_seg.errors import UsageError, counted, printable, some_of
 from brats_seg.files import check_regular, table_beside
 from brats_seg.voxels.grids import Spacing
+from brats_seg.voxels.shapes import group_by
 
 log = logging.getLogger(__name__)
 
@@ -189,13 +190,12 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
 
     `tags` are the names of the elements to read; all of them by default, without the pixels.
     """
-    import pydicom
-    from pydicom.errors import InvalidDicomError
+    import pydicom.errors
 
     check_regular(path)
     try:
         return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
-    except InvalidDicomError:
+    except pydicom.errors.InvalidDicomError:
         return None
 
 
@@ -282,11 +282,10 @@ def _name(root: Path, folder: Path, image: _Image, *, with_identifiers: bool) ->
 
 
 def _all_series(images: Sequence[_Image]) -> tuple[Series, ...]:
-    groups: dict[tuple[str, str], list[_Image]] = defaultdict(list)
-    for image in images:
-        groups[image.text("SeriesInstanceUID"), image.text("EchoTime")].append(image)
-    n_images = Counter(image.text("SeriesInstanceUID") for image in images)
-    every = [_series(group, n_images[uid]) for (uid, _), group in groups.items()]
+    uid = "SeriesInstanceUID"
+    groups = group_by(images, lambda image: [(image.text(uid), image.text("EchoTime"))])
+    n_images = Counter(image.text(uid) for image in images)
+    every = [_series(group, n_images[group[0].text(uid)]) for group in groups]
     return tuple(sorted(every, key=lambda series: (series.number, series.echo_ms or 0)))
 
 
@@ -346,11 +345,16 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
         return files, (column_mm, row_mm, 0.0), "its slices have several directions"
     if len({tuple(image.texts[name] for name in _SIZES) for image in images}) > 1:
         return files, (column_mm, row_mm, 0.0), "its slices have several sizes"
-    along = np.array([position @ normal for (*_, normal), position in planes])
-    order = np.argsort(along)
-    steps = np.diff(along[order])
+    # along rows, columns and normal
+    offsets = np.array([position - planes[0][1] for _, position in planes]) @ planes[0][0].T
+    order = np.argsort(offsets[:, 2])
+    steps = np.diff(offsets[order, 2])
     usual_mm = float(np.median(steps)) if len(steps) else 0.0
     problem = _gap(steps, usual_mm) if len(steps) else ""
+    aside_mm = float(np.ptp(offsets[:, :2], axis=0).max())
+    # dcm2niix stacks slices along their normal; directions may be rounded
+    if not problem and aside_mm > 0.5:
+        problem = f"its slices lie up to {aside_mm:.1f} mm beside each other, as with a tilted gantry"
     return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
 
 
@@ -358,8 +362,7 @@ def _gap(steps: npt.NDArray[np.float64], usual_mm: float) -> str:
     """Return what is wrong with the distances of neighbouring slices."""
     if steps.min() < _SAME_POSITION_MM:
         return "it has several images at one place, as of several times or contrasts"
-    widest = float(steps.max())
-    if widest > usual_mm * (1 + _GAP_TOLERANCE) or steps.min() < usual_mm * (1 - _GAP_TOLERANCE):
-        gaps = f"{widest:.2f} mm between two neighbours, and {usual_mm:.2f} mm between most"
+    if np.abs(steps - usual_mm).max() > _GAP_TOLERANCE * usual_mm:
+        gaps = f"{steps.max():.2f} mm between two neighbours, and {usual_mm:.2f} mm between most"
         return f"slices are missing, or not evenly spaced: {gaps}"
     return ""
