@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from brats_seg.dicom.modalities import missing_text, parse_overrides, sort_series
+from brats_seg.dicom.modalities import missing_reasons, parse_overrides, sort_series
 from brats_seg.dicom.series import Series
 from brats_seg.errors import UsageError
 
@@ -48,13 +48,16 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
         ("t2w", T2, "2"),
         ("t2f", FLAIR, "3"),
         # what is none of the four
-        ("", T1, "localizer|Ax SWI|TOF 3D|T1 post subtraction"),
+        ("", T1, "localizer|Ax SWI|TOF 3D|T1 post subtraction|T1 map"),
         ("", T2, "ep2d_diff_3scan_trace|ADC|DSC perfusion|AX STIR|AX T1"),
         ("", T2 | {"techniques": ("GR",), "echo_ms": 25.0}, "AX T2* GRE"),
         ("", {"echo_ms": 15.0, "repetition_ms": 3000.0}, "PD tse"),
         ("", {"echo_ms": 3.0, "repetition_ms": 8.0, "techniques": ("GR",)}, "AX T2"),
         ("", {}, "unknown"),
         ("", T1 | {"image_type": ("DERIVED", "SECONDARY", "MIP")}, "AX T1"),
+        ("", T1 | {"image_type": ("DERIVED", "PRIMARY", "DIXON", "FAT")}, "AX T1 POST"),
+        # fat suppression, named as FLAIR is
+        ("", T2 | {"inversion_ms": 150.0}, "t2_tirm_cor|AX T2"),
         ("", T2 | {"techniques": ("EP",)}, "AX T2"),
         ("", T1 | {"n_slices": 3}, "AX T1"),
         ("", T1 | {"kind": "CT"}, "AX T1"),
@@ -65,7 +68,7 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
             "T1 INJ|AX T1 GADO|T1 3D injecté|T1 apres injection|T1 con contraste|T1 con CIV|T1 contrastado"
             "|T1 con contrasto|T1 dopo mdc|T1 com contraste|T1 pós-contraste|T1 PÓS|t1_tra_mit_KM|T1 nach KM"
             "|t1_mpr_nKM|T1 nach Kontrastmittel|T1 n. KM|T1 sans sat INJ|T1 sin fatsat con gado|T1INJ"
-            "|T1 ohne FS nach KM|T1 iniezione|T1 inyectado|T1 without fatsat POST",
+            "|T1 ohne FS nach KM|T1 mit i.v. KM|T1 iniezione|T1 inyectado|T1 without fatsat POST",
         ),
         (
             "t1n",
@@ -124,8 +127,17 @@ def test_a_person_overrules_by_number_or_by_a_part_of_the_description() -> None:
     found = sort_series(scans, parse_overrides(["t1ce=5", "T2=Special"]))
     assert [one.modality for one in found] == ["t1n", "t1c", "t2w", "t2f"]
     assert found[1].reason == "chosen by --series t1c=5"
-    assert missing_text(found) == ""
-    assert missing_text(found, {"t1n": "7"}) == "nothing that is --series t1n=7"
+    assert [*missing_reasons(found)] == []
+    assert [*missing_reasons(found, {"t1n": "7"})] == ["nothing that is --series t1n=7"]
+    # the whole description, and the longer part, are closer
+    scans = [
+        series(text, 4 + n) for n, text in enumerate(("T1", "T1 POST", "AX T2", "AX T2 FLAIR"))
+    ]
+    for choices in ("t1n=t1|t1c=5|t2w=T2|t2f=T2 FLAIR", "t2f=7|t2w=AX|t1c=T1 POST|t1n=T1"):
+        chosen = parse_overrides(choices.split("|"))
+        found = sort_series(scans, chosen)
+        assert [one.modality for one in found] == ["t1n", "t1c", "t2w", "t2f"]
+        assert [*missing_reasons(found, chosen)] == []
 
 
 @pytest.mark.parametrize("texts", [["t4=1"], ["t1c"], ["t1c="], ["t1c=1", "t1ce=2"]])
@@ -140,8 +152,8 @@ def test_two_t1_without_contrast_agent_are_not_guessed() -> None:
     derived = replace(later, image_type=("DERIVED",))
     found = sort_series([first, later, *others])
     known = sort_series([first, later, series("T1 PRE", 6, **T1), *others])
-    assert missing_text(found) == "no series for t1n"
+    assert [*missing_reasons(found)] == ["no series for t1n"]
     assert "no contrast agent is named, and it is not the only T1 series" in found[0].reason
     assert [one.number for one in known if one.modality == "t1n"] == [6]
-    assert missing_text(sort_series([first, later, *others], {"t1n": "1"})) == ""
-    assert missing_text(sort_series([first, derived, *others])) == ""
+    assert not [*missing_reasons(sort_series([first, later, *others], {"t1n": "1"}))]
+    assert not [*missing_reasons(sort_series([first, derived, *others]))]

@@ -297,7 +297,7 @@ def test_raw_scans_are_detected(edges_mm: list[float], n_slices: int, reasons: l
         shape = (24, 24, n_slices if index == 3 else 16)
         grid = geometry(shape, np.diag([-edge_mm, -edge_mm, edge_mm, 1.0]))
         scans.append(Volume(array=make_volumes(shape)[index], geometry=grid, file="scan.nii.gz"))
-    found = preprocess.unready_reasons(scans)
+    found = [*preprocess.unready_reasons(scans)]
     assert len(found) == len(reasons)
     assert all(reason in text for reason, text in zip(reasons, found, strict=True))
 

@@ -22,7 +22,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.find import single_input
 from brats_seg.cases.nifti import Volume
 from brats_seg.dicom import preprocess
-from brats_seg.dicom.modalities import OVERRIDE, missing_text, sort_series
+from brats_seg.dicom.modalities import OVERRIDE, missing_reasons, sort_series
 from brats_seg.dicom.preprocess import ScanOptions, ScanSource
 from brats_seg.dicom.series import DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, counted, some_of
@@ -82,7 +82,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     source = preprocess.read_source(folder, key, files.values())
     if source is None:
         volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}
-        unready = preprocess.unready_reasons([*volumes.values()])
+        unready = tuple(preprocess.unready_reasons([*volumes.values()]))
         source = ScanSource(key=key, series=series, unready=unready, with_identifiers=identifiers)
         source.store(folder, files, volumes)
     if source.unready and not options.atlas:
@@ -95,7 +95,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
 
 def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
     """Raise `CaseError` if an examination cannot be converted."""
-    problem = study.problem or missing_text(study.series, options.series)
+    problem = study.problem or "; ".join(missing_reasons(study.series, options.series))
     if not problem:
         return
     unused = [f"{item}, {item.reason}" for item in study.series if not item.modality]

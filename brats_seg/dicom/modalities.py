@@ -7,7 +7,7 @@ contrast agent, nothing is guessed: a person says it with an override.
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -81,42 +81,40 @@ def _assign_plain_t1(series: Sequence[Series]) -> list[Series]:
     return [assigned.get(item, item) for item in series]
 
 
-def missing_text(series: Sequence[Series], overrides: Mapping[str, str] = {}) -> str:
-    """Return what is missing of the four modalities, and why; empty if nothing is."""
+def missing_reasons(series: Sequence[Series], overrides: Mapping[str, str] = {}) -> Iterator[str]:
+    """Yield what is missing of the four modalities, and why; nothing if an examination has them all."""
     of_modality = {item.modality: item for item in series if item.modality}
-    missing = [modality for modality in MODALITIES if modality not in of_modality]
-    reasons = [f"no series for {', '.join(missing)}"] if missing else []
-    reasons += [
-        f"nothing that is --series {modality}={choice}"
-        for modality, choice in overrides.items()
-        if modality in missing or not _fits(of_modality[modality], choice)
-    ]
-    reasons += [
-        f"{modality} is {item}, which cannot be converted: {item.problem}"
-        for modality, item in of_modality.items()
-        if item.problem
-    ]
-    return "; ".join(reasons)
+    if missing := [modality for modality in MODALITIES if modality not in of_modality]:
+        yield f"no series for {', '.join(missing)}"
+    for modality, choice in overrides.items():
+        if modality in missing or not _fit(of_modality[modality], choice):
+            yield f"nothing that is --series {modality}={choice}"
+    for modality, item in of_modality.items():
+        if item.problem:
+            yield f"{modality} is {item}, which cannot be converted: {item.problem}"
 
 
-def _fits(series: Series, choice: str) -> bool:
-    """Return whether a series is the one that a user named by its number or a part of its description."""
-    is_part = not choice.isdecimal() and choice.lower() in series.description.lower()
-    return is_part or choice == str(series.number)
+def _fit(series: Series, choice: str) -> int:
+    """Return 2 for a choice that is the number or the description of a series, 1 for a part of that, else 0."""
+    name = str(series.number) if choice.isdecimal() else series.description.lower()
+    is_part = not choice.isdecimal() and choice.lower() in name
+    return 2 if choice.lower() == name else int(is_part)
 
 
 def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, ...]:
-    is_chosen = any(_fits(series, choice) for choice in overrides.values())
+    fit = max((_fit(series, choice) for choice in overrides.values()), default=0)
     is_original = "DERIVED" not in series.image_type
     # the first echo of T2 shows proton density
     echo_ms = (series.echo_ms or 0) * (1 if series.modality.startswith("t2") else -1)
     thickness_mm = max(series.spacing_mm)
-    return is_chosen, not series.problem, is_original, -thickness_mm, series.number, echo_ms
+    return fit, not series.problem, is_original, -thickness_mm, series.number, echo_ms
 
 
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
-    for modality, choice in overrides.items():
-        if _fits(series, choice):
+    # T2 is a part of T2 FLAIR
+    closest = sorted(overrides.items(), key=lambda pair: (-_fit(series, pair[1]), -len(pair[1])))
+    for modality, choice in closest[:1]:
+        if _fit(series, choice):
             reason = f"chosen by --series {modality}={choice}"
             return replace(series, modality=modality, reason=reason)
     # without accents
@@ -139,6 +137,9 @@ def _exclusion_reason(series: Series, text: str) -> str:
             return f"{name}, by its description"
     if series.is_diffusion or "EP" in series.techniques:
         return "diffusion or perfusion: it has a b value, or is echo planar"
+    # up to 230 ms, at 3 T
+    if 0 < (series.inversion_ms or 0) < 250:
+        return "fat suppression by a short inversion time"
     if series.n_slices < _FEWEST_SLICES and not series.problem:
         return f"only {counted(series.n_slices, 'slice')}"
     return ""

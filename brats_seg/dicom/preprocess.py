@@ -200,7 +200,7 @@ def _prepare_case(case: Case, folder: Path, options: ScanOptions, atlas: Atlas) 
             name: nifti.read_volume(scan.path, case_id=case_id, volume=scan.volume)
             for name, scan in scans.items()
         }
-        if not unready_reasons([*volumes.values()]):
+        if not any(unready_reasons([*volumes.values()])):
             return case
         images, stripped, to_native, steps = register(case_id, volumes, atlas)
         _draw_steps(folder / STEPS_NAME, [volumes, images, stripped])
@@ -245,24 +245,22 @@ def register(
     return images, stripped, to_native, steps
 
 
-def unready_reasons(volumes: Sequence[Volume]) -> tuple[str, ...]:
-    """Return why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
+def unready_reasons(volumes: Sequence[Volume]) -> Iterator[str]:
+    """Yield why scans are not as BraTS provides them: registered, skull-stripped, of 1 mm.
 
     `volumes` are the modalities, each on its own grid.
     """
     grids = [volume.geometry for volume in volumes]
     is_registered = all(have_one_grid(grid, grids[0]) for grid in grids)
     groups = [volumes] if is_registered else [[volume] for volume in volumes]
-    reasons = []
     if not is_registered:
-        reasons.append("the modalities are not on one grid, so that they are not registered")
+        yield "the modalities are not on one grid, so that they are not registered"
     if any(map(_has_skull, groups)):
-        reasons.append("the skull does not seem to be stripped")
+        yield "the skull does not seem to be stripped"
     spacings = [g.spacing_mm for g in grids if Resampling.needed(g.shape, g.spacing_mm, ONE_MM)]
     if spacings:
         edges = "x".join(f"{mm:.2f}" for mm in spacings[0])
-        reasons.append(f"the voxels measure {edges} mm, not 1 mm")
-    return tuple(reasons)
+        yield f"the voxels measure {edges} mm, not 1 mm"
 
 
 def _has_skull(volumes: Sequence[Volume]) -> bool:
