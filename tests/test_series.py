@@ -123,11 +123,6 @@ def without_slice(folder: Path, index: int) -> None:
     write_one(folder, axes="PIR")[index].unlink()
 
 
-def with_damaged_slice(folder: Path) -> None:
-    path = write_one(folder)[5]
-    path.write_bytes(path.read_bytes()[:300])
-
-
 def with_rows_of_three_bytes(folder: Path) -> None:
     path, rows = write_one(folder)[5], b"\x28\x00\x10\x00US"
     path.write_bytes(path.read_bytes().replace(rows + b"\2\0", rows + b"\3\0\0"))
@@ -148,7 +143,6 @@ def with_copies_and_other_files(folder: Path) -> None:
         (lambda folder: without_slice(folder, 1), GAP),
         (lambda folder: without_slice(folder, 8), GAP),
         (lambda folder: write_one(folder, aside_mm=0.04), "up to 0.6 mm beside each other"),
-        (with_damaged_slice, "slices are missing"),
         (with_rows_of_three_bytes, "slices are missing"),
         (lambda folder: write_one(folder, ImagesInAcquisition=20), "are missing: 16 of 20"),
         (lambda folder: as_one_series(folder, "LPS", "PIR", "LIP"), "several directions"),
@@ -178,15 +172,17 @@ def test_values_outside_the_standard_are_missing_and_not_quoted(tmp_path, recwar
     assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
 
 
-def test_a_compressed_file_that_is_cut_off_is_left_out(tmp_path, caplog):
-    path = write_one(tmp_path / "exam")[3]
+def test_files_that_are_cut_off_are_left_out_with_a_warning(tmp_path, caplog):
+    _, short, *_, path = write_one(tmp_path / "exam")
+    short.write_bytes(short.read_bytes()[:300])
+    (touch(tmp_path, "exam/empty.dcm") / "exam/DICOMDIR").write_bytes(short.read_bytes())
     image = pydicom.dcmread(path)
     image.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
     image.save_as(path)
     path.write_bytes(path.read_bytes()[:-100])
     (tmp_path / "exam/scan_t1.nii.gz").symlink_to("nowhere")
     assert "slices are missing" in only_series(tmp_path / "exam").problem
-    assert caplog.messages[-1].endswith(f"cut off or damaged, and left out: {path.name}")
+    assert caplog.messages[-1].endswith(f"left out: {path.name}, {short.name}, empty.dcm")
 
 
 def test_a_header_may_say_that_there_was_no_agent(tmp_path: Path) -> None:

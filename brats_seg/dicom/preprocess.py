@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -326,7 +325,7 @@ def _find_brain(case_id: str, head: Volume, folder: Path) -> tuple[Mask, str]:
     if not mask.any():
         raise CaseError(case_id, "head", "no brain (deepbet)", "a head in T1", "Look at the scan.")
     foreground = brain_mask([head.array])
-    ml = int(mask.sum()) * prod(head.geometry.spacing_mm) / MM3_PER_ML
+    ml = int(mask.sum()) * np.prod(head.geometry.spacing_mm) / MM3_PER_ML
     if foreground.sum() <= _MOST_AROUND_BRAIN * mask.sum():
         return foreground, "the skull had been stripped"
     return mask, f"brain of {ml:.0f} ml found by deepbet"

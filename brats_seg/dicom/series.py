@@ -13,7 +13,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class _Image:
             value = float(next(iter(self.texts[name]), ""))
         except ValueError:
             return None
-        return value if isfinite(value) else None
+        return value if np.isfinite(value) else None
 
 
 def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomStudy, ...]:
@@ -186,7 +185,7 @@ def read_plane(
 
 
 def read_header(path: Path, tags: list[str] | None = None) -> Any:
-    """Return the header of a DICOM file as a `pydicom.Dataset`, or None if it is not DICOM.
+    """Return the header of a DICOM file as a `pydicom.Dataset`, or None if it is not DICOM, nor called so.
 
     `tags` are the names of the elements to read; all of them by default, without the pixels.
     """
@@ -196,6 +195,8 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
     try:
         return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
     except pydicom.errors.InvalidDicomError:
+        if path.suffix.lower() in {".dcm", ".ima"}:
+            raise
         return None
 
 
@@ -222,11 +223,12 @@ def _images_below(root: Path) -> dict[tuple[str, str], list[_Image]]:
 def _read(path: Path) -> list[_Image]:
     """Return the slices in a file: none if it is not DICOM, one, or those of enhanced MR."""
     header = read_header(path, _TAGS)
-    if header is None or "SOPInstanceUID" not in header:
+    # the list of a medium, and results of the scans without the patient's name, may lie beside them
+    is_list = path.name.upper() == "DICOMDIR"
+    if header is None or is_list or header.get("Modality") in ELEMENTS["results"]:
         return []
-    # results of the scans may lie in their folder, without the patient's name
-    if header.get("Modality") in ELEMENTS["results"]:
-        return []
+    if "SOPInstanceUID" not in header:
+        raise EOFError
     # of LI^NA each name and both together
     identifiers = {
         _plain(part)
@@ -354,7 +356,7 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     aside_mm = float(np.ptp(offsets[:, :2], axis=0).max())
     # dcm2niix stacks slices along their normal; directions may be rounded
     if not problem and aside_mm > 0.5:
-        problem = f"its slices lie up to {aside_mm:.1f} mm beside each other, as with a tilted gantry"
+        problem = f"its slices lie up to {aside_mm:.1f} mm beside each other, as of a tilted gantry"
     return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
 
 
