@@ -299,7 +299,6 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
         problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
-    names = ("SeriesDescription", "ProtocolName", "SequenceName")
     agent = first.text("ContrastBolusAgent").lower()
     stated = ELEMENTS["techniques"].items()
     techniques = [name for name, (element, text) in stated if first.text(element) == text]
@@ -308,7 +307,7 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
         problem = f"slices are missing: {n_images} of {expected:.0f}"
     return Series(
         number=int(first.number("SeriesNumber") or 0),
-        description=next(filter(None, map(first.text, names)), ""),
+        description=next(filter(None, map(first.text, ELEMENTS["description"])), ""),
         kind=first.text("Modality"),
         n_slices=len(images),
         files=tuple(dict.fromkeys(map(Path.absolute, files))),
@@ -348,23 +347,25 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     if len({tuple(image.texts[name] for name in _SIZES) for image in images}) > 1:
         return files, (column_mm, row_mm, 0.0), "its slices have several sizes"
     # along rows, columns and normal
-    offsets = np.array([position - planes[0][1] for _, position in planes]) @ planes[0][0].T
-    order = np.argsort(offsets[:, 2])
-    steps = np.diff(offsets[order, 2])
-    usual_mm = float(np.median(steps)) if len(steps) else 0.0
-    problem = _gap(steps, usual_mm) if len(steps) else ""
-    aside_mm = float(np.ptp(offsets[:, :2], axis=0).max())
-    # dcm2niix stacks slices along their normal; directions may be rounded
-    if not problem and aside_mm > 0.5:
-        problem = f"its slices lie up to {aside_mm:.1f} mm beside each other, as of a tilted gantry"
+    places = np.array([position - planes[0][1] for _, position in planes]) @ planes[0][0].T
+    order = np.argsort(places[:, 2])
+    usual_mm, problem = _judge_distances(places[order]) if len(places) > 1 else (0.0, "")
     return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
 
 
-def _gap(steps: npt.NDArray[np.float64], usual_mm: float) -> str:
-    """Return what is wrong with the distances of neighbouring slices."""
+def _judge_distances(places: npt.NDArray[np.float64]) -> tuple[float, str]:
+    """Return the usual distance of neighbours among slices, by their places (n, 3), and what is wrong."""
+    steps = np.diff(places[:, 2])
+    usual_mm, problem = float(np.median(steps)), ""
+    # dcm2niix stacks slices along their normal, as far apart as the first two, or the last two
+    drift_mm = np.abs(steps[[0, -1]] * len(steps) - steps.sum())
+    off_mm = max(*np.ptp(places[:, :2], axis=0), *drift_mm)
     if steps.min() < _SAME_POSITION_MM:
-        return "it has several images at one place, as of several times or contrasts"
-    if np.abs(steps - usual_mm).max() > _GAP_TOLERANCE * usual_mm:
+        problem = "it has several images at one place, as of several times or contrasts"
+    elif np.abs(steps - usual_mm).max() > _GAP_TOLERANCE * usual_mm:
         gaps = f"{steps.max():.2f} mm between two neighbours, and {usual_mm:.2f} mm between most"
-        return f"slices are missing, or not evenly spaced: {gaps}"
-    return ""
+        problem = f"slices are missing, or not evenly spaced: {gaps}"
+    # positions that are rounded to 0.01 mm add up to 1.7 mm
+    elif off_mm > 2:
+        problem = f"slices are up to {off_mm:.1f} mm off an even stack, as of a tilted gantry"
+    return usual_mm, problem
