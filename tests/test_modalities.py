@@ -57,7 +57,7 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
         ("", T1 | {"image_type": ("DERIVED", "SECONDARY", "MIP")}, "AX T1"),
         ("", T1 | {"image_type": ("DERIVED", "PRIMARY", "DIXON", "FAT")}, "AX T1 POST"),
         # fat suppression, named as FLAIR is
-        ("", T2 | {"inversion_ms": 150.0}, "t2_tirm_cor|AX T2"),
+        ("", T2 | {"inversion_ms": 150.0}, "t2_tirm_cor|COR TIRM dark fluid"),
         ("", T2 | {"techniques": ("EP",)}, "AX T2"),
         ("", T1 | {"n_slices": 3}, "AX T1"),
         ("", T1 | {"kind": "CT"}, "AX T1"),

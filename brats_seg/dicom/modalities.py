@@ -137,9 +137,6 @@ def _exclusion_reason(series: Series, text: str) -> str:
             return f"{name}, by its description"
     if series.is_diffusion or "EP" in series.techniques:
         return "diffusion or perfusion: it has a b value, or is echo planar"
-    # up to 230 ms, at 3 T
-    if 0 < (series.inversion_ms or 0) < 250:
-        return "fat suppression by a short inversion time"
     if series.n_slices < _FEWEST_SLICES and not series.problem:
         return f"only {counted(series.n_slices, 'slice')}"
     return ""
@@ -154,6 +151,9 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
         weighting = "t2f"
     elif described and timed and described != timed:
         return "", f"the description says {_SHOWN[described]}, {times} say {_SHOWN[timed]}"
+    # at 3 T, fat is suppressed by 230 ms
+    if weighting == "t2f" and 0 < (series.inversion_ms or 0) < 250:
+        return "", f"the description says FLAIR, {times} say fat suppression"
     if not weighting:
         return "", f"neither its description nor {times} say what it is"
     why = "its description" if described == weighting else times
