@@ -161,7 +161,7 @@ def holds_dicom(root: Path) -> bool:
 
 def has_dicom(root: Path, folder: Folder) -> bool:
     """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
-    if any(name.lower().endswith((".dcm", ".ima", "dicomdir")) for name in folder.other_names):
+    if any(name.lower().endswith((*WORDS["dicom"], "dicomdir")) for name in folder.other_names):
         return True
     suffixes = {name: Path(name).suffix[1:] for name in folder.other_names}
     # one file is read for all of the folder, as there may be thousands

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.layouts import LONGEST_ID, files_below
+from brats_seg.cases.layouts import LONGEST_ID, WORDS, files_below
 from brats_seg.errors import UsageError, counted, printable, some_of
 from brats_seg.files import check_regular, table_beside
 from brats_seg.voxels.grids import Spacing
@@ -195,7 +195,7 @@ def read_header(path: Path, tags: list[str] | None = None) -> Any:
     try:
         return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=tags)
     except pydicom.errors.InvalidDicomError:
-        if path.suffix.lower() in {".dcm", ".ima"}:
+        if path.suffix.lower() in WORDS["dicom"]:
             raise
         return None
 
