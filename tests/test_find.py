@@ -260,10 +260,7 @@ def test_the_key_changes_when_a_file_or_the_id_does(tmp_path: Path) -> None:
         (["a.mha", "b.img"], r"other formats than NIfTI are not read, such as a\.mha \(2 in all\)"),
         (["a.tar"], r"archives are not read, such as a\.tar \(1 in all\): unpack.*tar -xf"),
         (["a/b/data.zip", "x.tar.gz", "t1.gz"], r"archives.*such as t1\.gz \(3 in all\)"),
-        (
-            ["p/1.dcm", "p/2.DCM", "q/3.dicom"],
-            r"DICOM.* p \(2 in all\): convert.*brats-seg convert",
-        ),
+        (["p/1.dcm", "p/2.DCM", "q/3.dicom"], r"DICOM.* p \(2 in all\): .*brats-seg convert"),
         (["BRATS_001.nii.gz"], r"NIfTI files were ignored, such as BRATS.*CASE_t1, CASE_t1ce"),
         (["x_seg.nii.gz"], r"NIfTI files were ignored, such as x_seg\.nii\.gz \(1 in all\)"),
         (["caf\udce9\n.zip"], r"such as caf\\xe9\\n\.zip \(1 in all\)"),

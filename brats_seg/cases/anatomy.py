@@ -9,7 +9,6 @@ Positions are in millimetres from the centre of the template, towards left, back
 
 from dataclasses import dataclass
 from functools import cache
-from math import pi
 from pathlib import Path
 from typing import Literal, Self
 
@@ -195,7 +194,7 @@ def place_foci(rng: np.random.Generator, grid: Voxels, positions: Field) -> list
             near = places[(apart > 12) & (apart < 60)]
             choices = near if len(near) else places
         sizes_ml = (0.3, 12) if number else (1, 12) if rng.random() < 0.3 else (8, 130)
-        radius_mm = (_log_uniform(rng, *sizes_ml) * 1000 * 3 / 4 / pi) ** (1 / 3)
+        radius_mm = (_log_uniform(rng, *sizes_ml) * 1000 * 3 / 4 / np.pi) ** (1 / 3)
         foci.append(Focus(position=rng.choice(choices), radius_mm=radius_mm))
     return foci
 
