@@ -74,8 +74,7 @@ def test_losses_by_hand(tmp_path, tiny_prepared, monkeypatch):
     assert {score.n_cases for score in scores} == {2}
     # stored with the weights
     monkeypatch.delattr(module, "assemble")
-    again = measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked)
-    assert again == scores
+    assert measure_subsets(open_held_out(run, tiny_prepared), CPU, untracked) == scores
     predictor = Predictor(model=make_model(identity=replace(IDENTITY, subsets=MODALITY_SUBSETS)))
     rows = {
         subset: np.stack([dice_of(predictor, tiny_prepared, case, subset) for case in CASES[:3:2]])
