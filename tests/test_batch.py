@@ -430,7 +430,7 @@ def test_a_worker_does_a_case_as_the_batch_and_refuses_a_changed_model(brats_roo
 
 
 def test_pages_that_cannot_be_written_are_refused_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(batch, "pages", lambda: None)
+    monkeypatch.setattr(batch, "find_wing", lambda _: None)
     with pytest.raises(UsageError, match=r"need brats_seg\.pages, which is missing"):
         batch.predict_folder([], [], tmp_path, PredictionSettings(report=True))
 

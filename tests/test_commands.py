@@ -192,7 +192,7 @@ def test_flags_win_over_set_and_a_written_file_is_read(work: Path, flow: dict[in
     [
         ("train --preset kagle", 2, "Did you mean kaggle-t4?"),
         ("train --fold 7", 2, "fold 7"),
-        ("train --set folds.n_folds=9", 2, "6 patients cannot fill 9 folds"),
+        ("train --set folds.n_folds=9 --run new", 2, "6 patients cannot fill 9 folds"),
         ("train --epochs 3 --set training.hours=1", 2, "--epochs 3 and training.hours 1"),
         ("train --preset cpu", 2, "keeps its own settings"),
         ("certify --patches 2", 2, "--run"),
