@@ -174,7 +174,8 @@ class OutputFolder:
     @contextmanager
     def opened(self) -> Iterator[Self]:
         """Lock the folder for this process, and remove temporary files before and after."""
-        if not (self.path / OUTPUT_MARKER).exists() and any(self.path.glob("[!.]*.nii*")):
+        is_known = bool(self.entries) or (self.path / OUTPUT_MARKER).exists()
+        if not is_known and any(self.path.glob("[!.]*.nii*")):
             # label maps may be called as results are
             msg = f"{self.path} holds NIfTI files that are no results: give another folder with --output"
             raise UsageError(msg)
