@@ -535,9 +535,11 @@ def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
 def test_four_files_are_called_by_what_their_names_share_or_by_their_folder() -> None:
     named = paths_of(Path(CASE))
     plain = {modality: Path("Smith", f"{modality}.nii") for modality in MODALITIES}
-    assert single_input(None, named).case_id == CASE
-    assert single_input("me", named).case_id == "me"
-    assert single_input(None, plain).case_id == "Smith"
+    found = [single_input(*one).case_id for one in ((None, named), ("me", named), (None, plain))]
+    assert found == [CASE, "me", "Smith"]
+    for words in ((), ("t2f", "FLAIR"), ("t1n", "pet"), ("seg",)):
+        with pytest.raises(UsageError, match=f"names {', '.join(words) or '.none.'}; expected"):
+            single_input("me", dict.fromkeys(words, Path("a.nii")))
 
 
 def test_rows_without_an_id_and_empty_rows_spoil_no_others(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from brats_seg.cases import described, layouts, releases
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.layouts import LABEL, Folder, NamedFile
+from brats_seg.cases.layouts import LABEL, Folder, NamedFile, kind_named
 from brats_seg.errors import LayoutError, UsageError, printable, some_of
 from brats_seg.files import file_state
 from brats_seg.labels import MODALITIES
@@ -120,16 +120,22 @@ def find_inputs(
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
-    """Return the case of four files, given by modality.
+    """Return the case of up to four files, given by words for their modalities.
 
     The default id is the common part of the file names before the modality, or else the name of the
     folder.
+
+    Raises:
+        UsageError: A word names no modality, two name the same, or there is no file.
     """
+    scans = {kind_named(word): ScanFile(path=path.absolute()) for word, path in files.items()}
+    if not 0 < len(scans) == len(files) or not scans.keys() <= {*MODALITIES}:
+        msg = f"files are given under the names {', '.join(files) or '(none)'}; expected those of different modalities of {', '.join(MODALITIES)}"
+        raise UsageError(msg)
     if case_id is None:
         ids = {name.case for path in files.values() if (name := layouts.parse_file_name(path.name))}
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
-    scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
     case = replace(Case.named(case_id, scans), root=Path("/"))
     return with_id_checked(case, is_file_name=True)
 

@@ -151,12 +151,9 @@ def files_below(root: Path, *, with_nifti: bool = True) -> Iterator[Path]:
 
 def holds_dicom(root: Path) -> bool:
     """Return whether DICOM files are below a folder, and no NIfTI file is."""
-    is_dicom = False
-    for folder in walk_folders(root) if os.path.isdir(root) else ():  # noqa: PTH112
-        if folder.scans:
-            return False
-        is_dicom = is_dicom or has_dicom(root, folder)
-    return is_dicom
+    if not os.path.isdir(root) or any(folder.scans for folder in walk_folders(root)):  # noqa: PTH112
+        return False
+    return any(has_dicom(root, folder) for folder in walk_folders(root))
 
 
 def has_dicom(root: Path, folder: Folder) -> bool:

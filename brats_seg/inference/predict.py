@@ -16,7 +16,7 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg import labels
-from brats_seg.cases import layouts, releases
+from brats_seg.cases import releases
 from brats_seg.cases.case import Case, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.find import single_input
 from brats_seg.config import Section
@@ -153,10 +153,10 @@ class Predictor:
             case_id: Id of the case; by default the common part of the file names.
 
         Raises:
+            UsageError: A name is that of no modality, two are of the same, or there is no file.
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
         """
-        named = {layouts.modality_named(word) or word: path for word, path in files.items()}
-        return self.predict_scan(self.prepare(self.read(single_input(case_id, named))))
+        return self.predict_scan(self.prepare(self.read(single_input(case_id, files))))
 
     def predict_arrays(
         self,
