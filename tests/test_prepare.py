@@ -243,7 +243,7 @@ def test_cases_in_use_are_kept(root: Path, folder: Path, monkeypatch: pytest.Mon
 def test_scans_are_not_replaced_by_prepared_cases(root: Path, folder: Path) -> None:
     """The folder of a case would be replaced as a whole."""
     before = {path: path.read_bytes() for path in root.rglob("*.nii.gz")}
-    with pytest.raises(UsageError, match=rf"would replace .*{IDS[0]} and .* --prepared"):
+    with pytest.raises(UsageError, match=rf"would replace .*{IDS[0]}, .* --prepared"):
         prepare_module.prepare_cases(index_cases(root).cases, root, StoreConfig())
     assert {path: path.read_bytes() for path in root.rglob("*.nii.gz")} == before
     (folder / IDS[0]).mkdir(parents=True)

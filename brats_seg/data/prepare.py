@@ -22,7 +22,7 @@ from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
 from brats_seg.data import normalisation, store
-from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted, some_of
 from brats_seg.files import (
     READING_NAME,
     free_bytes,
@@ -81,10 +81,9 @@ class _Job:
     def manifest(self) -> store.Manifest | None:
         """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
         manifest = None if self.is_damaged else store.read_manifest(self.path)
-        if manifest is None:
-            return None
-        settings = manifest.convention, manifest.spacing_mm
-        return manifest if settings == (self.case.convention, self.spacing_mm) else None
+        settings = self.case.convention, self.spacing_mm
+        is_same = manifest is not None and (manifest.convention, manifest.spacing_mm) == settings
+        return manifest if is_same else None
 
 
 def prepare_cases(
@@ -206,11 +205,10 @@ def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
     Raises:
         UsageError: Something else has the place of a prepared case.
     """
-    paths = [folder / case.case_id for case in cases]
-    replaced = [path for path in paths if path.exists() and not store.is_replaceable(path)]
+    paths = (folder / case.case_id for case in cases)
+    replaced = [str(path) for path in paths if path.exists() and not store.is_replaceable(path)]
     if replaced:
-        more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
-        msg = f"prepared cases would replace {replaced[0]}{more}: choose another folder with --prepared."
+        msg = f"prepared cases would replace {some_of(replaced)}: choose another folder with --prepared."
         raise UsageError(msg)
 
 
