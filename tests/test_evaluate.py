@@ -84,19 +84,22 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     assert (partial.missing, partial.left_out, partial.failures) == ((), CASES[:4], ())
     damaged = evaluated(*folders[:2])
     assert (damaged.missing, damaged.failures[0].case_id) == (CASES[1:4], CASES[0])
+    for path in predictions.glob("*.nii.gz"):
+        path.write_bytes(b"")
+    # the table before remains
+    assert not evaluate.score_folders(*folders, LEGACY, only_predicted=True).case_ids
     assert [dices(whole)[case_id] for case_id in CASES[:4]] == [0] * 4
     mean = partial.summaries[0].spread("dice").mean
     assert [one.n_cases for one in whole.summaries] == [6, 6, 6]
     assert whole.summaries[0].spread("dice").mean == pytest.approx(mean * 2 / 6)
-    assert partial.summaries != whole.summaries
     pd.testing.assert_frame_equal(read_scores(folders[2]), partial.scores, atol=1e-6)
     summary = json.loads((tmp_path / "s.json").read_text())
     assert [summary[name]["dice"]["mean"] for name in ("wt", "tc", "et")] == [
         one.spread("dice").mean for one in partial.summaries
     ]
-    for name in ("s.json", "s.nii.gz", "volumes.csv", "failures.csv"):
+    for name in ("s.json", "s.nii.gz", "volumes.csv", "failures.csv", "cases.csv"):
         with pytest.raises(UsageError, match=f"{name} is no table of scores .*expected a .csv"):
-            evaluate.score_folders(*folders[:2], tmp_path / name, LEGACY)
+            evaluate.score_folders(brats_root / "cases.csv", predictions, tmp_path / name, LEGACY)
 
 
 def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path) -> None:

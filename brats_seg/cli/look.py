@@ -71,12 +71,14 @@ def evaluate(
         emit(scored, table=table, evaluations=[scored])
         print_remarks(scored, prediction)
         print_summaries(scored)
-        print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
+        if scored.case_ids:
+            print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
         evaluations = [scored]
     elif compare is not None:
         compared = compare_folders(reference, compare, rules, output=table, **options)
-        _print_comparisons(compared, compare, table)
         evaluations = [compared.first, compared.second]
+        emit(compared, table=table, evaluations=evaluations)
+        _print_comparisons(compared, compare, table)
     return int(any(one.missing or one.failures for one in evaluations))
 
 
@@ -85,9 +87,7 @@ def _print_comparisons(
 ) -> None:
     from brats_seg.evaluation.scores import score_title
 
-    evaluations = compared.first, compared.second
-    emit(compared, table=table, evaluations=evaluations)
-    for path, evaluation in zip(predictions, evaluations, strict=True):
+    for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path)
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
     comparison = compared.comparison

@@ -148,7 +148,7 @@ def score_folders(
     n_workers: int = 0,
     track: Track = untracked,
 ) -> Evaluation:
-    """Score a folder of predictions, and write the table of scores and its summary.
+    """Score a folder of predictions, and write the table of scores and its summary if a case could be scored.
 
     Args:
         reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
@@ -162,7 +162,7 @@ def score_folders(
 
     Raises:
         UsageError: A path does not exist, the prediction is a file for several cases, a case occurs
-            twice, or the table is no `.csv`, or has the name of a table of predictions.
+            twice, or the table is no `.csv`, or has the name of an input or of a table of predictions.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
 
@@ -177,12 +177,13 @@ def score_folders(
         >>> [(part.region, part.n_cases, part.spreads[0].mean) for part in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
-    scores.check_output(output)
+    scores.check_output(output, reference.name, prediction.name)
     pairing = find_pairs(reference, prediction, only_predicted=only_predicted)
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    with alone_at(output, wait=True):
-        scores.write_scores(evaluation.scores, output)
-        scores.write_summary(evaluation.summaries, output.with_suffix(".json"))
+    if evaluation.case_ids:
+        with alone_at(output, wait=True):
+            scores.write_scores(evaluation.scores, output)
+            scores.write_summary(evaluation.summaries, output.with_suffix(".json"))
     return evaluation
 
 

@@ -158,10 +158,10 @@ def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     return scores.assign(**worst).astype(scores.dtypes)
 
 
-def check_output(path: Path) -> None:
-    """Raise an error unless a file can be a table of scores, is none that `predict` writes, and can be written."""
-    if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv"}:
-        msg = f"{path} is no table of scores by its name; expected a .csv, and none of predict"
+def check_output(path: Path, *inputs: str) -> None:
+    """Raise an error unless a file can be written as a table of scores, going by its name and the names of the inputs."""
+    if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv", *inputs}:
+        msg = f"{path} is no table of scores by its name; expected a .csv, not called as an input or a table of predict"
         raise UsageError(msg)
     check_writable(path.parent)
 
@@ -315,12 +315,11 @@ class SubsetScores(Section):
 AllSubsetScores = Annotated[tuple[SubsetScores, ...], Field(max_length=len(MODALITY_SUBSETS))]
 
 
-def pool_scores(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:
+def pool_scores(scores: Sequence[SubsetScores]) -> tuple[SubsetScores, ...]:
     """Add the scores of several runs, whose held-out cases differ, in the order of `MODALITY_SUBSETS`."""
-    every = tuple(scores)
     totals = []
     for subset in MODALITY_SUBSETS:
-        if group := [part for part in every if part.modalities == subset]:
+        if group := [part for part in scores if part.modalities == subset]:
             sums = {n: np.sum([getattr(part, n) for part in group], axis=0).tolist() for n in _SUMS}
             totals.append(SubsetScores(modalities=subset, **sums))
     return tuple(totals)

@@ -240,7 +240,7 @@ def _as_model(
         settings=settings,
         subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),
         subset_scores=pool_scores(
-            scores for network in networks for scores in network.card.subset_scores
+            [scores for network in networks for scores in network.card.subset_scores]
         ),
         remarks=tuple({network.card.remark: None for network in networks if network.card.remark}),
         notes=tuple(network.card.notes for network in networks),
