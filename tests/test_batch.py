@@ -255,7 +255,7 @@ def test_results_in_place_of_those_of_other_scans_say_so(tmp_path: Path) -> None
         assert any(warning.startswith(text) for warning in record.warnings) == (number == 2)
 
 
-def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
+def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> None:
     settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     predict_into(brats_root, brats_root / "out", settings=settings)
     assert len(index_cases(brats_root).cases) == 6
@@ -263,8 +263,10 @@ def test_results_are_not_taken_for_scans(brats_root: Path) -> None:
     assert predict_into(brats_root, brats_root / "out", settings=settings)[0].n_skipped == 5
     with pytest.raises(LayoutError, match="holds no cases"):
         find_inputs([brats_root / "out"])
-    with pytest.raises(UsageError, match="holds scans: give another folder"):
-        batch.check_apart(find_inputs([brats_root]), brats_root / "BraTS2021_00000")
+    for output in (brats_root, brats_root.parent, brats_root / "BraTS2021_00000"):
+        with pytest.raises(UsageError, match="holds scans: give another folder"):
+            batch.check_apart(find_inputs([brats_root]), output)
+    batch.check_apart(find_inputs([brats_root.rename(tmp_path / "scans")]), tmp_path)
 
 
 def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_path, caplog):

@@ -246,12 +246,16 @@ def find_scans(
 
 
 def check_apart(inputs: Sequence[Case], output: Path) -> None:
-    """Raise `UsageError` if results would be written over scans, or over the table of fused label maps."""
+    """Raise `UsageError` if scans, or fused label maps, are in the folder of the results.
+
+    Searches of cases pass over a folder of results; scans that were converted into it are its own.
+    """
     scans = [case.path_of(scan) for case in inputs if not case.problems for scan in case.images]
     # realpath, because a link to itself is a problem of its case alone
-    folders = {Path(os.path.realpath(path)).parent for path in scans}
+    folders = [Path(os.path.realpath(path)).parents for path in scans]
+    folder, own = output.resolve(), (output / results.SCANS_NAME).resolve()
     is_fused = any(row.keys() == {*fuse.COLUMNS} for row in recorded(output).values())
-    if is_fused or output.resolve() in folders:
+    if is_fused or any(folder in above and own not in above for above in folders):
         msg = f"{output} holds {'fused label maps' if is_fused else 'scans'}: give another folder for the results with --output"
         raise UsageError(msg)
 
