@@ -519,9 +519,11 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
         check_unchanged(replace(data, fingerprint="another"))
 
 
-def test_a_finished_run_is_not_said_to_resume(data, copied, caplog):
+def test_what_goes_without_saying_is_not_logged(data, copied, tmp_path, caplog):
+    often = settings("validation.every=auto", "patch.per_case=1000")
     with caplog.at_level(logging.INFO):
         train(data, copied, settings("training.n_epochs=2"))
+        train(data, tmp_path / "often", often, StopAtCheck(0))
     assert not re.search("resuming|whole cases are validated", caplog.text)
 
 

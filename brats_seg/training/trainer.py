@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from signal import Signals
 from typing import TypeVar
@@ -196,9 +196,9 @@ class Trainer:
 
     def _run(self, track: Track) -> Outcome:
         config, progress, stop = self.plan.config, self.state.progress, self._stop
-        if config.validation.every == "auto" and not progress.is_finished:
-            is_often = progress.n_epochs is None or self.plan.validate_every < progress.n_epochs
-            text = f"every {counted(self.plan.validate_every, 'epoch')} and " if is_often else ""
+        every = self.plan.validate_every
+        if config.validation.every == "auto" and every > 1 and not progress.is_finished:
+            text = f"every {every} epochs and " if every < (progress.n_epochs or inf) else ""
             log.info("whole cases are validated %safter the last epoch", text)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, stop=stop)
