@@ -15,8 +15,7 @@ def test_later_sources_win_over_earlier_ones():
     assignments = ["training.micro_batch=3", "training.micro_batch=1"]
     config = load_config(preset="demo", text=text, assignments=assignments)
     assert load_config() == Config()
-    assert config.folds.n_folds == 3
-    assert config.training.n_epochs == 7
+    assert (config.folds.n_folds, config.training.n_epochs) == (3, 7)
     assert config.training.micro_batch == 1
     assert config.training.seed == Config().training.seed
 

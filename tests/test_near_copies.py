@@ -108,8 +108,7 @@ NO_BRAINS = {
 @pytest.mark.parametrize("name", NO_BRAINS)
 def test_what_shows_no_brain_has_no_fingerprint_and_no_copies(name: str) -> None:
     cases = [case_of(case_id, NO_BRAINS[name]) for case_id in "ab"]
-    assert cases[0].facts.fingerprint == ""
-    assert near_copies(cases) == ()
+    assert (cases[0].facts.fingerprint, near_copies(cases)) == ("", ())
 
 
 def test_the_index_names_both_of_a_pair_and_they_are_in_one_fold(tmp_path: Path) -> None:

@@ -138,6 +138,9 @@ def test_predictions_have_a_page_of_each_case_and_of_all(run: Run, results: Path
     cohort = (results / "cohort.html").read_text()
     assert all(f'href="reports/{case_id}.html"' in cohort for case_id in IDS)
     assert cohort.count("data:image/webp") == len(IDS)
+    (results / f"{IDS[1]}.nii.gz").unlink()
+    write_report([results], PageOptions(reference=results.parent / "scans", with_cases=False))
+    assert f"{IDS[1]} has no label map, and the worst" in (results / "cohort.html").read_text()
 
 
 def test_scans_alone_or_with_a_given_label_map_have_a_page(run: Run, results: Path) -> None:
@@ -203,6 +206,7 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("results scans -o pages", "several cases would have the page pages/BraTS2021_00000.html"),
         ("results results -o pages", "pages would get 2 pages called cohort.html"),
         ("results --prediction results", "results holds predictions itself"),
+        ("results --reference others", "others has no label map of BraTS2021_00000, BraTS2021_0"),
         ("results --prepared prepared", "results is no run; leave them out"),
         ("results --scores one.nii.gz --reference scans", "are given; expected one"),
         ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
@@ -217,11 +221,12 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
     ],
 )
 def test_contradictory_arguments_of_report_are_refused(run, results, arguments, expected):
-    write_nifti(results.parent / "one.nii.gz", make_label_map())
+    for name in ("one.nii.gz", "others/X.nii.gz"):
+        write_nifti(results.parent / name, make_label_map())
     for name in ("config.yaml", "split.csv"):
         path = results.parent / "fold0" / name
         path.parent.mkdir(exist_ok=True)
         path.touch()
     code, out, err = run("report", *arguments.split())
-    assert code == 2, out
+    assert (code, (results / "reports").exists()) == (2, False), out
     assert expected in err

@@ -191,8 +191,7 @@ def _centre_mm(view: cases.CaseView) -> list[float]:
     """Return the middle of the first tumour that is there, or of the brain."""
     regions = (side.regions for side in view.sides.values() if side.label_map.any())
     centre = centre_of(next(regions, None), view.images[0])
-    position: list[float] = (view.affine @ [*centre, 1])[:3].tolist()
-    return position
+    return (view.affine @ [*centre, 1])[:3].tolist()
 
 
 def _legend(view: cases.CaseView) -> list[tuple[str, str]]:

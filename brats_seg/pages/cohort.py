@@ -56,18 +56,20 @@ def write_cohort_page(
         msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
     records = [entry for entry in entries.values() if isinstance(entry, Record)]
+    case_ids = [record.case_id for record in records]
     scored = join_scores(())
     remarks = tuple({record.remark: None for record in records if record.remark})
     if options.scores is not None:
         scored = read_scores(options.scores)
     elif options.reference is not None:
-        pairing = find_pairs(options.reference, results, only_predicted=True)
+        pairing = find_pairs(options.reference, results).only(case_ids)
         rules = protocol_named("legacy")
         evaluation = evaluate_pairs(pairing, rules, n_workers=n_workers, track=track)
         scored = evaluation.scores
+        lost = (f"{name} has no label map, and the worst scores" for name in evaluation.missing)
         unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
-        remarks += (*evaluation.remarks, *unscored)
-    is_shown = scored["case_id"].isin([record.case_id for record in records])
+        remarks += (*evaluation.remarks, *lost, *unscored)
+    is_shown = scored["case_id"].isin(case_ids)
     if options.scores is not None and records and not is_shown.any():
         msg = f"{options.scores} scores none of the cases of {results}; it has {some_of(scored['case_id'].unique()) or 'none'}"
         raise UsageError(msg)

@@ -79,7 +79,8 @@ def write_report(
     pages = _pages(cohorts, COHORT_PAGE, options.output)
     written: MappedCases[Path] = MappedCases(results=(), failures=())
     if options.with_cases:
-        files = _choose([item for path in inputs for item in _find_files(path, options)], options)
+        found = [_find_results(p) if p in cohorts else _find_scans(p, options) for p in inputs]
+        files = _choose([item for items in found for item in items], options)
         workers = min(n_workers, len(files)) if len(files) > 1 else 0
         written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
@@ -104,12 +105,11 @@ def write_missing_pages(folder: Path, case_ids: Iterable[str], track: Track) -> 
 def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
     """Return what the page of a case is made from that was predicted into a folder."""
     files = result_files(record.settings.layout, record.case_id, record.convention)
-    has_uncertainty = files.uncertainty in record.outputs
     return PageFiles(
         case=case,
         page=page_path(folder, record.case_id),
         prediction=LabelFile(path=folder / files.label_map, convention=record.convention),
-        uncertainty=folder / files.uncertainty if has_uncertainty else None,
+        uncertainty=folder / files.uncertainty if files.uncertainty in record.outputs else None,
         record=record,
     )
 
@@ -146,6 +146,9 @@ def _check(inputs: Sequence[Path], cohorts: Sequence[Path], options: PageOptions
     if options.prepared and not runs:
         msg = f"--data and --prepared are for a run, and {inputs[0]} is no run; leave them out"
         raise UsageError(msg)
+    if options.prediction and cohorts:
+        msg = f"{cohorts[0]} holds predictions itself; --prediction is for scans: leave it out"
+        raise UsageError(msg)
     if options.scores and options.reference:
         msg = "both --reference and --scores are given; expected one"
         raise UsageError(msg)
@@ -165,16 +168,6 @@ def _pages(folders: Sequence[Path], name: str, output: Path | None) -> list[Path
         msg = f"{output} would get {len(folders)} pages called {name}; expected one: leave --output out"
         raise UsageError(msg)
     return [_page(output or folder, name) for folder in folders]
-
-
-def _find_files(path: Path, options: PageOptions) -> Iterator[PageFiles]:
-    """Find the files of each case of a folder of predictions, or of scans."""
-    if not (path / MANIFEST_NAME).is_file():
-        return _find_scans(path, options)
-    if options.prediction is None:
-        return _find_results(path)
-    msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
-    raise UsageError(msg)
 
 
 def _find_results(folder: Path) -> Iterator[PageFiles]:
@@ -221,6 +214,9 @@ def _choose(pages: list[PageFiles], options: PageOptions) -> list[PageFiles]:
         raise UsageError(msg)
     if options.reference:
         references = label_maps_in(options.reference, [files.case_id for files in pages])
+        if known and references.keys().isdisjoint(known):
+            msg = f"{options.reference} has no label map of {some_of(known)}; it has {some_of(references)}. Name each as its case."
+            raise UsageError(msg)
         pages = [replace(files, reference=references.get(files.case_id)) for files in pages]
     return pages
 
