@@ -79,6 +79,8 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
             "|t1_ohne_KM|T1 vor KM|T1 o. KM|t1_oKM|T1 vor i.v. KM|T1 kein Kontrastmittel|T1 head injury"
             "|T1 post-quirúrgico|T1 position 2",
         ),
+        ("t1n", T1, "T1 non-enhanced|T1 not enhanced"),
+        ("t1c", AGENT, "T1 w/o and w/ Gd|T1 pre and post Gd|T1 W/WO|T1 +/- GAD|T1 mit und ohne KM"),
         ("", T1, "T1 GADO soustraction|T1 con contraste sustracción|T1 sottrazione"),
     ],
 )
@@ -95,6 +97,7 @@ def test_a_series_is_sorted(modality: str, header: dict[str, Any], descriptions:
         ("head", T2, "by its times (echo 95 ms, repetition 4500 ms)"),
         ("AX T1", T2, "description says T1, its times (echo 95 ms, repetition 4500 ms) say T2"),
         ("AX T1", T1 | {"has_agent": True}, "T1 by its description; its header names a contrast"),
+        ("T1 vor und nach KM", T1, "with and without contrast agent, by its description"),
     ],
 )
 def test_the_reason_is_named(description: str, header: dict[str, Any], reason: str) -> None:

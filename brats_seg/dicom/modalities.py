@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
@@ -33,6 +34,9 @@ _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
 _WORDS = table_beside(__file__)
 """Regular expressions of what the headers of series contain."""
 _BEFORE = "|".join([*_WORDS["before"], _WORDS["not_yet"] + _WORDS["agent"]])
+_BOTH = r"\+/-|" + "|".join(
+    rf"\b(?:{one}){_WORDS['between']}(?:{other})\b" for one, other in permutations(_WORDS["states"])
+)
 _AFTER = "|".join([*_WORDS["after"], rf"(?:\b|t1|\bm){_WORDS['agent']}"])
 
 
@@ -159,10 +163,14 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
     why = "its description" if described == weighting else times
     if weighting != _T1:
         return weighting, f"by {why}"
+    # of a protocol that is repeated after contrast agent, the header tells which run it is
+    is_of_both = re.search(_BOTH, text)
+    named = "" if is_of_both else text
     for modality, is_so, agent in (
-        ("t1n", re.search(_BEFORE, text), "before contrast agent, by its description"),
-        ("t1c", re.search(_AFTER, text), "with contrast agent, by its description"),
+        ("t1n", re.search(_BEFORE, named), "before contrast agent, by its description"),
+        ("t1c", re.search(_AFTER, named), "with contrast agent, by its description"),
         ("t1c", series.has_agent, "its header names a contrast agent"),
+        (_T1, is_of_both, "with and without contrast agent, by its description"),
     ):
         if is_so:
             return modality, f"T1 by {why}; {agent}"
