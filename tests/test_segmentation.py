@@ -198,7 +198,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     check_voxels(tmp_path / "a.dcm", affine, labels)
 
 
-def test_a_label_map_on_another_grid_is_sampled(tmp_path, axial):
+def test_a_label_map_on_another_grid_is_sampled_and_one_elsewhere_refused(tmp_path, axial):
     coarse, source = axial
     affine = coarse.affine @ np.diag([0.5, 0.5, 0.5, 1])
     affine[:3, 3] = (coarse.affine @ [-0.25, -0.25, -0.25, 1])[:3]
@@ -207,6 +207,13 @@ def test_a_label_map_on_another_grid_is_sampled(tmp_path, axial):
     fine = geometry(repeated.shape, affine)
     write_segmentation(three(tmp_path / "fine.dcm"), repeated, fine, BRATS2017, source)
     check_voxels(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map())
+    # the slices are those of the scanner, and the scans may have been moved since
+    for corner_mm in ((4, 0, 0), (0, 0, -4)):
+        affine[:3, 3] += corner_mm
+        elsewhere = geometry(repeated.shape, affine)
+        remark = write_segmentation([tmp_path / "a.dcm"], repeated, elsewhere, BRATS2017, source)
+        assert "do not lie on the slices of their t1c series any more" in remark
+    assert not (tmp_path / "a.dcm").exists()
 
 
 @pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])

@@ -11,11 +11,13 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from nibabel.affines import apply_affine
 from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented
@@ -36,6 +38,8 @@ _CODES = table_beside(__file__)
 _LEVEL = 0.51
 """Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and
 those that ask which centres are inside, both recover the mask."""
+_LARGEST_OFFSET_MM = 3
+"""Largest distance of the ends of a grid from those of its series: dcm2niix may place slices 2 mm off."""
 _CHARACTERS = "ISO_IR 192"
 """UTF-8, whatever the images have."""
 _SERIES_OFFSET = 1000
@@ -53,7 +57,7 @@ def write_segmentation(
     """Write a label map (X, Y, Z), on the grid `geometry`, as DICOM segmentation, report and structure set.
 
     The remark of its networks is a parameter of the algorithm.
-    Returns nothing, or the reason why none was written: the DICOM files are gone or damaged, or pydicom or
+    Returns nothing, or the reason why none was written: the DICOM files are gone, damaged or elsewhere, or pydicom or
     highdicom is not installed. `EnvironmentalError` is raised if the file cannot be written.
     """
     files = source.series[SERIES_MODALITY].files
@@ -63,6 +67,8 @@ def write_segmentation(
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             slices = list(_slices(images))
+            if not _have_one_extent(images[0], slices, geometry):
+                return f"no DICOM segmentation was written: the scans do not lie on the slices of their {SERIES_MODALITY} series any more, as after registration to an atlas"
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
             # an equal label map gets the same UIDs, so that an archive stores it once
             digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
@@ -111,6 +117,15 @@ def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64
             row_mm, column_mm = map(float, frame["PixelSpacing"])
             reference = ReferencedImageSequence([image], number if len(frames) > 1 else None)
             yield reference, np.stack([along * column_mm, down * row_mm, position], axis=1)
+
+
+def _have_one_extent(image: Any, slices: Sequence[tuple[Any, Any]], geometry: Geometry) -> bool:
+    """Return whether a grid ends where the slices of a series do."""
+    corners = np.array([*product((0, image.Columns - 1), (0, image.Rows - 1), (1,))])
+    mm = np.concatenate([corners @ to_mm.T for _, to_mm in slices]) @ _TO_DICOM
+    voxels = apply_affine(np.linalg.inv(geometry.affine), mm)
+    ends = voxels.min(axis=0), voxels.max(axis=0) - geometry.shape + 1
+    return bool(np.abs(ends * np.array(geometry.spacing_mm)).max() < _LARGEST_OFFSET_MM)
 
 
 def _labels_at_pixels(
