@@ -230,7 +230,7 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("names", "content", "is_dicom"),
     [
-        (("IM000001", "IM000002"), bytes(128) + b"DICM" + bytes(100), True),
+        (("CHECKSUM", "IM000001"), bytes(128) + b"DICM" + bytes(100), True),
         (("1.2.840.10008.1", "README.txt"), bytes(128) + b"DICM", True),
         (("DICOMDIR", "README.txt"), b"", True),
         (("IM000001", "LICENSE"), b"plain text", False),
@@ -238,7 +238,8 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 )
 def test_dicom_files_are_known_by_what_they_hold(tmp_path, names, content, is_dicom):
     for name in names:
-        touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(content)
+        held = b"plain text" if name == "CHECKSUM" else content
+        touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(held)
     assert layouts.holds_dicom(tmp_path) is is_dicom
     with pytest.raises(LayoutError) as refused:
         find_cases(tmp_path)

@@ -160,10 +160,13 @@ def has_dicom(root: Path, folder: Folder) -> bool:
     """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
     if any(name.lower().endswith((*WORDS["dicom"], "dicomdir")) for name in folder.other_names):
         return True
-    suffixes = {name: Path(name).suffix[1:] for name in folder.other_names}
-    # one file is read for all of the folder, as there may be thousands
-    bare = next((name for name, end in suffixes.items() if not end or end.isdecimal()), "")
-    path = root / folder.path / bare
+    ends = {name: Path(name).suffix[1:] for name in folder.other_names}
+    bare = [name for name, end in ends.items() if not end or end.isdecimal()]
+    # others may precede them, such as CHECKSUM
+    return any(_begins_as_dicom(root / folder.path / name) for name in bare)
+
+
+def _begins_as_dicom(path: Path) -> bool:
     try:
         check_regular(path)
         with path.open("rb") as stream:
