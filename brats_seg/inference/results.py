@@ -319,8 +319,10 @@ class OutputFolder:
         return self.path / f".{os.fsdecode(os.fsencode(case_id)[:200])}.writing"
 
     def _tidy_up(self) -> None:
-        for folder in (self.path, *self.path.glob("*/"), *self.path.glob("sub-*/**/anat")):
-            remove_leftovers(folder)
+        remove_leftovers(self.path)
+        for pattern in ("*/", "sub-*/**/anat", f"{SCANS_NAME}/**/"):
+            for folder in self.path.glob(pattern):
+                remove_leftovers(folder)
 
 
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
