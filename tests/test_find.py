@@ -115,7 +115,7 @@ UPENN_SCANS = scans(f"images/{UPENN}/{UPENN}", ("_T1", "_T1GD", "_T2", "_FLAIR")
                 *scans("derivatives/pre/sub-02/anat/sub-02_space-SRI24", BIDS[:1]),
             ],
             {
-                "sub-01": scans("derivatives/pre/sub-01/anat/sub-01_space-SRI24", BIDS),
+                "sub-01": scans("Derivatives/pre/sub-01/anat/sub-01_space-SRI24", BIDS),
                 "sub-02": scans("sub-02/anat/sub-02", BIDS),
             },
         ),

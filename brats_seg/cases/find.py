@@ -237,7 +237,7 @@ class _Group:
     @property
     def rank(self) -> tuple[int, bool]:
         """Rank among the groups of a case: more modalities, then derivatives, which have one grid and no skull."""
-        return len(self.images), layouts.DERIVATIVES in self.folder.parent.parts
+        return len(self.images), layouts.is_in_derivatives(self.folder.parent)
 
 
 def _find_below(
@@ -285,7 +285,7 @@ def _find_superseded(groups: Sequence[_Group]) -> list[_Group]:
 
     def key(group: _Group) -> tuple[str, str]:
         # data sets of two sites may have the same ids
-        within = "sub-|rawdata|sourcedata|derivatives"
+        within = "(?i)sub-|rawdata|sourcedata|derivatives"
         return re.split(within, group.folder.as_posix(), maxsplit=1)[0], group.case_id
 
     of_bids = [group for group in groups if releases.release_of(group.case_id) == releases.BIDS]
@@ -418,7 +418,7 @@ def _label_candidates(
     candidates: defaultdict[_Group, list[_Candidate]] = defaultdict(list)
     for folder in folders:
         path, same_folder = folder.path, in_folder.get(folder.path, [])
-        is_searched = is_given or path in searched or layouts.DERIVATIVES in path.parts
+        is_searched = is_given or path in searched or layouts.is_in_derivatives(path)
         if same_folder or is_searched or any(map(layouts.is_label_folder, path.parts)):
             for scan in folder.scans:
                 names = () if same_folder else _owner_names(scan, folder, is_given=is_given)
@@ -448,7 +448,7 @@ def _nearest(groups: Sequence[_Group], scan: NamedFile) -> Sequence[_Group]:
 
 def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence[str]:
     """Return the names by which a file in a folder of label maps may belong to a case, likelier first."""
-    is_label, in_derivatives = scan.kind == LABEL, layouts.DERIVATIVES in folder.path.parts
+    is_label, in_derivatives = scan.kind == LABEL, layouts.is_in_derivatives(folder.path)
     if not is_label and (is_given or scan.kind or in_derivatives):
         return ()
     names = [scan.case, *(_prefixes(scan.stem) if is_given else [scan.stem])]

@@ -14,8 +14,6 @@ from pathlib import Path
 from brats_seg.files import check_regular, table_beside
 from brats_seg.labels import MODALITIES
 
-DERIVATIVES = "derivatives"
-"""Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
 KINDS = (*MODALITIES, LABEL)
@@ -107,6 +105,11 @@ def kind_named(word: str) -> str:
 def is_label_folder(name: str) -> bool:
     """Return whether a folder is for label maps by its name, such as `labels` or `images_segm`."""
     return PATTERNS["label_folder"].fullmatch(name) is not None
+
+
+def is_in_derivatives(folder: Path) -> bool:
+    """Return whether a folder is in the derivatives of a BIDS data set: it holds what was made from the scans."""
+    return "derivatives" in map(str.lower, folder.parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
