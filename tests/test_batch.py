@@ -302,8 +302,7 @@ def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_
 
 def test_a_folder_is_locked_and_leftovers_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("brats_seg.files._GRACE_S", 0.1)
-    touch(tmp_path, ".123-0a1b2c-a.nii.gz", "scans/prepared/a/.123-0a1b2c-a-t1n.nii.gz", ".mine")
-    touch(tmp_path, "previews/.123-0a1b2c-a.png", "scans/a/.123-0a1b2c-a-t1n.nii.gz")
+    touch(tmp_path, ".1-0a1b2c-a.nii", "scans/a/b/.1-0a1b2c-c", "previews/.1-0a1b2c-a.png", ".mine")
     with OutputFolder(tmp_path).opened():
         left = {path.name for path in tmp_path.rglob(".*")}
         with pytest.raises(UsageError, match="another process"), OutputFolder(tmp_path).opened():

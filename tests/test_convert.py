@@ -17,7 +17,7 @@ from brats_seg.dicom.preprocess import ScanOptions
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.inference import batch
 from brats_seg.labels import MODALITIES
-from tests.builders import Run, call, check_json, make_volumes, write_case
+from tests.builders import Run, call, check_json, make_volumes, touch, write_case
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
 from tests.inference_builders import NAMES
 
@@ -148,8 +148,7 @@ def test_the_command_prints_the_series_as_json(tmp_path: Path, run: Run) -> None
 @pytest.mark.parametrize("option", ["--identifiers", "--series=t1c=5"])
 def test_an_option_for_dicom_is_refused_with_nifti_files(tmp_path: Path, option: str) -> None:
     write_examination(tmp_path / "dicom")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/best.pt").touch()
+    touch(tmp_path, "run/best.pt")
     case = write_case(tmp_path / "scans")
     single = [f"--{name}={case / case.name}_{end}.nii.gz" for name, end in NAMES.items()]
     for inputs in (["scans"], ["dicom", "scans"], single):

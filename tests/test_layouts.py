@@ -231,15 +231,14 @@ def test_an_unreadable_folder_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     ("names", "content", "is_dicom"),
     [
         (("CHECKSUM", "IM000001"), bytes(128) + b"DICM" + bytes(100), True),
-        (("1.2.840.10008.1", "README.txt"), bytes(128) + b"DICM", True),
+        (("README.txt", "1.2.840.10008.1"), bytes(128) + b"DICM", True),
         (("DICOMDIR", "README.txt"), b"", True),
-        (("IM000001", "LICENSE"), b"plain text", False),
+        (("LICENSE", "IM000001"), b"plain text", False),
     ],
 )
 def test_dicom_files_are_known_by_what_they_hold(tmp_path, names, content, is_dicom):
-    for name in names:
-        held = b"plain text" if name == "CHECKSUM" else content
-        touch(tmp_path, f"p/{name}").joinpath("p", name).write_bytes(held)
+    touch(tmp_path, *(f"p/{name}" for name in names))
+    (tmp_path / "p" / names[-1]).write_bytes(content)
     assert layouts.holds_dicom(tmp_path) is is_dicom
     with pytest.raises(LayoutError) as refused:
         find_cases(tmp_path)

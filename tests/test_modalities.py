@@ -35,7 +35,7 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
         ("t1n", MPRAGE, "t1_mpr_sag_pre|SAG BRAVO"),
         ("t1c", MPRAGE, "T1 MPRAGE +C"),
         ("t1n", INVERTED, "AX T1 FLAIR"),
-        ("t1c", AGENT, "AX T1"),
+        ("t1c", AGENT, "AX T1|T1 w/o and w/ Gd|T1 pre and post Gd|T1 +/- GAD|T1 mit + ohne KM"),
         ("t1n", AGENT, "AX T1 PRE"),
         ("t2w", T2, "AX T2"),
         ("t2w", {"echo_ms": 400.0, "repetition_ms": 3200.0}, "t2_space_sag"),
@@ -77,10 +77,8 @@ INVERTED = T1 | {"inversion_ms": 800.0, "repetition_ms": 2000.0}
             "|T1 pas d'injection|T1 sin contraste|T1 sin gado|T1 antes de la inyección|T1 senza mdc|T1 nativ"
             "|T1 senza mezzo di contrasto|T1 prima del contrasto|T1 sem contraste|T1 pré-contraste|T1 s/ contraste"
             "|t1_ohne_KM|T1 vor KM|T1 o. KM|t1_oKM|T1 vor i.v. KM|T1 kein Kontrastmittel|T1 head injury"
-            "|T1 post-quirúrgico|T1 position 2",
+            "|T1 post-quirúrgico|T1 position 2|T1 non-enhanced|T1 not enhanced",
         ),
-        ("t1n", T1, "T1 non-enhanced|T1 not enhanced"),
-        ("t1c", AGENT, "T1 w/o and w/ Gd|T1 pre and post Gd|T1 W/WO|T1 +/- GAD|T1 mit und ohne KM"),
         ("", T1, "T1 GADO soustraction|T1 con contraste sustracción|T1 sottrazione"),
     ],
 )

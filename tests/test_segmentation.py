@@ -120,11 +120,8 @@ def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list
 @pytest.mark.parametrize("name", ORIENTATIONS)
 def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, name):
     case, grid, source = converted(tmp_path, name)
-    affine, labels, paths = (
-        oriented_affine(*ORIENTATIONS[name]),
-        make_label_map(),
-        three(tmp_path / "a.dcm"),
-    )
+    affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
+    paths = three(tmp_path / "a.dcm")
     for file, array in zip(case.images, make_volumes(), strict=True):
         scan = read_volume(case.path_of(file), case_id="me")
         np.testing.assert_array_equal(scan.array, moved(array, affine, scan.geometry))
@@ -207,13 +204,9 @@ def test_a_label_map_on_another_grid_is_sampled_and_one_elsewhere_refused(tmp_pa
     fine = geometry(repeated.shape, affine)
     write_segmentation(three(tmp_path / "fine.dcm"), repeated, fine, BRATS2017, source)
     check_voxels(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map())
-    # the slices are those of the scanner, and the scans may have been moved since
-    for corner_mm in ((4, 0, 0), (0, 0, -4)):
-        affine[:3, 3] += corner_mm
-        elsewhere = geometry(repeated.shape, affine)
-        remark = write_segmentation([tmp_path / "a.dcm"], repeated, elsewhere, BRATS2017, source)
-        assert "do not lie on the slices of their t1c series any more" in remark
-    assert not (tmp_path / "a.dcm").exists()
+    affine[2, 3] += 4
+    remark = write_segmentation([], repeated, geometry(repeated.shape, affine), BRATS2017, source)
+    assert "the scans do not lie on the slices of their t1c series any more" in remark
 
 
 @pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])

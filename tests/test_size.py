@@ -36,7 +36,7 @@ BUDGET = {
     "cli": 1150,
 }
 """Most code lines of each package."""
-ABOVE_BUDGET = {"cases": 2343, "dicom": 965}
+ABOVE_BUDGET = {"cases": 2341, "dicom": 965}
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 18_999, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""

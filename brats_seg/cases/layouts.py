@@ -163,8 +163,7 @@ def has_dicom(root: Path, folder: Folder) -> bool:
     """Return whether DICOM files are in a folder; scanners omit the suffix or write numbers after a dot."""
     if any(name.lower().endswith((*WORDS["dicom"], "dicomdir")) for name in folder.other_names):
         return True
-    ends = {name: Path(name).suffix[1:] for name in folder.other_names}
-    bare = [name for name, end in ends.items() if not end or end.isdecimal()]
+    bare = filter(PATTERNS["without_suffix"].fullmatch, folder.other_names)
     # others may precede them, such as CHECKSUM
     return any(_begins_as_dicom(root / folder.path / name) for name in bare)
 

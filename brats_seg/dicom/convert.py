@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +77,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
     series = {item.modality: item for item in study.series if item.modality}
     slices = [series[name].files for name in MODALITIES]
-    key = preprocess.make_key(chain(*slices), identifiers, slices)
+    key = preprocess.make_key((path for paths in slices for path in paths), identifiers, slices)
     source = preprocess.read_source(folder, key, files.values())
     if source is None:
         volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}
@@ -95,15 +94,13 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
 
 def _check_usable(study: DicomStudy, options: ScanOptions) -> None:
     """Raise `CaseError` if an examination cannot be converted."""
-    problem = study.problem or "; ".join(missing_reasons(study.series, options.series))
-    if not problem:
-        return
-    unused = [f"{item}, {item.reason}" for item in study.series if not item.modality]
-    if unused and len(study.series) - len(unused) < len(MODALITIES):
-        problem = f"{problem}; not used: {some_of(unused)}"
-    expected = f"a whole series for each of {', '.join(MODALITIES)}"
-    next_step = "Export the examination again." if study.problem else OVERRIDE
-    raise CaseError(study.case_id, "(all)", problem, expected, next_step)
+    if problem := study.problem or "; ".join(missing_reasons(study.series, options.series)):
+        unused = [f"{item}, {item.reason}" for item in study.series if not item.modality]
+        if unused and len(study.series) - len(unused) < len(MODALITIES):
+            problem = f"{problem}; not used: {some_of(unused)}"
+        expected = f"a whole series for each of {', '.join(MODALITIES)}"
+        next_step = "Export the examination again." if study.problem else OVERRIDE
+        raise CaseError(study.case_id, "(all)", problem, expected, next_step)
 
 
 def _volume(series: Series, case_id: str) -> Volume:

@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
@@ -34,9 +33,6 @@ _SHOWN = {"t2f": "FLAIR", "t2w": "T2", _T1: "T1"}
 _WORDS = table_beside(__file__)
 """Regular expressions of what the headers of series contain."""
 _BEFORE = "|".join([*_WORDS["before"], _WORDS["not_yet"] + _WORDS["agent"]])
-_BOTH = r"\+/-|" + "|".join(
-    rf"\b(?:{one}){_WORDS['between']}(?:{other})\b" for one, other in permutations(_WORDS["states"])
-)
 _AFTER = "|".join([*_WORDS["after"], rf"(?:\b|t1|\bm){_WORDS['agent']}"])
 
 
@@ -110,8 +106,7 @@ def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, .
     is_original = "DERIVED" not in series.image_type
     # the first echo of T2 shows proton density
     echo_ms = (series.echo_ms or 0) * (1 if series.modality.startswith("t2") else -1)
-    thickness_mm = max(series.spacing_mm)
-    return fit, not series.problem, is_original, -thickness_mm, series.number, echo_ms
+    return fit, not series.problem, is_original, -max(series.spacing_mm), series.number, echo_ms
 
 
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
@@ -164,17 +159,15 @@ def _modality(series: Series, text: str) -> tuple[str, str]:
     if weighting != _T1:
         return weighting, f"by {why}"
     # of a protocol that is repeated after contrast agent, the header tells which run it is
-    is_of_both = re.search(_BOTH, text)
-    named = "" if is_of_both else text
-    for modality, is_so, agent in (
-        ("t1n", re.search(_BEFORE, named), "before contrast agent, by its description"),
-        ("t1c", re.search(_AFTER, named), "with contrast agent, by its description"),
+    both = any(re.search(pattern, text) for pattern in _WORDS["both"])
+    reasons = (
+        ("t1n", not both and re.search(_BEFORE, text), "before contrast agent, by its description"),
+        ("t1c", not both and re.search(_AFTER, text), "with contrast agent, by its description"),
         ("t1c", series.has_agent, "its header names a contrast agent"),
-        (_T1, is_of_both, "with and without contrast agent, by its description"),
-    ):
-        if is_so:
-            return modality, f"T1 by {why}; {agent}"
-    return _T1, f"T1 by {why}; no contrast agent is named"
+        (_T1, both, "with and without contrast agent, by its description"),
+        (_T1, True, "no contrast agent is named"),
+    )
+    return next((modality, f"T1 by {why}; {agent}") for modality, is_so, agent in reasons if is_so)
 
 
 def _parse_weighting(text: str) -> str:
@@ -197,8 +190,7 @@ def _timed(series: Series) -> str:
         return "t2f"
     if echo > 60 and repetition > 2000 and not inversion:
         return "t2w"
-    is_inverted = 400 < inversion < 1500 and echo < 40
-    return _T1 if is_inverted or (echo < 40 and repetition < 1200) else ""
+    return _T1 if echo < 40 and (400 < inversion < 1500 or repetition < 1200) else ""
 
 
 def _times(series: Series) -> str:

@@ -11,19 +11,17 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from nibabel.affines import apply_affine
 from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented
 from brats_seg.dicom import series
 from brats_seg.dicom.preprocess import ScanSource, check_installed
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.files import table_beside, whole_file
 from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
@@ -38,8 +36,6 @@ _CODES = table_beside(__file__)
 _LEVEL = 0.51
 """Share of the way to a neighbour after which an outline runs: readers that round it to pixels, and
 those that ask which centres are inside, both recover the mask."""
-_LARGEST_OFFSET_MM = 3
-"""Largest distance of the ends of a grid from those of its series: dcm2niix may place slices 2 mm off."""
 _CHARACTERS = "ISO_IR 192"
 """UTF-8, whatever the images have."""
 _SERIES_OFFSET = 1000
@@ -67,8 +63,6 @@ def write_segmentation(
         with warnings.catch_warnings(action="ignore"):
             images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
             slices = list(_slices(images))
-            if not _have_one_extent(images[0], slices, geometry):
-                return f"no DICOM segmentation was written: the scans do not lie on the slices of their {SERIES_MODALITY} series any more, as after registration to an atlas"
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
             # an equal label map gets the same UIDs, so that an archive stores it once
             digest = hashlib.sha256(label_map.tobytes() + convention.name.encode()).hexdigest()
@@ -80,7 +74,7 @@ def write_segmentation(
                 _structured_report(segmentation, volume, convention, about[1]),
                 _structure_set(images[0], slices, regions_of(on_images, convention), about[2]),
             )
-    except EnvironmentalError as error:
+    except (EnvironmentalError, UsageError) as error:
         return f"no DICOM segmentation was written: {error}"
     except Exception as error:  # noqa: BLE001 - pydicom and highdicom raise errors of many kinds
         # its message may quote what identifies the patient
@@ -119,30 +113,29 @@ def _slices(images: Sequence[Any]) -> Iterator[tuple[Any, npt.NDArray[np.float64
             yield reference, np.stack([along * column_mm, down * row_mm, position], axis=1)
 
 
-def _have_one_extent(image: Any, slices: Sequence[tuple[Any, Any]], geometry: Geometry) -> bool:
-    """Return whether a grid ends where the slices of a series do."""
-    corners = np.array([*product((0, image.Columns - 1), (0, image.Rows - 1), (1,))])
-    mm = np.concatenate([corners @ to_mm.T for _, to_mm in slices]) @ _TO_DICOM
-    voxels = apply_affine(np.linalg.inv(geometry.affine), mm)
-    ends = voxels.min(axis=0), voxels.max(axis=0) - geometry.shape + 1
-    return bool(np.abs(ends * np.array(geometry.spacing_mm)).max() < _LARGEST_OFFSET_MM)
-
-
 def _labels_at_pixels(
     image: Any, slices: Sequence[tuple[Any, Any]], label_map: LabelMap, geometry: Geometry
 ) -> npt.NDArray[np.uint8]:
     """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
 
-    Pixels take the nearest label; outside of the label map it is 0.
+    Pixels take the nearest label; outside of the label map it is 0. `UsageError` is raised if the label map
+    does not end where the slices do.
     """
     to_voxel = np.linalg.inv(geometry.affine)
     rows, columns = np.indices((image.Rows, image.Columns))
     pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
-    labelled = []
+    labelled, corners = [], []
     for _, to_mm in slices:
         transform = to_voxel[:3, :3] @ (_TO_DICOM @ to_mm)
         transform[:, 2] += to_voxel[:3, 3]
-        labelled.append(map_coordinates(label_map, np.rint(transform @ pixels), order=0))
+        voxels = transform @ pixels
+        corners += [voxels[:, 0], voxels[:, -1]]
+        labelled.append(map_coordinates(label_map, np.rint(voxels), order=0))
+    ends = np.min(corners, axis=0), np.max(corners, axis=0) - geometry.shape + 1
+    # dcm2niix may place slices 2 mm off
+    if np.abs(ends * np.array(geometry.spacing_mm)).max() > 3:
+        msg = f"the scans do not lie on the slices of their {SERIES_MODALITY} series any more, as after registration to an atlas"
+        raise UsageError(msg)
     return np.stack(labelled).reshape(-1, *rows.shape)
 
 

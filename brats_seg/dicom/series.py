@@ -123,8 +123,7 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     Files that are not DICOM are ignored; links are followed. An examination is named after a folder that
     is called after the patient only `with_identifiers`. `UsageError` is raised if no DICOM image is there.
     """
-    images = _images_below(root)
-    if not images:
+    if not (images := _images_below(root)):
         msg = f"{root} holds no DICOM images; expected the files of an MR examination"
         raise UsageError(msg)
     n_studies = Counter(
@@ -236,13 +235,12 @@ def _read(path: Path) -> list[_Image]:
         for separators in (r"[=\\]", r"[\^=\\ ]")
         for part in re.split(separators, str(header.get(name) or ""))
     }
-    patient = "^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))
     values = {name: header.get(name) for name in ELEMENTS["kept"]}
     return [
         _Image(
             path=path,
             texts={name: _texts(value) for name, value in (values | frame).items()},
-            patient=_hash(patient),
+            patient=_hash("^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))),
             identifiers=tuple(text for text in identifiers if len(text) >= _SHORTEST_IDENTIFIER),
         )
         for frame in read_frames(header)

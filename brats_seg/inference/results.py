@@ -319,10 +319,9 @@ class OutputFolder:
         return self.path / f".{os.fsdecode(os.fsencode(case_id)[:200])}.writing"
 
     def _tidy_up(self) -> None:
-        remove_leftovers(self.path)
-        for pattern in ("*/", "sub-*/**/anat", f"{SCANS_NAME}/**/"):
-            for folder in self.path.glob(pattern):
-                remove_leftovers(folder)
+        below = ("*/", "sub-*/**/anat", f"{SCANS_NAME}/**/")
+        for folder in (self.path, *(path for name in below for path in self.path.glob(name))):
+            remove_leftovers(folder)
 
 
 def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
@@ -370,8 +369,7 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     row["modalities"] = " ".join(record.modalities)
     row[IN_TRAINING] = record.in_training.replace("unknown", "")
     for part in record.volumes:
-        row[f"{part.name}_ml"] = part.ml
-        row[f"{part.name}_components"] = part.n_components
+        row |= {f"{part.name}_ml": part.ml, f"{part.name}_components": part.n_components}
     for expected in record.predicted_dice:
         row |= expected.columns
     return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
