@@ -151,7 +151,7 @@ def test_prepared_cases_are_beside_scans(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_prepared_in_the_cache(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    roots = [tmp_path / disk / "BraTS" for disk in ("one", "two")]
+    roots = [tmp_path / disk / "BraTS" for disk in ("caf\udce9", "two")]
     for root in roots:
         root.mkdir(parents=True)
         root.parent.chmod(0o555)

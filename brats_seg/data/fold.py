@@ -210,7 +210,7 @@ def prepared_path_of(root: Path) -> Path:
     Prepared cases that are found in either place are used there.
     """
     path = root.resolve()
-    digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=3).hexdigest()
     next_to_scans = path.parent / f"{path.name}-prepared"
     # without a home folder, "~" would be the name of one; two folders called `Training` do not share one
     above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache").removeprefix("~/")  # noqa: PTH111
