@@ -114,7 +114,7 @@ def compare_folders(
         EnvironmentalError: A process was killed, or the table cannot be written.
     """
     if output is not None:
-        check_output(output, reference.name, *(path.name for path in predictions))
+        check_output(output, reference, *predictions)
     pairings = [find_pairs(reference, path) for path in predictions]
     names = str(predictions[0]), str(predictions[1])
     if only_predicted:

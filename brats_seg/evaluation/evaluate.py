@@ -162,7 +162,7 @@ def score_folders(
 
     Raises:
         UsageError: A path does not exist, the prediction is a file for several cases, a case occurs
-            twice, or the table is no `.csv`, or has the name of an input or of a table of predictions.
+            twice, or the table is no `.csv`, is an input, or has the name of a table of predictions.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
 
@@ -177,7 +177,7 @@ def score_folders(
         >>> [(part.region, part.n_cases, part.spreads[0].mean) for part in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
-    scores.check_output(output, reference.name, prediction.name)
+    scores.check_output(output, reference, prediction)
     pairing = find_pairs(reference, prediction, only_predicted=only_predicted)
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     if evaluation.case_ids:

@@ -158,10 +158,10 @@ def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     return scores.assign(**worst).astype(scores.dtypes)
 
 
-def check_output(path: Path, *inputs: str) -> None:
-    """Raise an error unless a file can be written as a table of scores, going by its name and the names of the inputs."""
-    if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv", *inputs}:
-        msg = f"{path} is no table of scores by its name; expected a .csv, not called as an input or a table of predict"
+def check_output(path: Path, *inputs: Path) -> None:
+    """Raise an error unless a file can be a table of scores, is none that `predict` writes and no input, and can be written."""
+    if path.suffix != ".csv" or path.name in {VOLUMES_NAME, "failures.csv"} or path in inputs:
+        msg = f"{path} is no table of scores by its name; expected a .csv, no input and none of predict"
         raise UsageError(msg)
     check_writable(path.parent)
 
