@@ -98,7 +98,7 @@ def test_missing_predictions_score_0(brats_root: Path, predictions: Path, tmp_pa
     ]
     for name in ("s.json", "s.nii.gz", "volumes.csv", "failures.csv", "cases.csv"):
         with pytest.raises(UsageError, match=f"{name} is no table of scores .*expected a .csv"):
-            evaluate.score_folders(brats_root / "cases.csv", predictions, tmp_path / name, LEGACY)
+            evaluate.score_folders(tmp_path / "cases.csv", predictions, tmp_path / name, LEGACY)
 
 
 def test_a_bad_case_does_not_stop_the_others(tiny_scans: Path, predictions: Path) -> None:

@@ -205,8 +205,7 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
     assert Counter(fold[case.case_id] for case in cases) == dict.fromkeys(range(5), 2)
     # and of its own kind, those with few scans fill the other folds
     cases = [*often[:4], *numbered_cases(4, grade="HGG")]
-    fold = fold_of(folds.make_folds(cases, FoldConfig(n_folds=2)))
-    assert Counter(fold.values()) == {0: 4, 1: 4}
+    assert Counter(fold_of(folds.make_folds(cases, FoldConfig(n_folds=2))).values()) == {0: 4, 1: 4}
 
 
 def test_the_grade_of_a_patient_may_be_known_of_one_scan_alone():

@@ -143,6 +143,7 @@ def test_workers_draw_alike(tiny_prepared: Path, names: tuple[str, ...], n_worke
     dataset, alone = (make_dataset(tiny_prepared, *names) for _ in range(2))
     before = torch.get_rng_state()
     samples = list(loader.patch_loader(dataset, keys, n_workers))
+    assert len(samples) == 15
     assert torch.equal(torch.get_rng_state(), before)
     for key, sample in reversed(list(zip(keys, samples, strict=True))):
         assert equal(sample, alone[key])
