@@ -161,7 +161,8 @@ def transform_named(name: str) -> Transform:
     except Exception as error:
         msg = f"{setting} cannot be called: {type(error).__name__}: {error}. Expected {expected}"
         raise ConfigError(msg) from error
-    # those of MONAI change plain arrays, and fail in the first patch that a random one is drawn for
+    # those of MONAI change plain arrays, and fail in the first patch that a random one is drawn for; of
+    # `utility.array`, Lambda takes what its function takes, a dictionary too
     module = type(transform).__module__
     for_arrays = module.startswith("monai") and module.endswith("array") and "utility" not in module
     if for_arrays or not callable(transform):

@@ -110,9 +110,10 @@ def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, .
 
 
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
-    # T2 is a part of T2 FLAIR
-    closest = sorted(overrides.items(), key=lambda pair: (-_fit(series, pair[1]), -len(pair[1])))
-    for modality, choice in closest[:1]:
+    if overrides:
+        # T2 is a part of T2 FLAIR
+        closest = max(overrides.items(), key=lambda pair: (_fit(series, pair[1]), len(pair[1])))
+        modality, choice = closest
         if _fit(series, choice):
             reason = f"chosen by --series {modality}={choice}"
             return replace(series, modality=modality, reason=reason)

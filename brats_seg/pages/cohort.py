@@ -56,24 +56,9 @@ def write_cohort_page(
         msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
         raise UsageError(msg)
     records = [entry for entry in entries.values() if isinstance(entry, Record)]
+    of_networks = {record.remark: None for record in records if record.remark}
     case_ids = [record.case_id for record in records]
-    scored = join_scores(())
-    remarks = tuple({record.remark: None for record in records if record.remark})
-    if options.scores is not None:
-        scored = read_scores(options.scores)
-    elif options.reference is not None:
-        pairing = find_pairs(options.reference, results).only(case_ids)
-        rules = protocol_named("legacy")
-        evaluation = evaluate_pairs(pairing, rules, n_workers=n_workers, track=track)
-        scored = evaluation.scores
-        lost = (f"{name} has no label map, and the worst scores" for name in evaluation.missing)
-        unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
-        remarks += (*evaluation.remarks, *lost, *unscored)
-    is_shown = scored["case_id"].isin(case_ids)
-    if options.scores is not None and records and not is_shown.any():
-        msg = f"{options.scores} scores none of the cases of {results}; it has {some_of(scored['case_id'].unique()) or 'none'}"
-        raise UsageError(msg)
-    scored = scored[is_shown]
+    scored, remarks = _scores_of(results, case_ids, options, n_workers, track)
     dice = dice_by_case(scored)
     means = {case_id: float(np.nanmean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
@@ -92,12 +77,31 @@ def write_cohort_page(
         links={entry.case_id: _link(results, entry.case_id, page) for entry in records},
         pictures=_pictures(results, records, track),
         failures=[entry for entry in entries.values() if isinstance(entry, Failure)],
-        remarks=remarks,
+        remarks=(*of_networks, *remarks),
         facts=tuple(_facts(records)),
         regions=REGIONS,
         summaries=list(filter(None, summaries)),
         charts=[(caption, html.inline_svg(figure)) for caption, figure in _charts(records, dice)],
     )
+
+
+def _scores_of(
+    results: Path, case_ids: Sequence[str], options: html.PageOptions, n_workers: int, track: Track
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return the scores of predicted cases, none without a table of them or references, and remarks."""
+    scored, remarks = join_scores(()), tuple[str, ...]()
+    if options.scores is not None:
+        scored = read_scores(options.scores)
+        if case_ids and not scored["case_id"].isin(case_ids).any():
+            msg = f"{options.scores} scores none of the cases of {results}; it has {some_of(scored['case_id'].unique()) or 'none'}"
+            raise UsageError(msg)
+    elif options.reference is not None:
+        pairing, rules = find_pairs(options.reference, results), protocol_named("legacy")
+        found = evaluate_pairs(pairing.only(case_ids), rules, n_workers=n_workers, track=track)
+        lost = (f"{name} has no label map, and the worst scores" for name in found.missing)
+        unscored = (f"not scored: {failure.message}" for failure in found.failures)
+        scored, remarks = found.scores, (*found.remarks, *lost, *unscored)
+    return scored[scored["case_id"].isin(case_ids)], remarks
 
 
 def page_path(results: Path, case_id: str) -> Path:
