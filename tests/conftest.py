@@ -34,6 +34,13 @@ def _disks_are_not_waited_for() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work on cases in this process: to fork it takes longer than what is done with tiny scans."""
+    for module in ("cli.look", "data.fold", "inference.tuning", "pages.write"):
+        monkeypatch.setattr(f"brats_seg.{module}.available_cpus", lambda: 0)
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 

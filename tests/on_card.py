@@ -89,10 +89,12 @@ STEPS: dict[str, tuple[tuple[str, ...], dict[str, Any], int]] = {
     "autoencoder": (("model.name=autoencoder", "optimizer.name=adamw"), {}, 3),
 }
 """Settings and ways to compute, and the values that the host reads in a step."""
-NOTEBOOK = pytest.param("notebook", marks=pytest.mark.slow)
+SLOW = ("notebook", "autoencoder")
 
 
-@pytest.mark.parametrize("name", [NOTEBOOK if name == "notebook" else name for name in STEPS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in STEPS]
+)
 def test_a_step_is_that_of_the_cpu_and_waits_for_few_values(name: str) -> None:
     """One read each for loss, norm and measurements, one for a loss scale, one for a patch passed twice."""
     settings, ways, n_reads = STEPS[name]
@@ -133,7 +135,7 @@ def test_a_tensor_on_the_host_and_a_read_in_the_loop_are_found() -> None:
         torch.ones(2, device=NAME).numpy()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "fp16"])
 def test_a_run_is_stopped_and_resumed_and_validated_as_on_the_cpu(data, tmp_path, precision):
     # few windows: a simulated operation takes a millisecond
     changes = ["training.n_epochs=2", "validation.every=1", "patch.size=16,16,16"]

@@ -109,8 +109,7 @@ def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path)
         return [whole_case(data.folder, case_id).image[None].float() for case_id in ids]
 
     def error(made: Tensor, image: Tensor) -> float:
-        brain = (image != 0).any(1)[0]
-        return float((made - image)[0, :, brain].square().mean(1).sqrt().mean())
+        return float((made - image)[0, :, (image != 0).any(1)[0]].square().mean(1).sqrt().mean())
 
     network = Reconstructor.load(tmp_path / "run", CPU).model.members[0].network
     held_out, train_images = images(data.split.validation), images(data.split.train)

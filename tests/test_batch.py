@@ -102,6 +102,7 @@ def test_an_ensemble_was_trained_on_the_cases_of_any_member(two_folds, models, e
     assert [model.seen(case_id) for case_id in CASES] == expected
 
 
+@pytest.mark.usefixtures("one_process")
 def test_cases_that_the_model_was_trained_on_are_marked(two_folds, tiny_scans, run, tmp_path):
     for name in ("first", "alone.pt"):
         batch.predict_folder([tiny_scans], [two_folds / name], tmp_path / name, PLAIN_SETTINGS)

@@ -496,8 +496,7 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
     (record,) = map(json.loads, (tmp_path / "out" / "manifest.jsonl").read_text().splitlines())
     switches = dict.fromkeys(("tta", "probabilities", "uncertainty"), True)
     named = {"device": "cpu", "precision": "fp32", "window": [16] * 3, "labels": "brats2023"}
-    usual = {"report": False, "layout": "plain"}
-    assert record["settings"] == given | switches | named | usual
+    assert record["settings"] == given | switches | named | {"report": False, "layout": "plain"}
     assert record["convention"] == "brats2023"
     assert all((tmp_path / "out" / name).is_file() for name in record["outputs"])
     assert len(record["outputs"]) == 5

@@ -56,8 +56,7 @@ def test_a_preset_is_valid_stays_as_it_is_and_is_read_back(preset):
     ],
 )
 def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
-    config = load_config(assignments=[assignment])
-    assert getattr(getattr(config, section), key) == value
+    assert getattr(getattr(load_config(assignments=[assignment]), section), key) == value
 
 
 @pytest.mark.parametrize("name", LEARNING_RATES)
@@ -66,8 +65,7 @@ def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
     assert load_config(assignments=[assignment]).optimizer.lr == LEARNING_RATES[name]
     assert load_config(assignments=[assignment, "optimizer.lr=0.5"]).optimizer.lr == 0.5
     for changes in ({"preset": "full"}, {"values": {"model.name": "autoencoder"}}):
-        changed = load_config(assignments=[assignment], **changes)
-        assert changed.optimizer.lr == LEARNING_RATES[name]
+        assert load_config(assignments=[assignment], **changes).optimizer.lr == LEARNING_RATES[name]
 
 
 def test_the_effective_batch_changes_at_its_epochs_and_a_schedule_replaces_a_schedule():

@@ -79,8 +79,7 @@ def test_nothing_is_converted_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     header = {**HEADERS["t1n"], "SeriesDescription": "AX T1 PRE"}
     paths = write_series(tmp_path / "dicom/new", array, affine, number=9, **header)
     assert only_case(tmp_path).usable
-    source = preprocess.read_source(tmp_path / "scans/dicom")
-    assert [*source.series["t1n"].files] == paths
+    assert [*preprocess.read_source(tmp_path / "scans/dicom").series["t1n"].files] == paths
 
 
 def test_what_an_interrupted_batch_has_converted_is_not_taken_for_scans(tmp_path: Path) -> None:

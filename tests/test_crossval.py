@@ -40,8 +40,7 @@ def cases(held_out: list[HeldOut], tiny_scans: Path) -> HeldOutCases:
 def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
-        outcomes = crossval.held_out_outcomes(cases, SETTINGS, output)
-        return finish_batch(outcomes, output, len(CASES))
+        return finish_batch(crossval.held_out_outcomes(cases, SETTINGS, output), output, len(CASES))
 
 
 def test_each_case_is_predicted_by_the_run_without_it(cases: HeldOutCases, tmp_path: Path) -> None:

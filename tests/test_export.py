@@ -220,8 +220,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
     for name in (".mine-new-other", ".123-00ff00-new-other"):
         (tmp_path / name).mkdir()
     export_model([run], tmp_path / "other")
-    left = {path.name for path in tmp_path.glob(".*")}
-    assert left == {".mine-new-other"}
+    assert {path.name for path in tmp_path.glob(".*")} == {".mine-new-other"}
 
 
 def test_an_export_to_a_full_disk_leaves_nothing(exported: Path, tmp_path: Path) -> None:

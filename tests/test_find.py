@@ -304,8 +304,7 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
         find_cases(touch(tmp_path, "drawn/BRATS_0001.nii.gz"), label_files="drawn/*")
     # a modality that is not described is missing, and the order of the description counts
     write_dataset(tmp_path / "x", {**MSD, "modality": {"0": "T2w", "1": "T1w"}})
-    volumes = [scan.volume for scan in cases_in(tmp_path)["BRATS_485"].images]
-    assert volumes == [1, 0]
+    assert [scan.volume for scan in cases_in(tmp_path)["BRATS_485"].images] == [1, 0]
 
 
 def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:

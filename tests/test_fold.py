@@ -18,6 +18,7 @@ from brats_seg.errors import CaseError, EnvironmentalError, FoldError, UsageErro
 from tests.builders import write_case
 from tests.inference_builders import read_scan
 
+pytestmark = pytest.mark.usefixtures("one_process")
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
 
 _read_only: list[str] = []

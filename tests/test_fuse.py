@@ -103,8 +103,7 @@ def test_mean_probabilities_are_those_of_predict(tmp_path: Path) -> None:
                 path = folder / "probabilities" / f"{case_id}-{region}.nii.gz"
                 write_nifti(path, np.full(shape, share, np.float32))
         (folder / "probabilities" / "brats_seg.json").write_text("{}")
-    fused = fuse_label_maps([first, second], tmp_path / "out", "mean")
-    assert {*voxels(fused[1]).ravel()} == {1}
+    assert {*voxels(fuse_label_maps([first, second], tmp_path / "out", "mean")[1]).ravel()} == {1}
     write_nifti(path, np.full((1, *shape[1:]), share, np.float32))
     with pytest.raises(CaseError, match=r"patient_2-et.nii.gz: found 1x24x16 voxels"):
         fuse_label_maps([first, second], tmp_path / "out", "mean")

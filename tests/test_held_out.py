@@ -116,6 +116,7 @@ def test_measuring_changes_nothing_else(tmp_path: Path, tiny_prepared: Path) -> 
     assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
+@pytest.mark.usefixtures("one_process")
 def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: Path) -> None:
     runs = [write_fold(tmp_path / one, tiny_prepared, [one], subsets=FEW) for one in CASES[:2]]
     plain = write_fold(tmp_path / "plain", tiny_prepared, CASES[:1])
@@ -130,8 +131,7 @@ def test_tuning_measures_runs_and_exports_say_so(tmp_path: Path, tiny_prepared: 
     assert again == tuning
     names = ("model", "untuned0", "untuned1")
     tuned, untuned, without = ((tmp_path / name / "README.md").read_text() for name in names)
-    score = tuning.subset_scores[0]
-    assert f"| t1n, t1c, t2w | {' | '.join(score.texts())} | 2 |" in tuned
+    assert f"| t1n, t1c, t2w | {' | '.join(tuning.subset_scores[0].texts())} | 2 |" in tuned
     assert "besides all four modalities, 2 subsets of them are accepted" in tuned
     assert "`brats-seg tune` measures it" in untuned
     assert "Missing modalities" not in without

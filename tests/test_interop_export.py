@@ -149,8 +149,7 @@ def test_a_bundle_is_read_as_the_exported_model_that_it_is(bundles: Path) -> Non
     model = bundles / "plain"
     metadata = json.loads((model / "configs" / "metadata.json").read_text())
     config = ConfigParser.load_config_file(model / "configs" / "inference.json")
-    run = bundles / "plain0"
-    assert load_model([model], CPU).fingerprint == load_model([run], CPU).fingerprint
+    assert load_model([model], CPU).fingerprint == load_model([bundles / "plain0"], CPU).fingerprint
     formats = metadata["network_data_format"]
     names = formats["inputs"]["image"]["channel_def"]
     assert names["1"] == "T1 with contrast agent"

@@ -36,8 +36,7 @@ def part_of(path: Path) -> str:
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT.parent).with_suffix("").parts
-    return ".".join(parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported_names(source: str) -> set[str]:

@@ -38,8 +38,7 @@ def case_of(case_id: str, array: Array, *, patient_id: str | None = None) -> Cas
 
 
 def noisy(array: Array) -> Array:
-    noise = np.random.default_rng(0).normal(0, 0.2 * array[array > 0].std(), array.shape)
-    return array + noise
+    return array + np.random.default_rng(0).normal(0, 0.2 * array[array > 0].std(), array.shape)
 
 
 CHANGES: dict[str, Callable[[Array], Array]] = {

@@ -189,8 +189,7 @@ def test_the_viewer_draws_and_layers_and_scans_are_toggled(page: Page, tmp_path:
     assert np.abs(with_uncertainty - with_reference).mean() > 0.1
     buttons = "[...document.querySelectorAll('[aria-pressed=true]')]"
     pressed = page.run(f"{buttons}.map(b => b.innerText)")
-    names = ["FLAIR", "Coronal", "Crosshair", "Reference", "Uncertainty", "Outline"]
-    assert pressed == names
+    assert pressed == ["FLAIR", "Coronal", "Crosshair", "Reference", "Uncertainty", "Outline"]
     # WebGL complains of frames of negative size, which the fixture would see
     for height in ("0", "8px", ""):
         page.run(f"document.querySelector('.panels').style.height = '{height}'")

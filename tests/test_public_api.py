@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import brats_seg
 from brats_seg.cli import COMMANDS as GROUPS
 from brats_seg.cli import app
-from tests.builders import ROOT
+from tests.builders import ROOT, start
 from tests.test_layering import FLOORS
 
 COMMANDS = [command.__name__ for commands in GROUPS.values() for command in commands]
@@ -28,8 +28,11 @@ def test_all_names_what_can_be_imported_with_its_types() -> None:
 
 
 def test_a_user_without_a_name_can_work_as_in_docker_run_with_user() -> None:
-    program = "import pwd; pwd.getpwuid = {}.__getitem__; import brats_seg, monai"
-    subprocess.run([sys.executable, "-c", program], env={}, check=True)
+    """MONAI and torch ask for the name when they are imported."""
+    program = "import pwd, getpass; pwd.getpwuid = {}.__getitem__; %s; getpass.getuser()"
+    for first, error in (("import brats_seg", False), ("pass", True)):
+        done = start([sys.executable, "-c", program % first], ROOT, {})
+        assert ("KeyError" in done.stderr, bool(done.returncode)) == (error, error), done.stderr
 
 
 def test_help_of_every_command_comes_at_once() -> None:
@@ -41,7 +44,7 @@ def test_help_of_every_command_comes_at_once() -> None:
         "heavy = {'torch', 'monai', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = start([sys.executable, "-c", program], ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Usage") == 1 + len(COMMANDS)
 

@@ -63,7 +63,7 @@ def arguments_of(line: str) -> list[str] | None:
 
 
 @pytest.fixture
-def workplace(brats_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(brats_root, tmp_path, monkeypatch, one_process) -> Path:
     """The current folder: six tiny cases in `data`; phantoms are as small, and plans short."""
     monkeypatch.chdir(brats_root.parent)
     monkeypatch.setattr("brats_seg.training.memory_plan._CUBES", (16,))
@@ -135,7 +135,12 @@ def test_the_commands_of_a_page_run(name: str, workplace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [program for page in PAGES.values() for program in blocks(page, "python")]
+    "program",
+    [
+        pytest.param(program, marks=pytest.mark.slow if "BasicUNet" in program else ())
+        for page in PAGES.values()
+        for program in blocks(page, "python")
+    ],
 )
 def test_the_programs_run(workplace: Path, program: str) -> None:
     if "nnunetv2" in program:
@@ -257,8 +262,7 @@ def variables(folder: Path) -> dict[str, str]:
     }.items():
         (programs / name).write_text(f'#!/bin/sh\n{text} "$@"\n')
         (programs / name).chmod(0o755)
-    path = f"{programs}:{os.environ['PATH']}"
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{programs}:{os.environ['PATH']}"}
 
 
 def type_line(line: str, folder: Path, **others: str) -> str:

@@ -234,8 +234,7 @@ def test_an_exported_model_and_an_ensemble_have_the_lines(tmp_path: Path) -> Non
     assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
-    found = [result.dice_lines(one.notes) for one in (both, mixed)]
-    assert found == [LINES, ()]
+    assert [result.dice_lines(one.notes) for one in (both, mixed)] == [LINES, ()]
 
 
 @pytest.mark.parametrize("change", [{"region": "brain"}, {"n_cases": 3}, {"new": 1}])

@@ -147,8 +147,7 @@ def test_brains_in_the_space_of_mni_are_pitched_and_not_upside_down() -> None:
             name: oriented(replace(one, geometry=replace(one.geometry, **{f"{field}_code": code})))
             for name, one in named(images, affine).items()
         }
-        said = scan.scan_remarks(volumes, sample)
-        assert sum("upside down" in one for one in said) == n_said
+        assert sum("upside down" in one for one in scan.scan_remarks(volumes, sample)) == n_said
 
 
 def test_a_remark_holds_the_measure_and_its_limits_and_unknown_values_have_none() -> None:

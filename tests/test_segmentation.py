@@ -117,7 +117,13 @@ def masks_of(path: Path, images: Sequence[Path], shape: tuple[int, int]) -> list
     return regions
 
 
-@pytest.mark.parametrize("name", ORIENTATIONS)
+QUICK = ("axial", "coronal, from behind", "oblique")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in ORIENTATIONS],
+)
 def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, name):
     case, grid, source = converted(tmp_path, name)
     affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
@@ -148,8 +154,7 @@ def test_every_voxel_returns_to_its_place_and_other_programs_read_it(tmp_path, n
         assert values["L0JK"] == pytest.approx(largest.longest_mm, abs=1e-3)
     segmentation, *others = [pydicom.dcmread(path) for path in paths]
     evidence = report.CurrentRequestedProcedureEvidenceSequence[0].ReferencedSeriesSequence[0]
-    referenced = evidence.ReferencedSOPSequence[0].ReferencedSOPInstanceUID
-    assert referenced == segmentation.SOPInstanceUID
+    assert evidence.ReferencedSOPSequence[0].ReferencedSOPInstanceUID == segmentation.SOPInstanceUID
     assert len({one.SeriesInstanceUID for one in (segmentation, *others)}) == 3
     assert {one.StudyInstanceUID for one in others} == {segmentation.StudyInstanceUID}
     colours = [
@@ -166,8 +171,7 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial, capl
     paths = three(tmp_path / "a.dcm")
     assert write_segmentation(paths, np.zeros(grid.shape, np.uint8), grid, BRATS2017, source) == ""
     groups = highdicom.sr.srread(paths[1]).content.get_image_measurement_groups()
-    values = [[one.value for one in group.get_measurements()] for group in groups]
-    assert values == [[0.0]] * 3
+    assert [[one.value for one in group.get_measurements()] for group in groups] == [[0.0]] * 3
     assert not any(roi.ContourSequence for roi in pydicom.dcmread(paths[2]).ROIContourSequence)
     assert not caplog.text
 

@@ -150,8 +150,7 @@ def test_memory_in_use_is_not_handed_out_and_free_memory_is_used_again(hold) -> 
     array = buffers.take((3, 5, 2), np.float16)
     assert (array.shape, array.dtype, array.flags.c_contiguous) == ((3, 5, 2), np.float16, True)
     # shapes of the same power of two
-    places = {buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}
-    assert len(places) == 1
+    assert len({buffers.take(shape, np.float32).ctypes.data for shape in ((10, 10), (9, 13))}) == 1
     held = hold(buffers.take((10, 10), np.float32))
     held[...] = 3
     before = held.tolist()

@@ -157,8 +157,7 @@ def boxes(
     n: int, fraction: float, foreground: Sequence[np.ndarray] = NONE, shape: Triple = CASE_SHAPE
 ) -> list[Box]:
     rng, patch = np.random.default_rng(0), PatchConfig(size=SIZE, foreground=fraction)
-    case = case_of(shape, foreground)
-    return [choose_box(case, patch, (1, 1, 1), rng) for _ in range(n)]
+    return [choose_box(case_of(shape, foreground), patch, (1, 1, 1), rng) for _ in range(n)]
 
 
 def test_patches_lie_anywhere_inside_the_case() -> None:

@@ -143,6 +143,7 @@ def test_a_case_is_predicted_once_for_weights(runs: list[Path], tiny_prepared: P
     assert cases[0].path.is_relative_to(without_former_weights)
 
 
+@pytest.mark.usefixtures("one_process")
 def test_fitted_settings_are_stored_and_found_again(runs, tiny_prepared, monkeypatch, caplog):
     before = [open_held_out(run, tiny_prepared) for run in runs]
     tune = partial(tune_runs, runs, prepared_path=tiny_prepared, device="cpu", precision="fp32")

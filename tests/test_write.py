@@ -21,6 +21,8 @@ from tests.inference_builders import write_run
 SETTINGS = PredictionSettings(uncertainty=True)
 IDS = ("BraTS2021_00000", "BraTS2021_00001")
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

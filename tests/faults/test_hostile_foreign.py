@@ -114,7 +114,7 @@ def case(tmp_path: Path) -> LoadedCase:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-@pytest.mark.parametrize("step", [29, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [59, pytest.param(5, marks=pytest.mark.slow)])
 def test_an_entry_of_nonsense_is_refused_by_name(step, name, tmp_path, case, campaign):
     """Steps without a common factor with the kinds of nonsense, so that every kind is tried."""
     assert gcd(step, len(NONSENSE)) == 1

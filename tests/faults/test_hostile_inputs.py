@@ -115,7 +115,7 @@ def missing_cases(pattern: str, folder: Path) -> str:
 def test_no_file_or_name_stops_a_batch(faults, name, campaign):
     words, pattern = SCANNING[name]
     for number, (what, make) in enumerate(faults.items()):
-        folder = campaign.start("trained", number)
+        folder = campaign.start("scans" if name == "index" else "trained", number)
         make(folder / "scans")
         campaign.attack(f"{name}: {what}", words, folder, 0, 1)
         campaign.note(f"{name}: {what}", missing_cases(pattern, folder))
