@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from errno import ENOMEM
 from functools import partial
 from math import prod
@@ -24,6 +24,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import deflate
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
@@ -31,12 +32,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.files import write_json
-from brats_seg.labels import (
-    REGIONS,
-    LabelConvention,
-    LabelMap,
-    convention_named,
-)
+from brats_seg.labels import REGIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import Spacing
@@ -130,8 +126,11 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write `case.json` into the folder of the case."""
-        values = json.loads(json.dumps(asdict(self), default=np.ndarray.tolist))
+        values = _MANIFEST.dump_python(self, mode="json", fallback=np.ndarray.tolist)
         write_json(folder / MANIFEST_NAME, {**values, _SELF: _own_check_sum(values)})
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -142,7 +141,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         values = json.loads((folder / MANIFEST_NAME).read_text())
         if values["version"] == FORMAT_VERSION and values.pop(_SELF) == _own_check_sum(values):
-            return _parse(values)
+            return _MANIFEST.validate_python(values)
     return None
 
 
@@ -247,24 +246,6 @@ def raise_damage(errors: Collection[CaseError]) -> None:
 
 def _own_check_sum(values: dict[str, Any]) -> int:
     return deflate.crc32(json.dumps(values).encode())
-
-
-def _parse(values: dict[str, Any]) -> Manifest:
-    lists = ("contents", "spacing_mm", "means", "stds")
-    parts: dict[str, Any] = {
-        **{name: tuple(values[name]) for name in lists},
-        "box": Box(**{corner: tuple(voxel) for corner, voxel in values["box"].items()}),
-        "scan": _geometry(values["scan"]),
-        "geometry": _geometry(values["geometry"]),
-        "sources": tuple(SourceFile(**source) for source in values["sources"]),
-        "files": tuple(StoredFile(**file) for file in values["files"]),
-    }
-    return Manifest(**{**values, **parts})
-
-
-def _geometry(values: dict[str, Any]) -> Geometry:
-    matrices = {name: np.array(values[name]) for name in ("affine", "qform")}
-    return Geometry(**{**values, **matrices, "shape": tuple(values["shape"])})
 
 
 def _has_files(path: Path) -> bool:

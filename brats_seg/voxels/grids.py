@@ -7,16 +7,17 @@ and the background must keep its value.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+from pydantic import PlainValidator
 
 from brats_seg.voxels.box import Box, Triple, Voxel, triple
 
-Affine: TypeAlias = npt.NDArray[np.float64]
-"""Matrix (4, 4) from voxel indices to millimetres."""
+Affine: TypeAlias = Annotated[npt.NDArray[np.float64], PlainValidator(np.array)]
+"""Matrix (4, 4) from voxel indices to millimetres; files of JSON hold it as lists."""
 Spacing: TypeAlias = tuple[float, float, float]
 """Edges of a voxel along X, Y and Z in millimetres."""
 Field: TypeAlias = npt.NDArray[np.float32]
