@@ -167,7 +167,7 @@ def prepare_data(
     root: Path,
     *,
     config: Config,
-    prepared_path: Path | None = None,
+    prepared_path: Path,
     repair: bool = False,
     track: Track = untracked,
 ) -> PreparedData:
@@ -175,18 +175,18 @@ def prepare_data(
 
     The arguments and errors are those of `open_fold`.
     """
-    folder = prepared_path or prepared_path_of(root)
-    index, is_new = _current_index(root, folder / CASES_NAME, config, available_cpus(), track)
-    check_replaceable(index.usable, folder)
+    cases_path = prepared_path / CASES_NAME
+    index, is_new = _current_index(root, cases_path, config, available_cpus(), track)
+    check_replaceable(index.usable, prepared_path)
     if is_new:
-        _try_to_write(index, folder / CASES_NAME)
+        _try_to_write(index, cases_path)
         for line in remark_lines(index.trainable):
             log.warning(line)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
-    folds_path = folds.fold_table_path(folder, config.folds)
+    folds_path = folds.fold_table_path(prepared_path, config.folds)
     table = open_folds(cases, folds_path, config)
     failures = prepare_cases(
-        cases, folder, config.store, repair=repair, n_workers=available_cpus(), track=track
+        cases, prepared_path, config.store, repair=repair, n_workers=available_cpus(), track=track
     )
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])

@@ -184,10 +184,8 @@ class _SentSample:
     """A sample in a block of shared memory, on its way from a worker process."""
 
     case_id: str
-    worker: int
-    """Process id of the worker."""
-    block: int
-    """Number of the block in the worker."""
+    block: tuple[int, int]
+    """Process id of the worker, and number of the block there."""
     memory: Tensor | None
     """The block itself the first time that it is sent; the receiver keeps it."""
     layouts: tuple[Layout, ...]
@@ -214,8 +212,7 @@ class _Sender:
             view.copy_(tensor)
         return _SentSample(
             case_id=sample.case_id,
-            worker=os.getpid(),
-            block=index,
+            block=(os.getpid(), index),
             memory=memory if is_new else None,
             layouts=layouts,
         )
@@ -241,14 +238,10 @@ class _Sender:
 
 
 def _receive(sent: _SentSample, blocks: dict[tuple[int, int], Tensor]) -> Sample:
-    """Return the sample in its block, which is in use as long as any view of it exists.
-
-    `blocks` has the blocks of all workers, by the process id of the worker and the number.
-    """
-    key = sent.worker, sent.block
+    """Return the sample in its block, one of those of all workers, in use as long as any view of it exists."""
     if sent.memory is not None:
-        blocks[key] = sent.memory
-    memory = blocks[key].numpy()
+        blocks[sent.block] = sent.memory
+    memory = blocks[sent.block].numpy()
     # numpy views refer to the array at the end of their chain of bases: the memoryview ends the
     # chain at `lent`, which therefore lives as long as its views
     lent = np.frombuffer(memory.data, dtype=np.uint8)

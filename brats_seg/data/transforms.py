@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from monai.transforms import CastToTyped, Compose, MapTransform, Randomizable
+from monai.transforms import CastToTyped, Compose, MapTransform, Randomizable, create_rotate
 from torch import Tensor
 from torch.nn import functional
 
@@ -358,14 +358,8 @@ def draw_spatial_transform(
 
 def rotation_matrix(angles_degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the rotation (3, 3) about X, then Y, then Z."""
-    matrix = np.eye(3)
-    for axis, angle in enumerate(np.radians(angles_degrees)):
-        i, j = (axis + 1) % 3, (axis + 2) % 3
-        about = np.eye(3)
-        about[[i, j], [i, j]] = math.cos(angle)
-        about[i, j], about[j, i] = -math.sin(angle), math.sin(angle)
-        matrix = about @ matrix
-    return matrix
+    # the product of MONAI is about Z first; that of the opposite angles, transposed, is about X first
+    return create_rotate(3, -np.radians(angles_degrees))[:3, :3].T
 
 
 def read_transformed(
