@@ -184,15 +184,15 @@ def place_foci(rng: np.random.Generator, grid: Voxels, positions: Field) -> list
     # not in the brain stem or the cerebellum
     above = (z > -30) & ~((z < -8) & (y > 22))
     possible = above & (depth > 6) & (ventricle > 2) & ((white > 0.4) | (grey > 0.6))
-    places = grid.positions()[:, ::2, ::2, ::2][:, possible].T
+    candidates = grid.positions()[:, ::2, ::2, ::2][:, possible].T
     n_foci = 1 if rng.random() < 0.8 else int(rng.integers(2, 4))
     foci: list[Focus] = []
     for number in range(n_foci):
-        choices = places
+        choices = candidates
         if number and rng.random() < 0.6:
-            apart = np.linalg.norm(places - foci[0].position, axis=1)
-            near = places[(apart > 12) & (apart < 60)]
-            choices = near if len(near) else places
+            apart = np.linalg.norm(candidates - foci[0].position, axis=1)
+            near = candidates[(apart > 12) & (apart < 60)]
+            choices = near if len(near) else candidates
         sizes_ml = (0.3, 12) if number else (1, 12) if rng.random() < 0.3 else (8, 130)
         radius_mm = (_log_uniform(rng, *sizes_ml) * 1000 * 3 / 4 / np.pi) ** (1 / 3)
         foci.append(Focus(position=rng.choice(choices), radius_mm=radius_mm))
@@ -331,8 +331,8 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 def _spline_weights(rng: np.random.Generator, n: int, knots: float) -> Field:
     """Return the weights (n, knots) of a cubic B-spline with knots so many voxels apart, at a random phase."""
-    places = np.arange(n) / knots + rng.random() + 1
-    distance = np.abs(places[:, None] - np.arange(int(places[-1]) + 3))
+    positions = np.arange(n) / knots + rng.random() + 1
+    distance = np.abs(positions[:, None] - np.arange(int(positions[-1]) + 3))
     near = 2 / 3 - distance**2 + distance**3 / 2
     far = (2 - distance).clip(min=0) ** 3 / 6
     return np.where(distance < 1, near, far).astype(np.float32)

@@ -428,8 +428,8 @@ def _check_loaded(
     labels: str,
 ) -> LoadedCase:
     """Return a case whose files have no problem, with its label convention; raise the first problem."""
-    for problem in problems:
-        raise problem
+    if problems:
+        raise problems[0]
     images, label = [volumes[name] for name in case.modalities], volumes.get(layouts.LABEL)
     geometry = images[0].geometry
     shown = replace(case, facts=facts).shown_labels
@@ -440,8 +440,8 @@ def _check_loaded(
         # the index, or a person, has decided otherwise
         is_named = bool(labels or case.label_values)
         ((refusals, on_label),) = releases.judge_labels([shown], convention, is_named=is_named)
-        for refusal in refusals:
-            raise refusal
+        if refusals:
+            raise refusals[0]
         remarks += on_label
     return LoadedCase(
         # an index has noted some of the remarks already

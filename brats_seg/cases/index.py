@@ -232,7 +232,7 @@ def _resolve_group(group: Sequence[Case], labels: str) -> Iterator[Case]:
             next_step = "Give label maps of the tissues, or say by --convention which tissue 1 is."
             case = case.with_problem(problem, expected, next_step, case.shown_labels.file)
         in_wt = (n for value, n in case.facts.label_voxels if value in convention.regions[0])
-        empty = ["the label map holds no tumour"] * (case.label_values == (0,))
+        empty = ["the label map holds no tumour"] if case.label_values == (0,) else []
         yield replace(
             case,
             convention=convention.name,

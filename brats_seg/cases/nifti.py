@@ -203,8 +203,8 @@ def plan_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Res
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
-        after = f"{shape_text(resampling.after)} voxels of {_edges(spacing_mm)} mm"
-        problem = f"voxels of {_edges(geometry.spacing_mm)} mm, which give {after}"
+        after = f"{shape_text(resampling.after)} voxels of {_edges_text(spacing_mm)} mm"
+        problem = f"voxels of {_edges_text(geometry.spacing_mm)} mm, which give {after}"
         expected = f"at most {LARGEST_GRID} voxels"
         next_step = "Correct the spacing in the header."
         raise CaseError(case_id, volume.file, problem, expected, next_step)
@@ -314,7 +314,7 @@ def _check_layout(header: _Header) -> None:
         or math.prod(shape[:3]) > LARGEST_GRID
         or math.prod(shape[3:]) > _MOST_VOLUMES
     ):
-        _refuse(_axes(header), _EXPECTED_AXES, _CONVERT_AGAIN)
+        _refuse(_axes_text(header), _EXPECTED_AXES, _CONVERT_AGAIN)
     if datatype not in _NUMBER_TYPES:
         expected = "whole or real numbers of up to 64 bits"
         _refuse(f"voxels of datatype {datatype}", expected, _CONVERT_AGAIN)
@@ -335,12 +335,12 @@ def _stored_shape(header: _Header) -> tuple[int, ...]:
     return tuple(lengths[:n_axes]) if 1 <= n_axes <= len(lengths) else ()
 
 
-def _axes(header: _Header) -> str:
+def _axes_text(header: _Header) -> str:
     n_axes, shape = int(header["dim"][0]), _stored_shape(header)
     return f"{n_axes}-D data" + (f" of shape {shape_text(shape)}" if shape else "")
 
 
-def _edges(edges_mm: Spacing) -> str:
+def _edges_text(edges_mm: Spacing) -> str:
     return "x".join(f"{mm:g}" for mm in edges_mm)
 
 
@@ -353,7 +353,7 @@ def _geometry(header: _Header, volume: int | None) -> Geometry:
         fits = len(shape) == 4 and volume < shape[3]
         expected = f"four axes, with a volume {volume} along the last"
     if not fits:
-        _refuse(_axes(header), expected, _CONVERT_AGAIN)
+        _refuse(_axes_text(header), expected, _CONVERT_AGAIN)
     # the standard reads any value but -1 as 1 here, where nibabel raises an error
     header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
     if not (header["qform_code"] or header["sform_code"]):
@@ -407,7 +407,7 @@ def _wrong_affine(affine: Affine) -> Iterator[str]:
         return
     shortest, longest = VOXEL_EDGES_MM
     if not shortest <= edges_mm.min() <= edges_mm.max() <= longest:
-        yield f"voxels of {_edges(edges_mm)} mm, where edges have {shortest:g} to {longest:g} mm"
+        yield f"voxels of {_edges_text(edges_mm)} mm, where edges have {shortest:g} to {longest:g} mm"
     if np.abs(origin_mm).max() > _LARGEST_ORIGIN_MM:
         yield f"an origin at {origin_mm.tolist()} mm"
 

@@ -241,8 +241,8 @@ def _normal_uptake(rng: np.random.Generator, grid: Voxels, brain: Anatomy, varie
     plexus = (brain.ventricle_mm < 1) * special.expit(4 * (grid.noise(rng, 8) - u(0.3, 1.6)))
     sinuses = np.exp(-below / u(2, 5)) * special.expit(4 * (grid.noise(rng, 15) - u(0.8, 2)))
     amounts = (u(0, 1.4), u(0, 1.2), u(0, 0.9) * (rng.random() < 0.7), u(0, 0.9), u(0, 1.8))
-    places = (vessels, falx, dura, plexus, sinuses)
-    return np.sum([a * p for a, p in zip(amounts, places, strict=True)], axis=0, dtype=np.float32)
+    parts = (vessels, falx, dura, plexus, sinuses)
+    return np.sum([a * p for a, p in zip(amounts, parts, strict=True)], axis=0, dtype=np.float32)
 
 
 def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:

@@ -378,7 +378,7 @@ def read_transformed(
     if transform.matrix is None:
         return _read_mirrored(case, box, transform.mirrored, buffers)
     matrix = transform.matrix @ np.diag(np.where(transform.mirrored, -1.0, 1.0))
-    return _read_turned(case, box, matrix, buffers)
+    return _read_interpolated(case, box, matrix, buffers)
 
 
 def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
@@ -399,7 +399,7 @@ def _read_mirrored(
     return torch.from_numpy(half), labels
 
 
-def _read_turned(
+def _read_interpolated(
     case: PreparedCase, box: Box, matrix: npt.NDArray[np.float64], buffers: Buffers
 ) -> tuple[Tensor, LabelMap]:
     touched = touched_box(box, matrix).within(case.shape)
