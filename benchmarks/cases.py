@@ -240,7 +240,7 @@ def _prepare(index: CaseIndex, folder: Path) -> Callable[[], list[np.ndarray]]:
 
     def read() -> list[np.ndarray]:
         cases = (open_case(output, case.case_id) for case in index.cases)
-        return [case.read_image(Box.at((0, 0, 0), case.shape)) for case in cases]
+        return [Box.at((0, 0, 0), case.shape).read(case.image) for case in cases]
 
     return read
 

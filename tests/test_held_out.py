@@ -94,11 +94,11 @@ def dice_of(
 ) -> np.ndarray:
     case = open_case(prepared, case_id)
     box = Box.at((0, 0, 0), case.shape)
-    images = np.pad(case.read_image(box), ((0, 0), (1, 1), (1, 1), (1, 1))).astype(np.float32)
+    images = np.pad(box.read(case.image), ((0, 0), (1, 1), (1, 1), (1, 1))).astype(np.float32)
     indices = [MODALITIES.index(modality) for modality in subset]
     result = predictor.predict_arrays(images[indices], BRATS_AFFINE, modalities=subset)
     assert case.convention is not None
-    reference = regions_of(np.pad(case.read_labels(box), 1), case.convention)
+    reference = regions_of(np.pad(box.read(case.labels), 1), case.convention)
     return dice(count_regions(regions_of(result.label_map, result.convention), reference, case_id))
 
 

@@ -246,8 +246,8 @@ def test_without_augmentation_a_sample_is_a_box_of_the_case(cubes: Path, size) -
     if size not in {"whole", None}:
         box = Box.at(tuple((n - 60) // 2 for n in case.shape), size)
     assert (sample.case_id, sample.image.dtype) == (PAIR[0], torch.float16)
-    np.testing.assert_array_equal(sample.image, case.read_image(box))
-    np.testing.assert_array_equal(sample.target, regions_of(case.read_labels(box), BRATS2017))
+    np.testing.assert_array_equal(sample.image, box.read(case.image))
+    np.testing.assert_array_equal(sample.target, regions_of(box.read(case.labels), BRATS2017))
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)

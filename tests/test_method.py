@@ -20,7 +20,7 @@ def test_the_input_is_that_of_training(tiny_scans: Path, tiny_prepared: Path) ->
     scan = read_scan(tiny_scans / CASES[0])
     assert scan.box == read_case_manifest(tiny_prepared, CASES[0]).box
     whole = Box.at((0, 0, 0), prepared.shape)
-    assert np.array_equal(scan.image, prepared.read_image(whole).astype(np.float32))
+    assert np.array_equal(scan.image, whole.read(prepared.image).astype(np.float32))
 
 
 def test_thick_slices_are_resampled_and_brought_back_with_a_warning(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def rewritten(folder: Path, before: list[tuple[int, int]]) -> list[str]:
 def voxels(folder: Path, case_id: str) -> tuple[np.ndarray, np.ndarray]:
     case = open_case(folder, case_id)
     whole = Box.at((0, 0, 0), case.shape)
-    return case.read_image(whole), case.read_labels(whole)
+    return whole.read(case.image), whole.read(case.labels)
 
 
 def touch(path: Path) -> None:

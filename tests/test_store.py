@@ -65,7 +65,7 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
     assert manifest.geometry.shape == brain.shape
     assert case.convention == BRATS2017
     crop = Box.at((0, 0, 0), case.shape)
-    labels, image = case.read_labels(crop), case.read_image(crop)
+    labels, image = crop.read(case.labels), crop.read(case.image)
     np.testing.assert_array_equal(manifest.box.placed(labels, brain.shape), make_label_map())
     assert image.dtype == np.float16
     np.testing.assert_array_equal((image != 0).any(axis=0), brain[manifest.box.slices])
@@ -87,17 +87,17 @@ def test_a_case_knows_its_crop_and_its_scan_and_is_normalised(tiny_prepared: Pat
 def test_a_box_is_read_with_0_beyond_the_crop(tiny_prepared: Path, box: Box) -> None:
     case = open_case(tiny_prepared, CASE)
     crop, margin = Box.at((0, 0, 0), case.shape), 120
-    padded = np.pad(case.read_image(crop), [(0, 0), *[(margin, margin)] * 3])
-    padded_labels = np.pad(case.read_labels(crop), margin)
+    padded = np.pad(crop.read(case.image), [(0, 0), *[(margin, margin)] * 3])
+    padded_labels = np.pad(crop.read(case.labels), margin)
     slices = box.seen_from((-margin, -margin, -margin)).slices
     # nothing may be left of what used arrays held
     image = np.full((4, *box.shape), np.nan, dtype=np.float16)
     labels = np.full(box.shape, 77, dtype=np.uint8)
-    assert case.read_image(box, image) is image
-    assert case.read_labels(box, labels) is labels
-    for read in (image, case.read_image(box)):
+    assert box.read(case.image, image) is image
+    assert box.read(case.labels, labels) is labels
+    for read in (image, box.read(case.image)):
         np.testing.assert_array_equal(read, padded[:, *slices])
-    for read in (labels, case.read_labels(box)):
+    for read in (labels, box.read(case.labels)):
         np.testing.assert_array_equal(read, padded_labels[slices])
 
 

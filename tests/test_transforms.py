@@ -77,8 +77,8 @@ def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bo
         still, still_labels = moved(case, box, SpatialTransform(mirrored=STILL, matrix=matrix))
         image, labels = moved(case, box, SpatialTransform(mirrored=mirrored, matrix=matrix))
         if matrix is None:
-            np.testing.assert_array_equal(still, case.read_image(box))
-            np.testing.assert_array_equal(still_labels, case.read_labels(box))
+            np.testing.assert_array_equal(still, box.read(case.image))
+            np.testing.assert_array_equal(still_labels, box.read(case.labels))
         tolerance, share = (0, 0) if matrix is None else (1e-4, 0.002)
         np.testing.assert_allclose(image, np.flip(still, in_image), atol=tolerance)
         assert np.mean(labels != np.flip(still_labels, axes)) <= share

@@ -26,7 +26,6 @@ from brats_seg.config import ModelConfig, StoreConfig
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.data.store import PreparedCase
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import prepare_scan
 from brats_seg.inference.predict import Predictor
@@ -39,6 +38,7 @@ from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, count_voxels
+from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_volumes, write_case
 from tests.inference_builders import make_model, write_run
 from tests.training_builders import tiny_settings, train
@@ -217,7 +217,7 @@ def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.Mo
     counts = Counter[str]()
     with (
         counted_calls(monkeypatch, PatchDataset, "__getitem__", counts),
-        counted_calls(monkeypatch, PreparedCase, "read_image", counts),
+        counted_calls(monkeypatch, Box, "read", counts),
         counted_calls(monkeypatch, UNet, "forward", counts),
         opened_below(data.folder) as opened,
     ):
@@ -226,8 +226,8 @@ def test_work_of_an_epoch(data: FoldData, tmp_path: Path, monkeypatch: pytest.Mo
         "PatchDataset.__getitem__": 8,
         # one for each patch, three to test that patches are independent, eight windows a case
         "UNet.forward": 8 + 3 + 2 * 8,
-        "PreparedCase.read_image": 14,
-        "bytes of PreparedCase.read_image": 170_000,
+        "Box.read": 28,
+        "bytes of Box.read": 192_000,
         "prepared files opened": 160,
     }
     counts["prepared files opened"] = opened.total()

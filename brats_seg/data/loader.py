@@ -135,7 +135,7 @@ def whole_case(folder: Path, case_id: str, target_key: str = "label") -> Sample:
     verify_case(folder, case_id)
     case = open_case(folder, case_id)
     box = Box.at((0, 0, 0), case.shape)
-    image, regions = case.read_image(box), regions_of(case.read_labels(box), case.convention)
+    image, regions = box.read(case.image), regions_of(box.read(case.labels), case.convention)
     data = {"image": torch.from_numpy(image), "label": torch.from_numpy(regions.view(np.uint8))}
     return Sample(image=data["image"], target=data[target_key], case_id=case_id)
 

@@ -293,22 +293,6 @@ class PreparedCase:
         """Voxels of the crop along X, Y and Z."""
         return triple(self.image.shape[1:])
 
-    def read_image(
-        self, box: Box, out: npt.NDArray[np.float16] | None = None
-    ) -> npt.NDArray[np.float16]:
-        """Return the image (4, ...) in a box of the crop, with 0 where the box extends beyond it.
-
-        Args:
-            box: Voxels of the crop.
-            out: Array to write to; it may be any view, such as one with a reversed axis. Reusing an
-                array saves most of the time, because a new one takes longer to allocate than to fill.
-        """
-        return _copy_box(self.image, box, out)
-
-    def read_labels(self, box: Box, out: LabelMap | None = None) -> LabelMap:
-        """Return the labels in a box of the crop; the arguments are those of `read_image`."""
-        return _copy_box(self.labels, box, out)
-
 
 def open_case(folder: Path, case_id: str) -> PreparedCase:
     """Open a prepared case without reading its voxels.
@@ -396,15 +380,3 @@ def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
             raise MemoryError(str(error)) from error  # the file itself is not damaged
         problem = f"a file that cannot be read ({error})"
         raise CaseError(case_id, str(path), problem, "a prepared case", PREPARE_AGAIN) from error
-
-
-def _copy_box(
-    source: npt.NDArray[Scalar], box: Box, out: npt.NDArray[Scalar] | None
-) -> npt.NDArray[Scalar]:
-    if out is None:
-        out = np.empty((*source.shape[:-3], *box.shape), dtype=source.dtype)
-    inside = box.within(triple(source.shape[-3:]))
-    if inside != box:
-        out[...] = 0
-    out[..., *inside.seen_from(box.start).slices] = source[..., *inside.slices]
-    return out

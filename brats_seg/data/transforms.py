@@ -394,8 +394,8 @@ def _read_mirrored(
     reversed_axes = tuple(slice(None, None, -1 if flip else 1) for flip in mirrored)
     half = buffers.take((_N_MODALITIES, *box.shape), np.float16)
     labels = np.empty(box.shape, dtype=np.uint8)
-    case.read_image(box, half[:, *reversed_axes])
-    case.read_labels(box, labels[reversed_axes])
+    box.read(case.image, half[:, *reversed_axes])
+    box.read(case.labels, labels[reversed_axes])
     return torch.from_numpy(half), labels
 
 
@@ -405,9 +405,9 @@ def _read_interpolated(
     touched = touched_box(box, matrix).within(case.shape)
     # the modalities of a voxel lie side by side, so that its neighbours are in few cache lines
     half = buffers.take((*touched.shape, _N_MODALITIES), np.float16)
-    case.read_image(touched, half.transpose(3, 0, 1, 2))
+    touched.read(case.image, half.transpose(3, 0, 1, 2))
     source = as_type(torch.from_numpy(half), np.float32, buffers).permute(3, 0, 1, 2)
-    source_labels = torch.from_numpy(case.read_labels(touched)).to(torch.float32)[None]
+    source_labels = torch.from_numpy(touched.read(case.labels)).to(torch.float32)[None]
     image = torch.from_numpy(buffers.take((_N_MODALITIES, *box.shape), np.float32))
     labels = np.empty(box.shape, dtype=np.uint8)
     for start, coordinates in _coordinates(box, matrix, touched):

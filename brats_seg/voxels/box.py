@@ -68,6 +68,24 @@ class Box:
         start, stop = map(min, self.start, other.start), map(max, self.stop, other.stop)
         return type(self)(start=triple(start), stop=triple(stop))
 
+    def read(
+        self, array: npt.NDArray[Voxel], out: npt.NDArray[Voxel] | None = None
+    ) -> npt.NDArray[Voxel]:
+        """Return what an array `(..., X, Y, Z)` has in the box, with 0 where the box extends beyond it.
+
+        Args:
+            array: Array in memory or on disk, with any axes before X.
+            out: Array to write to; it may be any view, such as one with a reversed axis. Reusing an
+                array saves most of the time, because a new one takes longer to allocate than to fill.
+        """
+        if out is None:
+            out = np.empty((*array.shape[:-3], *self.shape), dtype=array.dtype)
+        inside = self.within(triple(array.shape[-3:]))
+        if inside != self:
+            out[...] = 0
+        out[..., *inside.seen_from(self.start).slices] = array[..., *inside.slices]
+        return out
+
     def placed(self, array: npt.NDArray[Voxel], shape: Triple) -> npt.NDArray[Voxel]:
         """Return a volume of a given shape with `array` in this box and 0 outside."""
         volume = np.zeros(shape, dtype=array.dtype)
