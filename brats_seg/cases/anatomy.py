@@ -136,9 +136,9 @@ def random_positions(rng: np.random.Generator, grid: Voxels) -> Field:
     """Return the positions (3, X, Y, Z) in the template of a brain of random size and shape, perhaps mirrored."""
     # the brains of BraTS are pitched against the template
     angles = rng.uniform((0.1, -0.08, -0.08), (0.24, 0.08, 0.08))
-    turn = sp.spatial.transform.Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
+    rotation = sp.spatial.transform.Rotation.from_euler("XYZ", angles * (1, -1, 1)).as_matrix()
     scale = rng.uniform(0.98, 1.18, size=3) * (rng.choice([-1, 1]), 1, 1)
-    positions = np.einsum("ij,jxyz->ixyz", (turn * scale).astype(np.float32), grid.positions())
+    positions = np.einsum("ij,jxyz->ixyz", (rotation * scale).astype(np.float32), grid.positions())
     for knots_mm, most_mm in ((20, 2.2), (45, 4)):
         amount = np.float32(most_mm * rng.uniform(0.3, 1))
         positions += amount * np.stack([grid.noise(rng, knots_mm) for _ in range(3)])
@@ -270,9 +270,9 @@ def _lobes(rng: np.random.Generator, grid: Voxels, focus: Focus) -> Field:
         aside = rng.standard_normal(3) * 0.55 * focus.radius_mm if lobe else np.zeros(3)
         axes = np.exp(rng.normal(0, 0.22, size=3))
         axes *= focus.radius_mm * (rng.uniform(0.5, 0.85) if lobe else 1) / axes.prod() ** (1 / 3)
-        turn, _ = np.linalg.qr(rng.standard_normal((3, 3)))
+        rotation, _ = np.linalg.qr(rng.standard_normal((3, 3)))
         offset = _offsets_from(focus.position + aside, grid)
-        scaled = np.tensordot((turn / axes[:, None]).astype(np.float32), offset, axes=1)
+        scaled = np.tensordot((rotation / axes[:, None]).astype(np.float32), offset, axes=1)
         fields.append(np.sqrt((scaled**2).sum(axis=0)))
     return np.minimum.reduce(fields)
 
