@@ -57,8 +57,8 @@ class _Job:
     """One case to prepare."""
 
     case: Case
-    folder: Path
-    """Folder of all prepared cases."""
+    path: Path
+    """Folder of the prepared case."""
     spacing_mm: Spacing
     """Spacing to prepare it at."""
     is_damaged: bool = False
@@ -67,10 +67,6 @@ class _Job:
     @property
     def case_id(self) -> str:
         return self.case.case_id
-
-    @property
-    def path(self) -> Path:
-        return self.folder / self.case.case_id
 
     @property
     def is_current(self) -> bool:
@@ -133,7 +129,7 @@ def prepare_cases(
     spacing_mm = config.spacing_mm or normalisation.choose_spacing(spacings)
     if line := normalisation.spacing_line(spacings, spacing_mm):
         log.info(line)
-    jobs = [_Job(case=case, folder=folder, spacing_mm=spacing_mm) for case in cases]
+    jobs = [_Job(case=case, path=folder / case.case_id, spacing_mm=spacing_mm) for case in cases]
     outdated = _outdated(jobs, repair=repair, track=track)
     if not outdated:
         return ()
@@ -232,7 +228,7 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     if repair:
         # also those that are not up to date: of touched scans only the manifest is written again
         prepared = [job.case_id for job in jobs if store.read_manifest(job.path) is not None]
-        errors = store.verify_cases(prepared, jobs[0].folder, track=track) if prepared else ()
+        errors = store.verify_cases(prepared, jobs[0].path.parent, track=track) if prepared else ()
         for error in errors:
             log.warning("%s", error)
         damaged = {error.case_id for error in errors}
