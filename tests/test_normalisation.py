@@ -38,13 +38,10 @@ def test_each_modality_has_mean_0_and_deviation_1_in_the_brain(rng: np.random.Ge
     brain = normalisation.extract_brain("a", volumes, None)
     inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
-    rows = zip(brain.image, volumes, brain.means, brain.stds, strict=True)
-    for modality, item, mean, std in rows:
-        values = item.array[brain.box.slices]
+    for modality, item in zip(brain.image, volumes, strict=True):
+        values = item.array[brain.box.slices][inside]
         assert (modality[~inside] == 0).all()
-        assert mean == pytest.approx(values[inside].mean())
-        assert std == pytest.approx(values[inside].std())
-        expected = (values[inside] - mean) / std
+        expected = (values - values.mean()) / values.std()
         np.testing.assert_allclose(modality[inside], expected, rtol=2**-11, atol=1e-6)
 
 

@@ -22,7 +22,6 @@ from brats_seg.data.loader import whole_case
 from brats_seg.data.store import (
     MANIFEST_NAME,
     Manifest,
-    SourceFile,
     open_case,
     read_case_manifest,
     read_manifest,
@@ -39,14 +38,12 @@ SFORM, QFORM = np.diag([-1, -1, 1 / 3, 1]), np.diag([-1, -1, 0.1 + 0.2, 1])
 GRID = Geometry(shape=(240, 240, 155), affine=SFORM, qform=QFORM, qform_code=1, sform_code=2)
 MANIFEST = Manifest(
     convention="brats2017",
-    sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),
+    files_key="0123",
     contents=("abc#2",),
     spacing_mm=(1.0, 1.0, 1.0),
     scan=GRID,
     geometry=GRID,
     box=Box(start=(1, 2, 3), stop=(4, 5, 6)),
-    means=(1.5, 2.0, 3.0, 4.0),
-    stds=(1 / 3, 2.0, 3.0, 4.0),
     files=(store.StoredFile(name="image.npy", n_bytes=8, crc32=2**32 - 1),),
 )
 
@@ -188,7 +185,7 @@ def test_what_was_written_is_read_and_nothing_else(tmp_path, rng):
 
 
 def test_the_key_changes_with_contents_convention_and_spacing_but_not_with_names() -> None:
-    assert replace(MANIFEST, sources=()).key == MANIFEST.key
+    assert replace(MANIFEST, files_key="").key == MANIFEST.key
     for change in (
         {"contents": ("abd#2",)},
         {"convention": "brats2023"},
@@ -200,22 +197,13 @@ def test_the_key_changes_with_contents_convention_and_spacing_but_not_with_names
     assert MANIFEST.key == hashlib.sha256(b"2\nbrats2017\nabc#2").hexdigest()
 
 
-def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
-    scans = [ScanFile(path=Path(f"{name}.nii")) for name in ("a", "b", "c", "d", "seg")]
-    for scan in scans:
-        (tmp_path / scan.path).write_text(scan.path.name)
-    case = make_case(root=tmp_path, files=dict(zip((*MODALITIES, LABEL), scans, strict=True)))
-    sources = store.source_files(case)
-    assert sources is not None
-    assert [source.name for source in sources] == ["a.nii", "b.nii", "c.nii", "d.nii", "seg.nii"]
-    changed_ns = (tmp_path / "a.nii").stat().st_mtime_ns
-    assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=changed_ns)
-    # contents distinguish files and volumes
+def test_contents_distinguish_files_and_volumes(tmp_path: Path) -> None:
+    scans = {name: ScanFile(path=Path(f"{name}.nii")) for name in ("a", "b", "seg")}
     for name, value in {"a": 0, "b": 0, "seg": 1}.items():
         write_nifti(tmp_path / f"{name}.nii", np.full((2, 2, 2, 2), value, np.int16))
-    in_one = [replace(scans[0], volume=n) for n in range(2)]
-    files = zip((*MODALITIES, LABEL), (*in_one, *scans[:2], scans[4]), strict=True)
-    contents = read_case_files(replace(case, files=dict(files))).hashes
+    in_one = [replace(scans["a"], volume=n) for n in range(2)]
+    files = zip((*MODALITIES, LABEL), (*in_one, *scans.values()), strict=True)
+    contents = read_case_files(make_case(root=tmp_path, files=dict(files))).hashes
     assert (contents[2], len(set(contents))) == (contents[3], 4)
 
 

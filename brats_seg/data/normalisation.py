@@ -38,10 +38,6 @@ class Brain:
     """Image (4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: LabelMap | None
     """Label map (x, y, z); None without one."""
-    means: tuple[float, ...]
-    """Mean of each modality inside the brain, in the units of the scan."""
-    stds: tuple[float, ...]
-    """Standard deviation of each modality inside the brain, in the units of the scan."""
 
 
 def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Brain:
@@ -64,7 +60,6 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
     image = np.empty((len(volumes), *box.shape), dtype=np.float16)
     scaled = np.zeros(inside.shape, dtype=np.float32)
-    spread = []
     for volume, modality in zip(volumes, image, strict=True):
         values, mean, std = normalised(volume.array[box.slices].T[inside])
         if std == 0:
@@ -72,13 +67,10 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
             raise CaseError(case_id, volume.file, problem, "a scan with contrast", _CHECK_SCAN)
         scaled[inside] = values
         modality[...] = scaled.T
-        spread.append((mean, std))
     return Brain(
         box=box,
         image=image,
         labels=None if label is None else np.ascontiguousarray(label.array[box.slices]),
-        means=tuple(mean for mean, _ in spread),
-        stds=tuple(std for _, std in spread),
     )
 
 

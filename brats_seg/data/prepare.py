@@ -72,7 +72,7 @@ class _Job:
     def is_current(self) -> bool:
         """Whether the case is prepared from its files as they are now."""
         manifest = self.manifest()
-        return manifest is not None and manifest.sources == store.source_files(self.case)
+        return manifest is not None and manifest.files_key == self.case.facts.files_key
 
     def manifest(self) -> store.Manifest | None:
         """Return the manifest of the case, if it was prepared with these settings and is not damaged."""
@@ -245,16 +245,14 @@ def _manifest_of_same(job: _Job) -> store.Manifest | None:
 
 def _keep_same(job: _Job) -> None:
     """Write the manifest of a case again if only times or names of its files have changed."""
-    # before reading: if a file changes in between, the next call compares it again
-    sources = store.source_files(job.case) or ()
     if manifest := _manifest_of_same(job):
-        replace(manifest, sources=sources).write(job.path)
+        replace(manifest, files_key=job.case.facts.files_key).write(job.path)
 
 
 def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
     """Return shape and spacing of a scan, from its manifest where there is one; None if unreadable."""
     manifest = store.read_manifest(folder / case.case_id)
-    if manifest is not None and manifest.sources == store.source_files(case):
+    if manifest is not None and manifest.files_key == case.facts.files_key:
         return normalisation.grid_of(manifest.scan)
     scan = case.images[0]
     try:
@@ -265,23 +263,19 @@ def _grid(case: Case, folder: Path) -> tuple[Triple, Spacing] | None:
 
 
 def _prepare(job: _Job) -> None:
-    # before reading: if a file changes in between, the next call prepares the case again; reading
-    # raises the error of a file that is missing
-    sources = store.source_files(job.case) or ()
     loaded = load_case(job.case)
     resampled, _ = normalisation.at_spacing(loaded, job.spacing_mm)
     brain = normalisation.extract_brain(job.case_id, resampled.volumes, resampled.label)
     with whole_folder(job.path, when_full=_WHEN_FULL) as folder:
         manifest = store.Manifest(
             convention=loaded.convention.name if loaded.convention else "",
-            sources=sources,
+            # of before reading: if a file changes in between, the next call compares it again
+            files_key=job.case.facts.files_key,
             contents=loaded.hashes,
             spacing_mm=job.spacing_mm,
             scan=loaded.volumes[0].geometry,
             geometry=resampled.volumes[0].geometry,
             box=brain.box,
-            means=brain.means,
-            stds=brain.stds,
             files=_write_files(folder, brain, loaded.convention),
         )
         manifest.write(folder)

@@ -1,7 +1,7 @@
 """Define prepared cases on disk: their files and manifest, their verification, and reading boxes of them.
 
 A case is a folder with the arrays `image.npy` and `labels.npy`, `foreground.npy`, and the manifest
-`case.json`: source files, grid and check sums. `prepare` replaces folders atomically, so a case is complete
+`case.json`: state of the scans, grid and check sums. `prepare` replaces folders atomically, so a case is complete
 or missing. A changed bit would be learnt without a sign of it: all cases of a run are verified when it
 begins and resumes, and a held-out case whenever it is read as a whole, by CRC-32, which finds damage and
 not forgery. The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
@@ -26,13 +26,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter
 
-from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.normalisation import USUAL_MM
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.files import write_json
-from brats_seg.labels import REGIONS, LabelConvention, LabelMap, convention_named
+from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box, Triple, triple
 from brats_seg.voxels.grids import Spacing
@@ -54,23 +53,6 @@ _CHUNK_BYTES = 2**20
 """Bytes that are read at a time."""
 _N_THREADS = 8
 """Largest number of threads: more do not make a disk faster."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFile:
-    """State of a file when a case was prepared from it."""
-
-    name: str
-    """Path relative to the data folder, with `#2` for a volume of a 4-D file, as in `cases.csv`."""
-    n_bytes: int
-    mtime_ns: int
-    """Time of the last change, in nanoseconds since 1970."""
-
-    @classmethod
-    def of(cls, root: Path, scan: ScanFile) -> Self:
-        """Return the state of a file; raise `OSError` if it does not exist."""
-        status = (root / scan.path).stat()
-        return cls(name=str(scan), n_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +78,10 @@ class Manifest:
     version: int = FORMAT_VERSION
     convention: str
     """Name of the label convention; empty without a label map."""
-    sources: tuple[SourceFile, ...]
-    """Files of the modalities in the order of `MODALITIES`, then of the label map if there is one."""
+    files_key: str = ""
+    """Hash of names, sizes and times of change of the scans, that of `CaseFacts` when they were prepared."""
     contents: tuple[str, ...]
-    """SHA-256 of each source, with the index of the volume in a 4-D file."""
+    """SHA-256 of each scan and of the label map, with the index of the volume in a 4-D file."""
     spacing_mm: Spacing
     """Spacing that the case was prepared at; its own may differ by `SPACING_TOLERANCE`."""
     scan: Geometry
@@ -108,10 +90,6 @@ class Manifest:
     """Grid at the spacing; that of the files if they were not resampled."""
     box: Box
     """Position of the crop in that grid."""
-    means: tuple[float, ...]
-    """Mean of each modality inside the brain, before normalisation."""
-    stds: tuple[float, ...]
-    """Standard deviation of each modality inside the brain, before normalisation."""
     files: tuple[StoredFile, ...]
     """The files beside `case.json`."""
 
@@ -158,18 +136,6 @@ def read_case_manifest(folder: Path, case_id: str) -> Manifest:
         next_step = "Prepare the cases of this data folder with `brats-seg prepare`."
         raise CaseError(case_id, path, problem, "a prepared case", next_step)
     return manifest
-
-
-def source_files(case: Case) -> tuple[SourceFile, ...] | None:
-    """Return the state of the files of a case, without reading them: modalities, then label map.
-
-    It is None if the state of one of them cannot be read, as of a missing file.
-    """
-    scans = case.images if case.label is None else (*case.images, case.label)
-    try:
-        return tuple(SourceFile.of(case.root, scan) for scan in scans)
-    except OSError:
-        return None
 
 
 def check_sum(path: Path) -> int:
@@ -310,7 +276,7 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
     return PreparedCase(
         case_id=case_id,
         convention=convention_named(manifest.convention),
-        image=_open(case_id, path / IMAGE_NAME, (len(manifest.means), *shape)),
+        image=_open(case_id, path / IMAGE_NAME, (len(MODALITIES), *shape)),
         labels=_open(case_id, path / LABELS_NAME, shape),
         foreground=tuple(rows[rows[:, 0] == region, 1:] for region in range(len(REGIONS))),
     )
