@@ -29,16 +29,21 @@ def only_series(folder: Path) -> Series:
     return series
 
 
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
+def test_a_series_that_is_not_converted_whole_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("dcm2niix")
     write_examination(tmp_path / "exam")
-    path = sorted((tmp_path / "exam/SE2").iterdir())[3]
-    content = path.read_bytes()
-    ((_, case),) = convert_studies(tmp_path / "exam", tmp_path / "scans", ScanOptions())
-    assert not case.problems
-    path.write_bytes(content[:-100])
-    ((_, case),) = convert_studies(tmp_path / "exam", tmp_path / "scans", ScanOptions())
-    assert f"found a file that is cut off inside its pixels, {path.name}; exp" in case.problems[0]
+    (path,) = (tmp_path / "exam/SE2").glob("*_15")
+    content, whole = path.read_bytes(), "; expected one volume of 16 slices"
+    for changed, problem in (
+        (content, ""),
+        (content[:-100], f"found a file that is cut off inside its pixels, {path.name}{whole}"),
+        (content[: content.index(b"\xe0\x7f")], f"found exit 0 of dcm2niix and 1 volume{whole}"),
+        (content.replace(b"101010", b"101011"), f"found exit 0 of dcm2niix and 2 volumes{whole}"),
+        (content.replace(b"600 ", b"601 "), ""),
+    ):
+        path.write_bytes(changed)
+        ((_, case),) = convert_studies(tmp_path / "exam", tmp_path / "scans", ScanOptions())
+        assert (case.usable, problem in "".join(case.problems)) == (not problem, True)
     path.write_bytes(content[:900])
     (study,) = find_studies(tmp_path / "exam")
     problems = [series.problem[:18] for series in study.series if series.problem]

@@ -117,14 +117,18 @@ def _volume(series: Series, case_id: str) -> Volume:
         for index, path in enumerate(series.files):
             (slices / f"{index:05d}.dcm").symlink_to(path)
         # without the settings of the user; what it prints may name the patient
-        options = "-g i -b n -z n -x i -w 1 -f scan -o"
+        options = "-g i -b n -z n -x i -m 1 -w 2 -f scan -o"
         done = preprocess.run([dcm2niix.bin, *options.split(), str(output), str(slices)], output)
         volumes = sorted(output.glob("*.nii"))
-        if done.returncode < 0 or len(volumes) != 1:
+        # it splits a series where headers differ, and leaves out files without pixels
+        if done.returncode < 0 or [
+            nifti.read_geometry(path, case_id=case_id).shape[2] for path in volumes
+        ] != [series.n_slices]:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"
             if cut := re.search(r"not large enough .*?(\d{5})\.dcm", done.stdout):
                 path = series.files[int(cut[1])]
                 problem = f"a file that is cut off inside its pixels, {path.name}"
-            next_step = "Export it again, or name another series."
-            raise CaseError(case_id, str(series), problem, "one volume", next_step)
+            expected = f"one volume of {counted(series.n_slices, 'slice')}"
+            next_step = f"Export it again without compression, see that {output.parent} has space, or name another series."
+            raise CaseError(case_id, str(series), problem, expected, next_step)
         return nifti.read_volume(volumes[0], case_id=case_id)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from nibabel.affines import apply_affine
 from scipy.ndimage import map_coordinates
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented
@@ -28,8 +29,6 @@ from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
 
 SERIES_MODALITY = "t1c"
 """Modality whose series a segmentation belongs to."""
-_TO_DICOM = np.diag([-1.0, -1.0, 1.0])
-"""From the axes of NIfTI, right, front and head, to those of DICOM: left, back and head."""
 _IMAGE_TAGS = [*series.ELEMENTS["image"], *series.GROUPS]
 _CODES = table_beside(__file__)
 """Names and codes of tissues, regions and measures."""
@@ -121,16 +120,15 @@ def _labels_at_pixels(
     Pixels take the nearest label; outside of the label map it is 0. `UsageError` is raised if the label map
     does not end where the slices do.
     """
-    to_voxel = np.linalg.inv(geometry.affine)
+    # from the axes of DICOM, left, back and head, to those of NIfTI, right, front and head
+    to_voxel = np.linalg.inv(geometry.affine) @ np.diag([-1.0, -1.0, 1.0, 1.0])
     rows, columns = np.indices((image.Rows, image.Columns))
     pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
     labelled, corners = [], []
     for _, to_mm in slices:
-        transform = to_voxel[:3, :3] @ (_TO_DICOM @ to_mm)
-        transform[:, 2] += to_voxel[:3, 3]
-        voxels = transform @ pixels
-        corners += [voxels[:, 0], voxels[:, -1]]
-        labelled.append(map_coordinates(label_map, np.rint(voxels), order=0))
+        voxels = apply_affine(to_voxel, (to_mm @ pixels).T)
+        corners += [voxels[0], voxels[-1]]
+        labelled.append(map_coordinates(label_map, np.rint(voxels).T, order=0))
     ends = np.min(corners, axis=0), np.max(corners, axis=0) - geometry.shape + 1
     # dcm2niix may place slices 2 mm off
     if np.abs(ends * np.array(geometry.spacing_mm)).max() > 3:

@@ -297,7 +297,6 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
     except (KeyError, TypeError, ValueError):
         files, spacing_mm = sorted(image.path for image in images), (0.0, 0.0, 0.0)
         problem = "a file is cut off, or lacks the position of its slice or the size of its pixels"
-    agent = first.text("ContrastBolusAgent").lower()
     stated = ELEMENTS["techniques"].items()
     techniques = [name for name, (element, text) in stated if first.text(element) == text]
     expected = first.number("ImagesInAcquisition") or 0
@@ -314,7 +313,7 @@ def _series(images: Sequence[_Image], n_images: int) -> Series:
         echo_ms=first.number("EchoTime"),
         repetition_ms=first.number("RepetitionTime"),
         inversion_ms=first.number("InversionTime"),
-        has_agent=not re.match(_NO_AGENT, agent)
+        has_agent=not re.match(_NO_AGENT, first.text("ContrastBolusAgent").lower())
         or bool(first.texts["ContrastBolusAgentSequence"])
         or bool(first.number("ContrastBolusVolume")),
         is_diffusion=bool(first.number("DiffusionBValue")),
