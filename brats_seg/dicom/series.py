@@ -240,7 +240,7 @@ def _read(path: Path) -> list[_Image]:
         _Image(
             path=path,
             texts={name: _texts(value) for name, value in (values | frame).items()},
-            patient=_hash("^".join(str(header.get(name)) for name in ("PatientID", "PatientName"))),
+            patient=_hash(_plain(f"{header.get('PatientID')}^{header.get('PatientName')}")),
             identifiers=tuple(text for text in identifiers if len(text) >= _SHORTEST_IDENTIFIER),
         )
         for frame in read_frames(header)
