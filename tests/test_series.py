@@ -55,7 +55,7 @@ def test_series_are_read_in_the_order_of_their_slices(tmp_path: Path) -> None:
     (study,) = find_studies(tmp_path / "exam")
     assert study.case_id == "exam"
     assert [series.number for series in study.series] == [1, 2, 3, 4]
-    assert study.series[0].spacing_mm == pytest.approx((1, 1, 1))
+    assert study.series[0].spacing_mm == (pytest.approx(1), pytest.approx(1), 1)
     assert [int(path.name.split("_")[-1]) for path in study.series[0].files] == [*range(16)]
     assert [series.problem for series in study.series] == [""] * 4
     assert [series.has_agent for series in study.series] == [False, True, False, False]

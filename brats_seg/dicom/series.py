@@ -347,7 +347,8 @@ def _order_slices(images: Sequence[_Image]) -> tuple[list[Path], Spacing, str]:
     places = np.array([position - planes[0][1] for _, position in planes]) @ planes[0][0].T
     order = np.argsort(places[:, 2])
     usual_mm, problem = _judge_distances(places[order]) if len(places) > 1 else (0.0, "")
-    return [files[index] for index in order], (column_mm, row_mm, usual_mm), problem
+    # positions are rounded: of two runs of one sequence, none has thinner slices
+    return [files[index] for index in order], (column_mm, row_mm, round(usual_mm, 2)), problem
 
 
 def _judge_distances(places: npt.NDArray[np.float64]) -> tuple[float, str]:
