@@ -208,7 +208,7 @@ def test_a_series_of_two_echoes_is_two(tmp_path: Path) -> None:
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("no image")
-    with pytest.raises(UsageError, match="holds no DICOM images"):
+    with pytest.raises(UsageError, match="holds no DICOM images; expected the folder"):
         find_studies(tmp_path)
 
 

@@ -124,7 +124,7 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     is called after the patient only `with_identifiers`. `UsageError` is raised if no DICOM image is there.
     """
     if not (images := _images_below(root)):
-        msg = f"{root} holds no DICOM images; expected the files of an MR examination"
+        msg = f"{root} holds no DICOM images; expected the folder of an MR examination, unpacked"
         raise UsageError(msg)
     n_studies = Counter(
         folder
