@@ -119,11 +119,10 @@ def _volume(series: Series, case_id: str) -> Volume:
         # without the settings of the user; what it prints may name the patient
         options = "-g i -b n -z n -x i -m 1 -w 2 -f scan -o"
         done = preprocess.run([dcm2niix.bin, *options.split(), str(output), str(slices)], output)
-        volumes = sorted(output.glob("*.nii"))
+        volumes = sorted(output.glob("*.nii")) if done.returncode >= 0 else []
+        n_slices = [nifti.read_geometry(path, case_id=case_id).shape[2] for path in volumes]
         # it splits a series where headers differ, and leaves out files without pixels
-        if done.returncode < 0 or [
-            nifti.read_geometry(path, case_id=case_id).shape[2] for path in volumes
-        ] != [series.n_slices]:
+        if n_slices != [series.n_slices]:
             problem = f"exit {done.returncode} of dcm2niix and {counted(len(volumes), 'volume')}"
             if cut := re.search(r"not large enough .*?(\d{5})\.dcm", done.stdout):
                 path = series.files[int(cut[1])]

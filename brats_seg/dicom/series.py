@@ -75,8 +75,7 @@ class Series:
     def __str__(self) -> str:
         """Return number, description and size for a message."""
         size = "x".join(f"{mm:.2g}" for mm in self.spacing_mm)
-        slices = counted(self.n_slices, "slice")
-        return f'series {self.number} "{self.description}" ({slices}, {size} mm)'
+        return f'series {self.number} "{self.description}" ({counted(self.n_slices, "slice")}, {size} mm)'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
