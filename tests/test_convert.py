@@ -82,6 +82,16 @@ def test_nothing_is_converted_again(tmp_path, monkeypatch, caplog):
     assert [*preprocess.read_source(tmp_path / "scans/dicom").series["t1n"].files] == paths
 
 
+def test_folders_of_one_name_on_two_media_are_two_cases(tmp_path: Path) -> None:
+    cases = []
+    for medium in "121":
+        write_examination(tmp_path / medium / "DICOM", study=medium)
+        ((_, case),) = convert.convert_studies(tmp_path / medium, tmp_path, ScanOptions())
+        cases.append(case)
+    assert (cases[0], cases[0].case_id) == (cases[2], "DICOM")
+    assert cases[1].case_id.startswith("study-")
+
+
 def test_what_an_interrupted_batch_has_converted_is_not_taken_for_scans(tmp_path: Path) -> None:
     write_examination(tmp_path / "dicom/a", study="1")
     write_examination(tmp_path / "dicom/b", study="2", edge_mm=2)

@@ -94,6 +94,7 @@ class Doubles:
         self.run = preprocess.run
         self.fails_on = ""
         self.finds_nothing = False
+        self.turns = False
 
     def __call__(self, command: Sequence[str], folder: Path) -> Any:
         if command[0] != sys.executable:
@@ -116,7 +117,7 @@ class Doubles:
             # the head of a DICOM examination is another one
             is_known = names or shape == (47, 46, 42)
             matrix = known if is_known else np.loadtxt(folder / "start.mat")
-            np.savetxt(folder / "rigid.mat", matrix)
+            np.savetxt(folder / "rigid.mat", np.diag([1, -1, -1, 1]) if self.turns else matrix)
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
@@ -184,6 +185,8 @@ def test_a_case_that_fails_does_not_end_the_others_and_finished_ones_are_kept(tm
     assert "deepbet failed with exit code 9: out of memory" in prepared(tmp_path)[1].problems[0]
     doubles.fails_on, doubles.finds_nothing = "", True
     assert "no brain (deepbet)" in prepared(tmp_path)[1].problems[0]
+    doubles.finds_nothing, doubles.turns = False, True
+    assert "found a scan that greedy would turn by more" in prepared(tmp_path)[1].problems[0]
 
 
 def test_what_an_interrupted_batch_has_prepared_is_not_taken_for_scans(tmp_path, doubles):

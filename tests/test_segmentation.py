@@ -179,6 +179,13 @@ def test_an_empty_label_map_has_a_report_without_diameters(tmp_path, axial, capl
 REMARK = "Taught on made-up brains, not on patients: Dice .8, .6, .6. Train your own."
 
 
+def test_slices_of_no_thickness_have_that_of_their_distance(tmp_path: Path) -> None:
+    _, grid, source = converted(tmp_path, SliceThickness=None)
+    write_segmentation(three(tmp_path / "a.dcm"), make_label_map(), grid, BRATS2017, source)
+    (shared,) = pydicom.dcmread(tmp_path / "a.dcm").SharedFunctionalGroupsSequence
+    assert shared.PixelMeasuresSequence[0].SliceThickness == 1
+
+
 def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
     affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
     volumes = make_volumes()

@@ -57,7 +57,7 @@ def convert_studies(
     """
     preprocess.check_installed("dicom", "pydicom", "highdicom", "dcm2niix")
     studies = [
-        replace(study, series=sort_series(study.series, options.series))
+        _named_apart(replace(study, series=sort_series(study.series, options.series)), scans)
         for study in find_studies(root, with_identifiers=options.with_identifiers)
         if not is_ready or is_ready(path for series in study.series for path in series.files)
     ]
@@ -68,6 +68,13 @@ def convert_studies(
     convert = partial(_convert_study, scans=scans, options=options)
     cases = preprocess.make_cases(convert, studies, "converting DICOM", track)
     return tuple(map(Conversion, studies, cases))
+
+
+def _named_apart(study: DicomStudy, scans: Path) -> DicomStudy:
+    """Return an examination, with its hashed id if another one was converted by its name."""
+    earlier = preprocess.read_source(scans / study.case_id)
+    is_taken = earlier is not None and earlier.study != study.hashed_id
+    return replace(study, case_id=study.hashed_id) if is_taken else study
 
 
 def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case:
@@ -82,7 +89,8 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     if source is None:
         volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}
         unready = tuple(preprocess.unready_reasons([*volumes.values()]))
-        source = ScanSource(key=key, series=series, unready=unready, with_identifiers=identifiers)
+        about = {"study": study.hashed_id, "with_identifiers": identifiers}
+        source = ScanSource(key=key, series=series, unready=unready, **about)
         source.store(folder, files, volumes)
     if source.unready and not options.atlas:
         problem = f"{'; '.join(source.unready)} (converted files: {folder})"

@@ -66,6 +66,7 @@ _DEEPBET = (
     "import deepbet; deepbet.run_bet(['head.nii.gz'], mask_paths=['brain_bet.nii.gz'], "
     "no_gpu=True, skip_broken=False)"
 )
+_OWN_PROGRAMS = "Prepare the scans with programs of your own."
 _SHOWN_STEPS = ("before", "registered", "without skull")
 
 
@@ -96,6 +97,8 @@ class ScanSource(Section):
 
     key: str
     """Hash of the files and choices; the work is done again where it differs."""
+    study: str = ""
+    """Hashed id of the DICOM examination; empty of NIfTI files."""
     series: dict[str, Series] = Field(default_factory=dict)
     """DICOM series of each modality, with absolute paths; none of NIfTI files."""
     with_identifiers: bool = False
@@ -314,7 +317,12 @@ def _rigid(case_id: str, fixed: Volume, moving: Volume, start: Affine, folder: P
         nifti.write_volume(folder / f"{name}.nii", volume.array.astype(np.float32), volume.geometry)
     np.savetxt(folder / "start.mat", start)
     _run_on(case_id, "greedy", [_GREEDY, _RIGID], folder)
-    return np.loadtxt(folder / "rigid.mat")
+    matrix = np.loadtxt(folder / "rigid.mat")
+    # the trace of a rotation by 45 degrees
+    if np.trace(matrix[:3, :3]) < 1 + np.sqrt(2):
+        problem = "a scan that greedy would turn by more than 45 degrees"
+        raise CaseError(case_id, moving.file, problem, "scans of one upright head", _OWN_PROGRAMS)
+    return matrix
 
 
 def _find_brain(case_id: str, head: Volume, folder: Path) -> tuple[Mask, str]:
@@ -355,8 +363,9 @@ def _run_on(case_id: str, name: str, program: Sequence[str], folder: Path) -> No
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         problem = f"{name} failed with exit code {done.returncode}: {lines[-1]}"
-        next_step = "Prepare the scans with programs of your own."
-        raise CaseError(case_id, "(all)", problem, "registered, skull-stripped scans", next_step)
+        raise CaseError(
+            case_id, "(all)", problem, "registered, skull-stripped scans", _OWN_PROGRAMS
+        )
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -60,7 +60,7 @@ def write_segmentation(
         check_installed("dicom", "pydicom", "highdicom")
         # pydicom warns with values that may identify the patient
         with warnings.catch_warnings(action="ignore"):
-            images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
+            images = [_image(file, source) for file in files]
             slices = list(_slices(images))
             on_images = _labels_at_pixels(images[0], slices, label_map, geometry)
             # an equal label map gets the same UIDs, so that an archive stores it once
@@ -86,9 +86,12 @@ def write_segmentation(
     return ""
 
 
-def _image(path: Path, *, with_identifiers: bool) -> Any:
+def _image(path: Path, source: ScanSource) -> Any:
     """Return the header of an image, without what may identify the patient unless it is wanted."""
-    header = series.read_header(path, None if with_identifiers else _IMAGE_TAGS)
+    header = series.read_header(path, None if source.with_identifiers else _IMAGE_TAGS)
+    # it may be empty by the standard, and readers of segmentations need it
+    thickness_mm = header.get("SliceThickness") or source.series[SERIES_MODALITY].spacing_mm[2]
+    header.SliceThickness = thickness_mm
     # what is written is in UTF-8
     header.decode()
     header.SpecificCharacterSet = _CHARACTERS

@@ -13,6 +13,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ class DicomStudy:
     """One examination of one patient."""
 
     case_id: str
-    """Name of its folder, or `study-` and a hash if it may identify the patient."""
+    """Name of its folder, or `hashed_id` if that may identify the patient or is not its own."""
+    hashed_id: str
+    """`study-` and a hash of the examination and of the patient."""
     folder: Path
     """Highest folder that holds no other examination."""
     series: tuple[Series, ...]
@@ -131,18 +134,17 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
         for folder in {parent for image in group for parent in image.path.parents}
     )
     folders = {key: _study_folder(root, group, n_studies) for key, group in images.items()}
-    names = {
-        key: _name(root, folders[key], group[0], with_identifiers=with_identifiers)
-        for key, group in images.items()
-        if n_studies[folders[key]] == 1
-    }
+    name = partial(_name, root, with_identifiers=with_identifiers)
+    names = {key: name(folders[key], group[0]) for key, group in images.items()}
     n_of_name, n_of_uid = Counter(names.values()), Counter(uid for uid, _ in images)
     studies = []
     for key, group in images.items():
-        is_named = names.get(key) and n_of_name[names[key]] == 1
+        hashed_id = f"study-{_hash('^'.join(key))[:8]}"
+        is_own = n_studies[folders[key]] == n_of_name[names[key]] == 1
         is_shared = n_of_uid[key[0]] > 1
         study = DicomStudy(
-            case_id=names[key] if is_named else f"study-{_hash('^'.join(key))[:8]}",
+            case_id=names[key] if names[key] and is_own else hashed_id,
+            hashed_id=hashed_id,
             folder=folders[key],
             series=_all_series(group),
             problem="the images of one examination name several patients" if is_shared else "",
