@@ -101,7 +101,7 @@ def mapping_files(folder: Path) -> tuple[Path, ...]:
 
 
 def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ...]:
-    """Return the cases with grade and age filled in where they were unknown.
+    """Return the cases with their age, and their grade if it was unknown.
 
     Cases of one person under several ids, of different years, or because their scans are copies or near
     copies, get one patient id, the first of them in alphabetical order, so that folds keep them together.
@@ -113,9 +113,8 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
         patients |= dict.fromkeys(ids, min(ids))
     filled = []
     for case, row in pairs:
-        known = case.facts
-        age_years = row.age_years if known.age_years is None else known.age_years
-        facts = replace(known, grade=known.grade or row.grade, age_years=age_years)
+        # an age from an earlier call may be that of a table which comes second
+        facts = replace(case.facts, grade=case.facts.grade or row.grade, age_years=row.age_years)
         filled.append(replace(case, patient_id=patients[case.patient_id], facts=facts))
     return tuple(filled)
 
