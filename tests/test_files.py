@@ -210,7 +210,7 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_again(tmp_path, monkey
 
 
 def hold_with_a_child_and_die(path: Path) -> None:
-    with files.locked(path), worker_pool(1, when_killed="") as pool:
+    with files.locked(path), worker_pool(1) as pool:
         pool.submit(os.getpid).result()
         os.kill(os.getpid(), signal.SIGKILL)
 

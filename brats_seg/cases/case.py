@@ -341,8 +341,7 @@ def count_labels(label_map: LabelMap) -> dict[int, int]:
 
 def check_one_grid(case_id: str, grids: Sequence[tuple[str, nifti.Geometry]]) -> None:
     """Raise `CaseError` unless all files, given by name and geometry, have the grid of the first."""
-    differing = [(file, grid) for file, grid in grids if not have_one_grid(grid, grids[0][1])]
-    if differing:
+    if differing := [pair for pair in grids if not have_one_grid(pair[1], grids[0][1])]:
         first_file, first = grids[0]
         files = " and ".join(file for file, _ in differing)
         problem = " and ".join(_describe_grid(grid, first) for _, grid in differing)

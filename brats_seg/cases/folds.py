@@ -144,8 +144,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     The patients are those of the cases; those in the table may be older.
     """
     fold_of = {row.case_id: row.fold for row in table.rows}
-    missing = sorted({case.case_id for case in cases} - fold_of.keys())
-    if missing:
+    if missing := sorted({case.case_id for case in cases} - fold_of.keys()):
         next_step = "Give each a row, with an empty fold to leave it out, or remove the table"
         msg = f"the fold table has no row for {_list_cases(missing)}. {next_step}"
         raise FoldError(msg)
@@ -282,8 +281,7 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
 
 
 def _volume_ml(group: list[Case]) -> float:
-    volumes = (case.facts.tumour_ml for case in group)
-    return max(-1.0 if volume is None else volume for volume in volumes)
+    return max(case.facts.tumour_ml or 0.0 for case in group)
 
 
 def _parse_row(case_id: str, patient_id: str, fold: str) -> FoldRow:

@@ -32,7 +32,6 @@ from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
-_INT16 = np.iinfo(np.int16)
 _PLAIN = [name for name in get_type_hints(Case) if name not in {"root", "files", "facts"}]
 """Fields of a case that have a column of their own."""
 _FACTS = [*get_type_hints(CaseFacts)]
@@ -165,8 +164,7 @@ def summarise(index: CaseIndex) -> tuple[str, ...]:
 
 def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     """Yield lines with the remarks on cases; equal remarks share a line."""
-    remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
-    if remarks:
+    if remarks := [(remark, case.case_id) for case in cases for remark in case.remarks]:
         yield "remarks:"
     for group in group_by(remarks, lambda pair: pair[:1]):
         remark, case_id = group[0]
@@ -179,11 +177,9 @@ def _hash(array: npt.NDArray[Any]) -> str:
     One release stores as float32 what another stores as int16: whole numbers in the range of int16
     are hashed as int16, all others as float32.
     """
-    low, high = array.min(), array.max()
-    fits = low >= _INT16.min and high <= _INT16.max
-    canonical: npt.NDArray[Any] = array.astype(np.int16, copy=False) if fits else array
-    if not (fits and np.array_equal(canonical, array)):
-        with np.errstate(over="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        canonical: npt.NDArray[Any] = array.astype(np.int16, copy=False)
+        if not np.array_equal(canonical, array):
             # adding 0 turns negative zeros into positive ones
             canonical = array.astype(np.float32) + np.float32(0)
     key = hashlib.sha256(str(array.shape).encode())

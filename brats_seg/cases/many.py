@@ -7,16 +7,16 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain, pairwise
 from multiprocessing import parent_process
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
+_KILLED = "a worker process was killed, most likely because memory ran out"
 
 
 class HasCaseId(Protocol):
@@ -64,7 +65,6 @@ def map_cases(
     *,
     n_workers: int = 0,
     track: Track = untracked,
-    when_killed: str = "Use fewer workers.",
 ) -> MappedCases[Result]:
     """Apply a function to every case and collect the failures.
 
@@ -74,8 +74,8 @@ def map_cases(
         >>> map_cases(lambda case: case.case_id.upper(), cases, "upper case").results
         ('A', 'B')
     """
-    with mapping(n_workers, when_killed) as run:
-        outcomes = list(track(run(partial(attempt, function), items), what=what, total=len(items)))
+    with closing(map_in_workers(partial(attempt, function), items, n_workers)) as mapped:
+        outcomes = list(track(mapped, what=what, total=len(items)))
     failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
     results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
     return MappedCases(results=tuple(results), failures=tuple(failures))
@@ -115,14 +115,25 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
-@contextmanager
-def mapping(n_workers: int, when_killed: str) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Provide a function that does what `map` does in worker processes; without them, `map` itself."""
-    if not n_workers:
-        yield map
-        return
-    with worker_pool(n_workers, when_killed=when_killed) as pool:
-        yield pool.map
+def map_in_workers(
+    function: Callable[[Given], Result], items: Sequence[Given], n_workers: int
+) -> Generator[Result]:
+    """Yield the results of a function from worker processes, in the order of the items; 0 works in this one.
+
+    If a process is killed, as the system does where memory runs out, half as many do what is left.
+    """
+    while n_workers and items:
+        with worker_pool(n_workers) as pool:
+            try:
+                for result in pool.map(function, items):
+                    yield result
+                    items = items[1:]
+            except BrokenProcessPool:
+                if n_workers == 1:
+                    raise
+                n_workers //= 2
+                log.warning("%s: going on with %s", _KILLED, counted(n_workers, "process"))
+    yield from map(function, items)
 
 
 @contextmanager
@@ -130,7 +141,7 @@ def worker_pool(
     n_workers: int,
     *,
     set_up: Callable[[], None] | None = None,
-    when_killed: str,
+    when_killed: str = "Close other programs, or use a machine with more memory.",
     context: BaseContext | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
@@ -146,7 +157,7 @@ def worker_pool(
     try:
         yield pool
     except BrokenProcessPool as error:
-        msg = f"a worker process was killed, most likely because memory ran out. {when_killed}"
+        msg = f"{_KILLED}. {when_killed}"
         raise EnvironmentalError(msg) from error
     finally:
         pool.shutdown(cancel_futures=True)

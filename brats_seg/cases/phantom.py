@@ -18,7 +18,7 @@ from scipy import ndimage, special
 
 from brats_seg.cases import anatomy
 from brats_seg.cases.anatomy import Anatomy, Glioma, Voxels
-from brats_seg.cases.many import mapping
+from brats_seg.cases.many import map_in_workers
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, label_map_of
@@ -66,8 +66,8 @@ def write_phantom_cases(
         EnvironmentalError: The folder cannot be written to.
     """
     write = partial(_write_case, root, seed, shape, variety)
-    with alone_at(root, is_folder=True), mapping(n_workers, "Use fewer workers.") as run:
-        list(run(write, range(n_cases)))
+    with alone_at(root, is_folder=True):
+        list(map_in_workers(write, range(n_cases), n_workers))
 
 
 def _write_case(root: Path, seed: int, shape: Triple, variety: float, number: int) -> None:

@@ -49,7 +49,6 @@ _BYTES_BESIDES = 2**18
 """Largest number of bytes of a prepared case that are not voxels."""
 _LOCK_NAME = ".preparing.lock"
 _WHEN_FULL = "Free some space, or choose a folder on a larger disk."
-_WHEN_KILLED = "Close other programs, or prepare the cases on a machine with more memory."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +132,7 @@ def prepare_cases(
     outdated = _outdated(jobs, repair=repair, track=track)
     if not outdated:
         return ()
-    run = partial(map_cases, n_workers=n_workers, track=track, when_killed=_WHEN_KILLED)
+    run = partial(map_cases, n_workers=n_workers, track=track)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / _LOCK_NAME))
