@@ -133,8 +133,7 @@ def test_cases_get_grade_age_and_patient(tmp_path):
         (ids[2], ids[2], "LGG", None),
         (ids[3], ids[3], "", None),
         (ids[4], ids[2], "LGG", None),
-        # the grade of its folder stays, and not the age of an earlier table
-        ("Brats18_AAA_1", ids[1], "LGG", 60.5),
+        ("Brats18_AAA_1", ids[1], "LGG", 60.5),  # the grade of its folder, the age of this table
     ]
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import jsonschema
 import pandas as pd
@@ -353,14 +354,13 @@ def test_a_command_works_without_output(tmp_path: Path, tiny_scans: Path, closed
     assert (done.returncode, "rror" in done.stderr) == (0, False)
 
 
-def interrupt(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
-
-
 def test_commands_interrupted(run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupt)
-    code, _, said = run("index", tiny_scans)
-    assert (code, said) == (128 + signal.SIGINT, "interrupted\n")
+    no_memory = "memory ran out. Close other programs, or use a machine with more memory."
+    ends = {KeyboardInterrupt: (130, "interrupted\n"), MemoryError: (3, f"error: {no_memory}\n")}
+    for error, expected in ends.items():
+        monkeypatch.setattr("brats_seg.data.fold.open_index", Mock(side_effect=error))
+        code, _, said = run("index", tiny_scans)
+        assert (code, said) == expected
 
 
 @pytest.mark.slow
@@ -506,7 +506,7 @@ def test_options_reach_the_record(run: Run, tiny_scans: Path, model: Path, tmp_p
     ("place", "n_done"), [("cli.use.print_outcome", 1), ("inference.predict.entropy", 0)]
 )
 def test_ctrl_c_says_how_to_go_on(run, tiny_scans, model, monkeypatch, place, n_done):
-    monkeypatch.setattr(f"brats_seg.{place}", interrupt)
+    monkeypatch.setattr(f"brats_seg.{place}", Mock(side_effect=KeyboardInterrupt))
     flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
     code, _, said = run("predict", tiny_scans, *flags)
     assert code == 128 + signal.SIGINT

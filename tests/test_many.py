@@ -27,18 +27,18 @@ def shout(case: Case) -> str:
     return case.case_id.upper()
 
 
-def refuse_b(case: Case) -> str:
+def fail_in_b(error: Exception, case: Case) -> str:
     if case.case_id == "b":
-        raise LabelError("b", "b.nii", "a 7", "no 7", "Correct it.")
+        raise error
     return case.case_id.upper()
+
+
+REFUSED = functools.partial(fail_in_b, LabelError("b", "b.nii", "a 7", "no 7", "Correct it."))
+NO_MEMORY = functools.partial(fail_in_b, MemoryError())
 
 
 def divide_by_zero(case: Case) -> float:
     return 1 / "bcd".find(case.case_id)
-
-
-def fail_with(error: Exception, _: object) -> None:
-    raise error
 
 
 def die(_: object) -> None:
@@ -57,7 +57,8 @@ def die_once(path: Path, case: Case) -> str:
     ("function", "results", "failures"),
     [
         (shout, ("A", "B", "C", "D"), []),
-        (refuse_b, ("A", "C", "D"), [("LabelError", "case b, file b.nii: found a 7; expected")]),
+        (REFUSED, ("A", "C", "D"), [("LabelError", "case b, file b.nii: found a 7; expected")]),
+        (NO_MEMORY, ("A", "C", "D"), [("MemoryError", "case b: memory ran out. Close other")]),
         # a foreign exception is a bug that is to be reported
         (divide_by_zero, (-1, 1, 0.5), [("ZeroDivisionError", "case b: division by zero. This")]),
     ],
@@ -79,7 +80,7 @@ def test_a_case_that_fails_does_not_stop_the_others(n_workers, function, results
 @pytest.mark.parametrize("error", [EnvironmentalError("the disk is full"), UsageError("no flag")])
 def test_an_error_that_affects_all_cases_ends_the_batch(n_workers: int, error: Exception) -> None:
     with pytest.raises(type(error), match=str(error)):
-        map_cases(functools.partial(fail_with, error), CASES, "working", n_workers=n_workers)
+        map_cases(functools.partial(fail_in_b, error), CASES, "working", n_workers=n_workers)
 
 
 def test_half_the_processes_go_on_after_one_was_killed(tmp_path: Path, caplog) -> None:

@@ -54,8 +54,7 @@ def cases_of_dataset(root: Path, path: Path, folders: Mapping[Path, Folder]) -> 
         found = some_of([*map(printable, description.channels.values())]) or "none"
         text = "%s names the channels %s; expected some of T1, T1ce, T2, FLAIR, or synonyms"
         log.warning(text, root / path / DESCRIPTION, found)
-    convention = _find_convention(description.labels)
-    if convention is None:
+    if (convention := _find_convention(description.labels)) is None:
         text = "%s numbers tissues as no release of BraTS does: its label maps are left out; renumber them"
         log.warning(text, root / path / DESCRIPTION)
     for names in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):

@@ -84,7 +84,7 @@ def map_cases(
 def attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
     """Return the result of a function for one case, or a failure if it raises an error.
 
-    An exception that is not a `BratsError` is a bug: it is logged with its traceback.
+    An exception that is neither a `BratsError` nor a lack of memory is a bug: it is logged with its traceback.
     """
     try:
         return function(item)
@@ -92,7 +92,9 @@ def attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
         raise
     except Exception as error:
         message = str(error)
-        if not isinstance(error, BratsError):
+        if isinstance(error, MemoryError):
+            message = f"case {item.case_id}: memory ran out. Close other programs, or use a machine with more memory."
+        elif not isinstance(error, BratsError):
             log.exception("case %s", item.case_id)
             message = f"case {item.case_id}: {error}. This is a bug of brats_seg: please report it."
         return Failure(case_id=item.case_id, error=type(error).__name__, message=message)

@@ -110,6 +110,10 @@ def main() -> None:
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except MemoryError:
+        advice = "Close other programs, or use a machine with more memory."
+        print(f"error: memory ran out. {advice}", file=sys.stderr)
+        sys.exit(EnvironmentalError.exit_code)
     except OSError as error:
         if error.filename is None and error.errno in _OUTPUT_FAILS:
             # Python flushes once more when it ends
