@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -40,9 +40,6 @@ LEAST_DICE = 0.6
 """Dice that another numbering reaches at least: two label maps that hardly overlap show nothing."""
 FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
-
-Rows: TypeAlias = dict[str, dict[Any, str]]
-"""Rows of a table by case id, with their cells by column."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,8 +224,8 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         LayoutError: A folder holds no label map, or no case is in both.
     """
     references = label_maps_in(reference)
-    rows = recorded(prediction)
-    predictions = label_maps_in(prediction, [*references], rows)
+    # also of cases whose label maps are gone
+    rows, predictions = recorded(prediction), label_maps_in(prediction, [*references])
     if not references.keys() & predictions.keys():
         names = f"{reference} has {some_of(references)}, {prediction} has {some_of(predictions)}"
         msg = f"no case is in both: {names}. Name each prediction as its case."
@@ -244,7 +241,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
     return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
-def recorded(predictions: Path) -> Rows:
+def recorded(predictions: Path) -> dict[str, dict[Any, str]]:
     """Return the rows of the table of volumes of predictions by case id; none without a table."""
     folder = predictions if predictions.is_dir() else predictions.parent
     # there is none, or another one, of predictions of another program or version
@@ -265,15 +262,12 @@ def recorded_file(path: Path, row: Mapping[Any, str], root: Path) -> LabelFile:
     return LabelFile(path=path, convention=name, in_training=row.get(scores.IN_TRAINING, ""))
 
 
-def label_maps_in(
-    root: Path, case_ids: Sequence[str] | None = None, rows: Rows | None = None
-) -> dict[str, LabelFile]:
+def label_maps_in(root: Path, case_ids: Sequence[str] | None = None) -> dict[str, LabelFile]:
     """Return the label maps of scans, and others by their names, by case id, sorted.
 
     Args:
         root: A folder, a table of paths, or one label map.
         case_ids: The cases, the only one of which one label map is; None to go by its name.
-        rows: Result of `recorded`, if the table has been read already.
 
     Raises:
         UsageError: The path does not exist, a case occurs twice, a file is given for no case or for
@@ -283,7 +277,7 @@ def label_maps_in(
     if not root.exists():
         msg = f"{root} does not exist; expected a label map, or a folder of label maps"
         raise UsageError(msg)
-    rows = recorded(root) if rows is None else rows
+    rows = recorded(root)
     if root.is_file() and not is_path_table(root):
         names = [case_of(root)] if case_ids is None else case_ids
         if len(names) != 1:
