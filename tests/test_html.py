@@ -11,7 +11,7 @@ from jinja2 import UndefinedError
 from matplotlib.figure import Figure
 
 from brats_seg.errors import UsageError
-from brats_seg.pages.html import _environment, load_niivue, number_text, picture_uri, write_page
+from brats_seg.pages.html import _TEMPLATES, load_niivue, number_text, picture_uri, write_page
 
 NIIVUE_0_69_0 = "47b896b77ec4a5be3ef1949c33ad393b6f45629921f326c279000bcf51bdb4af"
 """SHA-256 of `dist/niivue.umd.js` of the npm package."""
@@ -36,7 +36,7 @@ def test_another_ending_and_a_value_that_a_template_lacks_are_errors(tmp_path: P
     with pytest.raises(UsageError, match=r"a.pdf ends in .pdf"):
         write_page(tmp_path / "a.pdf", "page.html", title="A")
     with pytest.raises(UndefinedError, match="title"):
-        _environment().get_template("page.html").render(version="1")
+        _TEMPLATES.get_template("page.html").render(version="1")
 
 
 def test_a_small_number_does_not_become_0_and_a_rounding_error_does() -> None:

@@ -85,7 +85,7 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
         values: Values that the template names.
     """
     check_suffix(path, [PAGE_SUFFIX])
-    page = _environment().get_template(template)
+    page = _TEMPLATES.get_template(template)
     text = page.render(title=title, version=version("brats_seg"), **values)
     with whole_file(path) as temporary:
         # file names need not be UTF-8
@@ -154,15 +154,12 @@ def number_text(value: float | None, digits: int = 1) -> str:
     return f"{value:.1g}" if value and abs(value) > _NOISE and not text.strip("-0.") else text
 
 
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader(_PACKAGE),
-        autoescape=True,
-        # a name that a template misspells is an error, and not an empty place
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["number"] = number_text
-    return environment
+_TEMPLATES = Environment(
+    loader=PackageLoader(_PACKAGE),
+    autoescape=True,
+    # a name that a template misspells is an error, and not an empty place
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters["number"] = number_text
