@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.nifti import read_volume
-from brats_seg.evaluation.scores import write_scores
+from brats_seg.evaluation.scores import join_scores, read_scores, write_scores
 from brats_seg.figures.cases import CaseView, open_view
 from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
@@ -87,7 +87,7 @@ def files(view, tiny_run, tiny_prepared, tmp_path_factory) -> dict[str, Path]:
     paths = {name: folder / f"{name}.html" for name in PAGES}
     write_case_page(view, paths["case"], warnings=("odd",), facts=(Fact("Model", "0123abc"),))
     results = write_results(folder / "results")
-    write_cohort_page(results, paths["cohort"], PageOptions(scores=results / "scores.csv"))
+    write_cohort_page(results, paths["cohort"], read_scores(results / "scores.csv"))
     # predictions are stored in the folder of the run
     run = shutil.copytree(tiny_run, folder / "fold0")
     write_run_page(run, paths["run"], PageOptions(prepared=tiny_prepared, device="cpu"))
@@ -147,7 +147,7 @@ def test_names_cannot_add_anything_to_a_page(browser, view, tiny_run, tmp_path, 
         hostile = replace(view, case_id=HOSTILE)
         write_case_page(hostile, path, warnings=(HOSTILE,), facts=(Fact(HOSTILE, HOSTILE),))
     elif name == "cohort":
-        write_cohort_page(write_results(tmp_path / "results", name=HOSTILE), path)
+        write_cohort_page(write_results(tmp_path / "results", name=HOSTILE), path, join_scores(()))
     else:
         run = tmp_path / HOSTILE.replace("/", "")
         run.mkdir()

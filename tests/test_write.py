@@ -211,7 +211,7 @@ def test_changed_scans_are_flagged_and_a_lost_label_map_ends_its_case(results: P
         ("results --reference others", "others has no label map of BraTS2021_00000, BraTS2021_0"),
         ("results --prepared prepared", "results is no run; leave them out"),
         ("results --scores one.nii.gz --reference scans", "are given; expected one"),
-        ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
+        ("results --scores one.nii.gz", "one.nii.gz is not a CSV table"),
         ("results results --scores one.nii.gz", "those of one folder of predictions, and 2 are"),
         ("scans --scores one.nii.gz", "those of one folder of predictions, and 0 are given"),
         ("scans --prediction absent", "absent does not exist"),

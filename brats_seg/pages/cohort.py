@@ -42,23 +42,18 @@ _PICTURE_WIDTH = 160
 def write_cohort_page(
     results: Path,
     page: Path,
-    options: html.PageOptions = html.DEFAULT_OPTIONS,
+    scored: pd.DataFrame,
+    remarks: Sequence[str] = (),
     *,
-    n_workers: int = 0,
     track: Track = untracked,
 ) -> None:
     """Write the page of a folder of predictions, with links to the pages of cases that are there.
 
-    The predictions are scored with the references of the options, unless these have a table of scores.
+    `scored` and `remarks` are a result of `cohort_scores`.
     """
     entries = OutputFolder(results).entries
-    if not entries:
-        msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
-        raise UsageError(msg)
     records = [entry for entry in entries.values() if isinstance(entry, Record)]
     of_networks = {record.remark: None for record in records if record.remark}
-    case_ids = [record.case_id for record in records]
-    scored, remarks = _scores_of(results, case_ids, options, n_workers, track)
     dice = dice_by_case(scored)
     means = {case_id: float(np.nanmean(values)) for case_id, values in dice.items()}
     # the cases that need a look come first
@@ -85,10 +80,18 @@ def write_cohort_page(
     )
 
 
-def _scores_of(
-    results: Path, case_ids: Sequence[str], options: html.PageOptions, n_workers: int, track: Track
+def cohort_scores(
+    results: Path, options: html.PageOptions, n_workers: int = 0, track: Track = untracked
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return the scores of predicted cases, none without a table of them or references, and remarks."""
+    """Return the scores of predicted cases, none without a table of them or references, and remarks.
+
+    The predictions are scored with the references of the options, unless these have a table of scores.
+    """
+    predictions = OutputFolder(results)
+    if not predictions.entries:
+        msg = f"{results} has no record of predictions; expected {MANIFEST_NAME}, as predict writes it"
+        raise UsageError(msg)
+    case_ids = predictions.records().keys()
     scored, remarks = join_scores(()), tuple[str, ...]()
     if options.scores is not None:
         scored = read_scores(options.scores)

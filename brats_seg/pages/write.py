@@ -20,7 +20,7 @@ from brats_seg.figures.cases import make_view, read_labelled, with_uncertainty
 from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
-from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
+from brats_seg.pages.cohort import COHORT_PAGE, cohort_scores, page_path, write_cohort_page
 from brats_seg.pages.html import DEFAULT_OPTIONS, PAGE_SUFFIX, Fact, PageOptions
 from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
 from brats_seg.progress import Track, untracked
@@ -76,20 +76,22 @@ def write_report(
         for run, page in zip(inputs, pages, strict=True):
             write_run_page(run, page, options, track=track)
         return MappedCases(results=tuple(pages), failures=())
-    pages = _pages(cohorts, COHORT_PAGE, options.output)
-    written: MappedCases[Path] = MappedCases(results=(), failures=())
+    pages, files = _pages(cohorts, COHORT_PAGE, options.output), list[PageFiles]()
     if options.with_cases:
         found = [_find_results(p) if p in cohorts else _find_scans(p, options) for p in inputs]
         files = _choose([item for items in found for item in items], options)
-        workers = min(n_workers, len(files)) if len(files) > 1 else 0
-        written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
         if options.case_ids or is_one:
-            return written
+            cohorts, pages = [], []
     elif options.case_ids or not cohorts:
         msg = "--no-case-pages leaves no page to write: give a folder of predictions, and no --case"
         raise UsageError(msg)
-    for path, page in zip(cohorts, pages, strict=True):
-        write_cohort_page(path, page, options, n_workers=n_workers, track=track)
+    # what is wrong with the scores is said before pages are written
+    scores = [cohort_scores(path, options, n_workers, track) for path in cohorts]
+    workers = min(n_workers, len(files)) if len(files) > 1 else 0
+    written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
+    for path, page, scored in zip(cohorts, pages, scores, strict=True):
+        # it links to the pages of its cases
+        write_cohort_page(path, page, *scored, track=track)
     return replace(written, results=(*pages, *written.results))
 
 
