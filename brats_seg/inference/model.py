@@ -233,17 +233,16 @@ def _as_model(
         check_in_place(member.network)
         member.network.eval()
     subsets, foreign = [m.identity.subsets for m in members], members[0].identity.fingerprint
+    cards = [network.card for network in networks]
     return Model(
         members=tuple(resolve(settings, member) for member in members),
         fingerprint=weights.fingerprint_of(networks) if networks else foreign,
         device=device,
         settings=settings,
         subsets=tuple(subset for subset in subsets[0] if all(subset in each for each in subsets)),
-        subset_scores=pool_scores(
-            [scores for network in networks for scores in network.card.subset_scores]
-        ),
-        remarks=tuple({network.card.remark: None for network in networks if network.card.remark}),
-        notes=tuple(network.card.notes for network in networks),
+        subset_scores=pool_scores([scores for card in cards for scores in card.subset_scores]),
+        remarks=tuple({card.remark: None for card in cards if card.remark}),
+        notes=tuple(card.notes for card in cards),
         training_cases=tuple(network.cases for network in networks),
     )
 
