@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,7 +17,9 @@ from brats_seg.pages.write import write_report
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import read_checkpoint, write_checkpoint
 from brats_seg.training.run_folder import ENVIRONMENT_NAME
-from tests.inference_builders import CPU
+from tests.builders import SHAPE, write_nifti
+from tests.inference_builders import CASES, CPU, write_fold
+from tests.prepared import prepare
 
 FILES = ("config.yaml", "split.csv", "history.csv", "best.pt")
 
@@ -44,19 +47,16 @@ def test_it_says_what_the_folder_of_the_run_says(tiny_run: Path, tmp_path: Path)
     assert 'class="flags"' not in page
 
 
-def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(run_copy, tiny_prepared):
-    """The stored prediction is cut to a box, whose place only the reference tells."""
-    held_out = open_held_out(run_copy, tiny_prepared)
+def test_the_worst_held_out_cases_are_drawn_in_place_also_without_tumour(brats_root, tmp_path):
+    write_nifti(brats_root / CASES[1] / f"{CASES[1]}_seg.nii.gz", np.zeros(SHAPE, np.uint8))
+    prepare(brats_root, folder := tmp_path / "prepared")
+    held_out = open_held_out(write_fold(tmp_path / "run", folder, CASES[:2]), folder)
     scores, pictures = held_out_scores(held_out, CPU)
-    for case in predict_held_out(held_out, CPU, untracked):
-        (score,) = (one for one in scores if one.case_id == case.case_id)
-        placed = placed_prediction(held_out, case.read(), case.case_id)
-        assert placed is not None
-        images, reference, prediction, _ = placed
+    # the one without tumour has the worst score
+    for case, score in zip(predict_held_out(held_out, CPU, untracked), scores[::-1], strict=True):
+        images, reference, prediction, _ = placed_prediction(held_out, case)
         assert tuple(dice(count_regions(prediction, reference, case.case_id))) == score.dice
         assert images["t1c"].shape == reference.shape[1:]
-    means = [one.mean_dice for one in scores]
-    assert means == sorted(means)
     assert [score for score, _, _ in pictures] == scores
 
 

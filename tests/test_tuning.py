@@ -29,8 +29,8 @@ def write_cases(folder: Path, change: Callable, n_cases: int = N_CASES) -> list[
         reference, probabilities = nested(), nested() * 0.9
         change(number, probabilities, reference)
         path = folder / f"{number}.npz"
-        complement = (1 - probabilities).astype(np.float16)
-        np.savez(path, complement=complement, reference=reference, spacing_mm=(1.0, 1.0, 1.0))
+        stored = {"complement": (1 - probabilities).astype(np.float16), "reference": reference}
+        np.savez(path, **stored, start=(0, 0, 0), spacing_mm=(1.0, 1.0, 1.0))
         cases.append(HeldOutCase(case_id=path.stem, path=path))
     return cases
 

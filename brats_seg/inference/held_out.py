@@ -32,7 +32,7 @@ from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device
-from brats_seg.voxels.box import Box, bounding_box, triple
+from brats_seg.voxels.box import Box, Triple, bounding_box, triple
 from brats_seg.voxels.grids import Spacing
 from brats_seg.voxels.regions import Decoding, decode_regions
 
@@ -73,14 +73,12 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     check_is_run(run)
     trained = weights.load_trained(run / weights.BEST_NAME)
     weights.require_task(trained, "segmentation", run)
-    split = read_split(run / SPLIT_NAME)
-    data = None
     with suppress(CaseError):
-        data = open_split(prepared, split)
-    if data is None or data.fingerprint != trained.card.identity.fingerprint:
-        msg = f"{run} was not trained on the cases prepared in {prepared}: give --data or --prepared as in its training"
-        raise UsageError(msg)
-    return HeldOut(run=run, trained=trained, data=data)
+        data = open_split(prepared, read_split(run / SPLIT_NAME))
+        if data.fingerprint == trained.card.identity.fingerprint:
+            return HeldOut(run=run, trained=trained, data=data)
+    msg = f"{run} was not trained on the cases prepared in {prepared}: give --data or --prepared as in its training"
+    raise UsageError(msg)
 
 
 def check_is_run(run: Path) -> None:
@@ -100,6 +98,8 @@ class Probabilities:
     """(3, x, y, z)"""
     reference: RegionMasks
     """(3, x, y, z)"""
+    start: Triple
+    """First voxel of the box in the prepared case."""
     spacing_mm: Spacing
 
     def regions(self, decoding: Decoding) -> RegionMasks:
@@ -121,6 +121,7 @@ class HeldOutCase:
             return Probabilities(
                 values=1 - stored["complement"].astype(np.float32),
                 reference=stored["reference"],
+                start=triple(stored["start"].tolist()),
                 spacing_mm=triple(map(float, stored["spacing_mm"])),
             )
 
@@ -166,7 +167,8 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
 
 def _clean_folder(held_out: HeldOut, device: Device) -> Path:
     """Return the folder for these weights and cases, and remove the folders of others."""
-    parts = f"{weights.fingerprint_of([held_out.unfitted])} {held_out.data.fingerprint} {device.precision}"
+    # another first word for files of another content
+    parts = f"boxes {weights.fingerprint_of([held_out.unfitted])} {held_out.data.fingerprint} {device.precision}"
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
     above = held_out.run / FOLDER_NAME
     for folder in above.glob("*/"):
@@ -196,6 +198,7 @@ def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> No
             # in half precision, 1 - 1e-6 is 1
             complement=(1 - probabilities[cut]).astype(np.float16),
             reference=reference[cut],
+            start=box.start,
             spacing_mm=spacing_mm,
         )
 

@@ -18,7 +18,7 @@ from brats_seg.figures import charts
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.sections import Grid, Image, centre_of
 from brats_seg.files import read_bounded
-from brats_seg.inference.held_out import HeldOut, Probabilities, open_held_out, predict_held_out
+from brats_seg.inference.held_out import HeldOut, HeldOutCase, open_held_out, predict_held_out
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages import html
 from brats_seg.progress import Track, duration_text, untracked
@@ -26,7 +26,7 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, run_locked
 from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
 from brats_seg.training.state import SavedState, read_state
-from brats_seg.voxels.box import Box, bounding_box, triple
+from brats_seg.voxels.box import Box, triple
 
 RUN_PAGE = "report.html"
 """Page of a run, in its folder."""
@@ -106,30 +106,23 @@ def held_out_scores(
 ) -> tuple[list[HeldOutScore], list[tuple[HeldOutScore, str, str]]]:
     """Return the scores of the held-out cases, the worst first, and the worst with two pictures."""
     cases = {case.case_id: case for case in predict_held_out(held_out, device, track)}
-    scores = [_score(held_out, case.read(), case_id) for case_id, case in cases.items()]
+    scores = [_score(held_out, case) for case in cases.values()]
     scores.sort(key=lambda score: (score.mean_dice, score.case_id))
-    pictures = []
-    for score in scores[:_N_WORST]:
-        placed = placed_prediction(held_out, cases[score.case_id].read(), score.case_id)
-        if placed is not None:
-            pictures.append((score, *_pictures(*placed)))
+    pictures = [
+        (score, *_pictures(*placed_prediction(held_out, cases[score.case_id])))
+        for score in scores[:_N_WORST]
+    ]
     return scores, pictures
 
 
 def placed_prediction(
-    held_out: HeldOut, stored: Probabilities, case_id: str
-) -> tuple[dict[str, Image], RegionMasks, RegionMasks, Grid] | None:
-    """Return images, reference and prediction of a held-out case on the grid of the prepared cases.
-
-    The stored prediction is cut to a box whose position only the reference shows: None if that is empty.
-    """
-    sample = whole_case(held_out.data.folder, case_id)
+    held_out: HeldOut, case: HeldOutCase
+) -> tuple[dict[str, Image], RegionMasks, RegionMasks, Grid]:
+    """Return images, reference and prediction of a held-out case on the grid of the prepared cases."""
+    sample, stored = whole_case(held_out.data.folder, case.case_id), case.read()
     reference = sample.target.numpy().astype(np.bool_)
-    whole, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
-    if whole is None or cut is None:
-        return None
     prediction = stored.regions(held_out.trained.card.fitted.decoding)
-    box = Box.at(whole.seen_from(cut.start).start, triple(prediction.shape[1:]))
+    box = Box.at(stored.start, triple(prediction.shape[1:]))
     placed = np.stack([box.placed(region, triple(reference.shape[1:])) for region in prediction])
     images = {name: sample.image[MODALITIES.index(name)].float().numpy() for name in SHOWN}
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
@@ -148,20 +141,22 @@ def _panels(figure: Figure) -> Iterator[dict[str, Any]]:
         }
 
 
-def _score(held_out: HeldOut, stored: Probabilities, case_id: str) -> HeldOutScore:
+def _score(held_out: HeldOut, case: HeldOutCase) -> HeldOutScore:
+    stored = case.read()
     regions = stored.regions(held_out.trained.card.fitted.decoding)
-    counts = count_regions(regions, stored.reference, case_id)
+    counts = count_regions(regions, stored.reference, case.case_id)
     voxel_ml = Grid(spacing_mm=stored.spacing_mm).voxel_ml
     volumes = (tuple((n * voxel_ml).tolist()) for n in (counts.in_reference, counts.in_prediction))
-    return HeldOutScore(case_id, tuple(dice(counts).tolist()), *volumes)
+    return HeldOutScore(case.case_id, tuple(dice(counts).tolist()), *volumes)
 
 
 def _pictures(
     images: dict[str, Image], reference: RegionMasks, prediction: RegionMasks, grid: Grid
 ) -> tuple[str, str]:
     """Return pictures of the reference and of the prediction in the same sections."""
-    # through the tumour, and not through what was predicted elsewhere
-    centre = centre_of(reference, images[SHOWN[0]])
+    # through the tumour if there is one, and not through what was predicted elsewhere
+    shown = reference if reference[0].any() else prediction
+    centre = centre_of(shown, images[SHOWN[0]])
     first, second = (
         html.picture_uri(planes_figure(images, regions, grid, centre=centre))
         for regions in (reference, prediction)
