@@ -399,9 +399,9 @@ def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
     releases.check_values(pair.values[1], prediction, pair.case_id, pair.predicted_file)
     shared = metrics.shared_voxels(label_maps[0], label_maps[1], (256, 256))
     if better := better_numbering(shared, reference, prediction):
-        found = f"labels that agree with the reference far better numbered as {better}"
+        problem = f"labels that agree with the reference far better numbered as {better}"
         advice = "Correct the one that is wrong, or name the convention of predictions in a volumes.csv beside them (case_id,convention)."
-        raise LabelError(pair.case_id, pair.predicted_file, found, "both numbered alike", advice)
+        raise LabelError(pair.case_id, pair.predicted_file, problem, "both numbered alike", advice)
 
 
 def better_numbering(

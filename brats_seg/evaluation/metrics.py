@@ -129,10 +129,10 @@ def surface_distances(
     Neither mask `(X, Y, Z)` may be empty.
     """
     # a surface voxel has at least one of its six neighbours outside the mask
-    true, found = (
+    first, second = (
         side & ~sp.ndimage.binary_erosion(side) for side in cropped(reference, prediction)
     )
-    return _distances(true, found, spacing_mm), _distances(found, true, spacing_mm)
+    return _distances(first, second, spacing_mm), _distances(second, first, spacing_mm)
 
 
 def surface_dice(sides: Sequence[Values], tolerance_mm: float) -> float:

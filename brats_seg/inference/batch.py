@@ -253,9 +253,9 @@ def check_apart(inputs: Sequence[Case], output: Path) -> None:
     scans = [case.path_of(scan) for case in inputs if not case.problems for scan in case.images]
     # realpath, because a link to itself is a problem of its case alone
     folders = [Path(os.path.realpath(path)).parents for path in scans]
-    folder, own = output.resolve(), (output / results.SCANS_NAME).resolve()
+    folder, converted = output.resolve(), (output / results.SCANS_NAME).resolve()
     is_fused = any(row.keys() == {*fuse.COLUMNS} for row in recorded(output).values())
-    if is_fused or any(folder in above and own not in above for above in folders):
+    if is_fused or any(folder in above and converted not in above for above in folders):
         msg = f"{output} holds {'fused label maps' if is_fused else 'scans'}: give another folder for the results with --output"
         raise UsageError(msg)
 

@@ -100,10 +100,10 @@ def cohort_scores(
             raise UsageError(msg)
     elif options.reference is not None:
         pairing, rules = find_pairs(options.reference, results), protocol_named("legacy")
-        found = evaluate_pairs(pairing.only(case_ids), rules, n_workers=n_workers, track=track)
-        lost = (f"{name} has no label map, and the worst scores" for name in found.missing)
-        unscored = (f"not scored: {failure.message}" for failure in found.failures)
-        scored, remarks = found.scores, (*found.remarks, *lost, *unscored)
+        evaluation = evaluate_pairs(pairing.only(case_ids), rules, n_workers=n_workers, track=track)
+        lost = (f"{name} has no label map, and the worst scores" for name in evaluation.missing)
+        unscored = (f"not scored: {failure.message}" for failure in evaluation.failures)
+        scored, remarks = evaluation.scores, (*evaluation.remarks, *lost, *unscored)
     return scored[scored["case_id"].isin(case_ids)], remarks
 
 

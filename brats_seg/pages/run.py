@@ -76,6 +76,7 @@ def write_run_page(
         with run_locked(run):
             held_out = open_held_out(run, options.prepared)
             scores, pictures = held_out_scores(held_out, device, track)
+    dice_of_all = [score.dice for score in scores]
     curves = charts.history_figure(history, best_epoch=best_epoch, with_rate=True)
     html.write_page(
         page,
@@ -90,9 +91,7 @@ def write_run_page(
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=html.inline_svg(charts.dice_figure([score.dice for score in scores]))
-        if len(scores) > 1
-        else None,
+        chart=html.inline_svg(charts.dice_figure(dice_of_all)) if len(dice_of_all) > 1 else None,
         pictures=pictures,
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),

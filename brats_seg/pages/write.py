@@ -78,8 +78,8 @@ def write_report(
         return MappedCases(results=tuple(pages), failures=())
     pages, files = _pages(cohorts, COHORT_PAGE, options.output), list[PageFiles]()
     if options.with_cases:
-        found = [_find_results(p) if p in cohorts else _find_scans(p, options) for p in inputs]
-        files = _choose([item for items in found for item in items], options)
+        of_inputs = [_find_results(p) if p in cohorts else _find_scans(p, options) for p in inputs]
+        files = _choose([item for items in of_inputs for item in items], options)
         if options.case_ids or is_one:
             cohorts, pages = [], []
     elif options.case_ids or not cohorts:
@@ -183,7 +183,7 @@ def _find_results(folder: Path) -> Iterator[PageFiles]:
 def _find_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     cases, folder = find_cases(path).cases, options.prediction
     above = folder if folder is None or folder.is_dir() else folder.parent
-    records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
+    records = OutputFolder(folder).records() if folder else {}
     case_ids = [c.case_id for c in cases if c.case_id in (options.case_ids or (c.case_id,))]
     predictions = label_maps_in(folder, case_ids) if folder and case_ids and not records else {}
     for case in cases:
