@@ -22,7 +22,7 @@ BUDGET = {
     "cases": 2220,
     "data": 1218,
     # with the protocols of 2025
-    "evaluation": 1198,
+    "evaluation": 1194,
     "models": 760,
     "runtime": 850,
     "figures": 850,
@@ -31,7 +31,7 @@ BUDGET = {
     "quality": 900,
     "interop": 900,
     "dicom": 750,
-    "pages": 760,
+    "pages": 739,
     "survival": 800,
     "cli": 1150,
 }
