@@ -338,13 +338,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _settings_fit_each_other(self) -> Self:
-        training, is_whole = self.training, self.patch.size == "whole"
+        loss, training, is_whole = self.loss, self.training, self.patch.size == "whole"
         is_autoencoder = self.model.task == "reconstruction"
+        named_loss = LossConfig(name=loss.name, arguments=loss.arguments)
         rules = (
             # brain crops differ in size
             (is_whole and training.micro_batch > 1, "training.micro_batch=1 with patch.size=whole"),
-            # what the task does not use would otherwise be ignored without a message
-            (is_autoencoder and self.loss.batch_dice, "loss.batch_dice=false"),
+            # what the task or the loss does not use would otherwise be ignored without a message
+            (is_autoencoder and loss.batch_dice, "loss.batch_dice=false"),
+            (loss.name and loss != named_loss, "no loss.dice, bce or batch_dice with loss.name"),
             (is_autoencoder and self.validation.watch == "val_dice", "validation.watch=val_loss"),
             # the image is its target too: the autoencoder would learn to leave modalities out
             (is_autoencoder and training.modality_dropout > 0, "training.modality_dropout=0"),

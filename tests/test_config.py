@@ -171,6 +171,7 @@ TEXTS = (
         ({"values": {"loss.arguments": {"weight": object()}}}, r"loss\.arguments: .*'object'"),
         # all wrong settings are told at once
         ({"assignments": ["folds.n_folds=1", "validation.overlap=1"]}, r"(?s)folds.*\n.*overla"),
+        ({"assignments": ["loss.name=a.b", "loss.bce=0"]}, r"no loss\.dice, bce or batch_dice"),
         ({"preset": "T4"}, "preset 'T4' is unknown; there are demo, cpu, kaggle-t4"),
     ],
 )
