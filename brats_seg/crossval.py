@@ -154,7 +154,9 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         predicted = batch.finish_batch(outcomes, predictions, n_cases, on_case=on_case, track=track)
         pairing = reference_pairs(chain(*cases.values()), predictions.path)
         evaluation = score_predictions(pairing, protocol, output, track=track)
-        scores = CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries)
+        # those of patients that the first weights of a run learnt from are too good
+        held_out = evaluation.held_out_summaries
+        scores = CrossValidationScores(protocol=protocol.name, summaries=held_out)
         exported = export_model(paths, output / "model", replace=True, scores=scores)
     results = HeldOutResults(
         tuning=tuning, batch=predicted, evaluation=evaluation, fingerprint=exported.fingerprint
@@ -191,7 +193,7 @@ def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
             row = rows.get(case.case_id, {})
             prediction = evaluate.recorded_file(path, row, predictions) if path.exists() else None
             pairs.append(Pair(case.case_id, reference, prediction))
-    return Pairing(pairs=tuple(pairs))
+    return Pairing(pairs=tuple(pairs), rows=rows)
 
 
 def score_predictions(

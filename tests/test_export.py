@@ -262,16 +262,16 @@ def exported_card(runs: Sequence[Path], output: Path, **options: Any) -> str:
     return card_of(output)
 
 
-START = {"path": "/home/me/runs/parent", "fingerprint": "f00", "learnt_from": ("c", "z")}
+START = {"path": "/home/me/parent", "fingerprint": "f00", "learnt_from": ("c", "z"), "seen": ("c",)}
 CARD = (
     "one network, unet, of ",
     "- licence: CC BY 4.0\\n\\n# Mine\n",
     "Windows: 12x12x12 voxels, overlap 0.5.\n",
-    "| 0 | run | 3 | 2 | 7 | 8x8x8 | cases |",
+    "| 0 | run | 2 | 3 | 7 | 8x8x8 | cases |",
     "- trained with torch 2.0, device cpu\n",
-    "- network 0 started from the weights of parent, fingerprint f00\n",
+    "of parent, fingerprint f00, which had learnt from 1 of the cases held out: those are left out",
     "`model.json` names them, if all are of public releases",
-    # WT of the two cases: 1 and 0.5; ET is empty on both sides in the first
+    # WT of the two others: 1 and 0.5; ET is empty on both sides in the first
     "| WT | 0.750 [0.500, 1.000] | 2 | 0 |",
     "| ET | 0.750 [0.500, 1.000] | 2 | 1 |",
 )
@@ -286,7 +286,7 @@ UNKNOWN = (
 
 
 def test_the_card_has_the_facts_of_a_run(tmp_path: Path) -> None:
-    run = write_validated(tmp_path / "run", train=("c", "d", "e"), started_from=START)
+    run = write_validated(tmp_path / "run", ("d", "e"), ("a", "b", "c"), started_from=START)
     card = exported_card([run], tmp_path / "model", license_name="CC BY 4.0\n\n# Mine")
     assert [text for text in CARD if text not in card] == []
     assert [text for text in ("single networks", "/home/me", "\n# Mine") if text in card] == []

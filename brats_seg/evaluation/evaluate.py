@@ -76,8 +76,8 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
-    in_training: Mapping[str, str] = field(default_factory=dict)
-    """Whether the model was trained on the patients of cases, as far as the table of volumes says it."""
+    rows: Rows = field(default_factory=dict)
+    """Rows of the table of volumes of the predictions, which says whose patients the model was trained on."""
 
     @property
     def predicted(self) -> frozenset[str]:
@@ -195,7 +195,7 @@ def evaluate_pairs(
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
     table = scores.join_scores(scored.results)
     table.insert(2, scores.PROTOCOL, protocol.title)
-    answers = [pairing.in_training.get(case_id, "") for case_id in table["case_id"]]
+    answers = [pairing.rows.get(name, {}).get(scores.IN_TRAINING, "") for name in table["case_id"]]
     if any(answers):
         table.insert(2, scores.IN_TRAINING, answers)
     return Evaluation(
@@ -236,7 +236,7 @@ def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = Fals
         pairs=tuple(Pair(name, file, predictions.get(name)) for name, file in references.items()),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
         remarks=(remark,) if written == [True, False] else (),
-        in_training={name: row.get(scores.IN_TRAINING, "") for name, row in rows.items()},
+        rows=rows,
     )
     return pairing.only(pairing.predicted) if only_predicted else pairing
 

@@ -41,8 +41,6 @@ from brats_seg.wings import find_wing
 log = logging.getLogger(__name__)
 
 CARD_NAME = "README.md"
-_REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
-_SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
 _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 """Entries of the environment of a run that are in the card."""
 
@@ -69,6 +67,8 @@ class NetworkFacts(Section):
     """Versions and device of the training, as words."""
     started_from: str = ""
     """Name of the model whose weights it started from; empty if they were drawn at random."""
+    seen: tuple[str, ...] = ()
+    """Held-out cases that those weights had learnt from, which have no scores here."""
 
 
 class CrossValidationScores(Section):
@@ -195,9 +195,7 @@ def _card(
 ) -> str:
     """Return the text of the model card, in Markdown."""
     sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
-    decoding = model.decoding
-    names = {"score_title": score_title, "shown_scores": _SHOWN_SCORES}
-    names["confidence"] = 100 * CONFIDENCE
+    names = {"score_title": score_title, "confidence": 100 * CONFIDENCE}
     return TEMPLATES.get_template("model_card.md", globals=names).render(
         model=model,
         networks=networks,
@@ -207,9 +205,6 @@ def _card(
         exported=datetime.now(UTC).date().isoformat(),
         version=version("brats_seg"),
         sizes=" or ".join(f"{size:,}" for size in sorted(sizes)),
-        regions=[
-            *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
-        ],
         validations=_validations(facts),
         is_fitted=any(network.card.fitted != weights.NOT_FITTED for network in networks),
         conventions=_conventions(networks),
@@ -223,7 +218,10 @@ def _conventions(networks: Sequence[weights.TrainedModel]) -> list[LabelConventi
 
 def _validations(facts: Sequence[NetworkFacts]) -> list[tuple[str, tuple[RegionSummary, ...]]]:
     """Return the scores of all held-out cases together, if each was held out once, or by network."""
-    of_networks = [fact.validation for fact in facts]
+    of_networks = [
+        {name: counts for name, counts in fact.validation.items() if name not in fact.seen}
+        for fact in facts
+    ]
     validations = {f"Network {index}": counts for index, counts in enumerate(of_networks) if counts}
     together = dict(ChainMap(*of_networks))
     if all(of_networks) and len(together) == sum(map(len, of_networks)):
@@ -257,6 +255,7 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
         facts |= {"n_training": len(split.train), "n_held_out": len(split.validation)}
     if start := content.get("started_from"):
         facts["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
+        facts["seen"] = start.get("seen", ())
     if "optimizer" in content:
         # the latest state need not have been validated
         return facts

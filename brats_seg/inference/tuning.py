@@ -126,10 +126,9 @@ def tune_runs(
     """
     torch_device = choose_device(device, precision)
     folders = list({run.resolve(): run for run in runs}.values())
-    for run in folders:
-        held_out.check_is_run(run)
     with ExitStack() as locks:
         for run in folders:
+            held_out.check_is_run(run)
             # a training would replace the weights that the settings are fitted to
             locks.enter_context(run_locked(run))
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
