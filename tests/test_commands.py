@@ -370,7 +370,7 @@ def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[in
     time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
     done, tuned, again = (type_line(work, typed) for typed in (f"{line} --json", tune, line))
     assert done.code == again.code == 0, done.err
-    check_json("crossval", done.out)
+    assert check_json("crossval", done.out)[0]["in_training"] == []
     check_json("tune", tuned.out)
     assert "tuned on 6 held-out cases of 2 runs, for the mean of Dice" in tuned.err
     assert (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns == time_before
