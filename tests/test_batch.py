@@ -268,6 +268,8 @@ def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> No
         with pytest.raises(UsageError, match="holds scans: give another folder"):
             batch.check_apart(find_inputs([brats_root]), output)
     batch.check_apart(find_inputs([brats_root.rename(tmp_path / "scans")]), tmp_path)
+    with pytest.raises(LayoutError, match="more does not exist"):  # a string is not left out
+        batch.find_scans([tmp_path / "scans", "more"], tmp_path)
 
 
 def test_a_bug_ends_one_case_and_ctrl_c_leaves_only_whole_files(tiny_scans, tmp_path, caplog):

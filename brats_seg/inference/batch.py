@@ -119,7 +119,8 @@ def predict_folder(
         output: Folder to write to.
         settings: Settings of prediction.
         workers: Number of processes to start on this machine, at most one for each case, or address of
-            a running dask cluster; by default, cases are computed in this process.
+            a running dask cluster; by default, cases are computed in this process. A script that starts
+            processes needs `if __name__ == "__main__":`, as any that uses `multiprocessing`.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -235,7 +236,7 @@ def find_scans(
         return wing.convert_studies(folder, scans, options, is_ready=is_ready, track=track)
 
     cases = tuple(case for case in inputs if isinstance(case, Case))
-    paths = [path for path in inputs if isinstance(path, Path)]
+    paths = [path for path in inputs if not isinstance(path, Case)]
     cases = cases or find_inputs(paths, convert=convert if wing else None)
     check_apart(cases, output)
     cases = tuple(c for c in cases if not is_ready or is_ready(map(c.path_of, c.images)))
