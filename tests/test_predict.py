@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from brats_seg import PredictionSettings, build_model, predict_folder
 from brats_seg.cases.phantom import make_phantom
-from brats_seg.errors import CaseError, UsageError
+from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model
 from brats_seg.inference.predict import Prediction, Predictor, convention_to_write
@@ -163,12 +163,13 @@ def test_a_predictor_takes_files_arrays_and_a_network(tmp_path: Path) -> None:
         assert (result.summary.case_id, result.convention) == (folder.name, BRATS2017)
         assert np.array_equal(result.label_map, label_map)
         assert result.probabilities.shape == (3, *label_map.shape)
+    foreign = replace(trained.card.identity, normalisation="none")
     with pytest.raises(UsageError, match="trained with normalisation none"):
-        Predictor.of_network(
-            network, replace(trained.card.identity, normalisation="none"), settings
-        )
-    with pytest.raises(CaseError, match="a constant volume"):
-        predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))
+        Predictor.of_network(network, foreign, settings)
+    # background and three tissues, as of many networks
+    four = Predictor.of_network(nn.Conv3d(4, 4, 1), trained.card.identity, FP32)
+    with pytest.raises(ConfigError, match=r"returned \(1, 4, .*; expected logits of \(1, 3, "):
+        four.predict_arrays(arrays, images[0].affine)
 
 
 IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float32)

@@ -18,7 +18,7 @@ from brats_seg.evaluation.scores import SubsetScores, absent_from, pool_scores
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
-from brats_seg.models.build import build_model, default_window, size_multiple
+from brats_seg.models.build import ImportedNetwork, build_model, default_window, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime import weights
 from brats_seg.runtime.device import Device, choose_device
@@ -98,8 +98,6 @@ class Model:
             return
         if not self.subsets:
             expected = f"{', '.join(MODALITIES)}, as the model was trained with all four modalities"
-        elif len(self.subsets) == len(MODALITY_SUBSETS):
-            expected = f"at least one of {', '.join(MODALITIES)}, in this order"
         else:
             subsets = "; ".join(", ".join(subset) for subset in self.subsets)
             expected = f"all four modalities, or one of the sets that it was trained for: {subsets}"
@@ -178,7 +176,9 @@ def wrap_network(
     device = choose_device(settings.device, settings.precision)
     card = weights.ModelCard(identity=identity, config=Config())
     trained = weights.TrainedModel(weights=network.state_dict(), card=card)
-    member = _member(trained, network, type(network).__name__, multiple)
+    name = type(network).__name__
+    # other logits than those of the regions are refused: a fourth channel would be left out without a word
+    member = _member(trained, ImportedNetwork(network, name), name, multiple)
     # as in its validation: it may take its patch only
     member = replace(member, window=Window(size=identity.patch, overlap=OVERLAP))
     return _as_model([member], [trained], device, settings)
