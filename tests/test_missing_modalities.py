@@ -115,7 +115,7 @@ def test_only_predict_takes_a_subset_of_files_or_arrays(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of_files.label_map, of_arrays.label_map)
     with pytest.raises(CaseError, match=r"found an array of shape \(2, .* for t1n"):
         predictor.predict_arrays(images, np.eye(4))
-    with pytest.raises(CaseError, match="at least one of t1n, t1c, t2w, t2f, in this order"):
+    with pytest.raises(CaseError, match=r"for t2f, t1c; .*, in the order t1n, t1c, t2w, t2f"):
         predictor.predict_arrays(images, np.eye(4), modalities=("t2f", "t1c"))
     with pytest.raises(CaseError, match="as the model was trained with all four"):
         Predictor(model=PLAIN).predict_files(files)

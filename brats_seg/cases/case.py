@@ -269,13 +269,15 @@ def case_of_arrays(
     modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
     """Check a case given as arrays (n, X, Y, Z), one for each modality, as `load_case` does."""
+    # tensors too, which MONAI's transforms return
+    images = np.asarray(images)
     case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
     is_whole = images.ndim == 4 and images.size > 0 and len(images) == len(modalities)
     if not is_whole or case.modalities != tuple(modalities):
         problem = f"an array of shape {images.shape} for {', '.join(modalities)}"
         expected = f"an image (X, Y, Z) for each, in the order {', '.join(MODALITIES)}"
         raise CaseError(case_id, "(array)", problem, expected, "Give the images in that order.")
-    geometry = nifti.Geometry.at(affine, images.shape[1:], qform_code=1)
+    geometry = nifti.Geometry.at(np.asarray(affine), images.shape[1:], qform_code=1)
     volumes = {
         modality: nifti.Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)

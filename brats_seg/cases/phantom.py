@@ -253,8 +253,7 @@ def _white_matter_lesions(rng: np.random.Generator, grid: Voxels, brain: Anatomy
     spots = special.expit(5 * (grid.noise(rng, u(6, 14)) - u(1.2, 3))) * (brain.depth_mm > 8)
     amounts = u(0, 1.2) * (rng.random() < 0.8), u(0, 1.2) * (rng.random() < 0.5)
     _, _, white = brain.tissue
-    lesions = (amounts[0] * caps + amounts[1] * spots) * white
-    return lesions.clip(0, 1)
+    return ((amounts[0] * caps + amounts[1] * spots) * white).clip(0, 1)
 
 
 def _surface_artefact(rng: np.random.Generator, grid: Voxels, brain: Anatomy) -> Field:

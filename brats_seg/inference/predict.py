@@ -177,9 +177,9 @@ class Predictor:
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
         """
-        # in another order, one modality would be taken for another
+        loaded = case_of_arrays(case_id, images, affine, modalities)
         self.model.require(case_id, modalities)
-        return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine, modalities)))
+        return self.predict_scan(self.prepare(loaded))
 
     def read(self, case: Case) -> LoadedCase:
         """Load a case of `find_inputs`, whose modalities the model was trained for.
