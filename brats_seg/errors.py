@@ -59,9 +59,9 @@ class CaseProblemsError(BratsError):
 
     def __str__(self) -> str:
         whom = "it" if len(self.problems) == 1 else "them"
-        head = f"{counted(len(self.problems), 'case')} cannot be used:"
-        lines = (f"  {problem}" for problem in self.problems)
-        return "\n".join([head, *lines, f"Correct {whom}, or exclude {whom} with --skip-bad."])
+        lines = [f"{counted(len(self.problems), 'case')} cannot be used:", *self.problems]
+        advice = f"Correct {whom}, or exclude {whom} with --skip-bad (cases.skip_bad=true)."
+        return "\n  ".join(lines) + f"\n{advice}"
 
 
 class LabelError(CaseError):

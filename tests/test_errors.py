@@ -24,17 +24,13 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 def test_one_case_is_no_plural() -> None:
     one, two = errors.CaseProblemsError(["a: x"]), errors.CaseProblemsError(["a: x", "b: y"])
-    assert str(one) == "1 case cannot be used:\n  a: x\nCorrect it, or exclude it with --skip-bad."
+    assert str(one).startswith("1 case cannot be used:\n  a: x\nCorrect it, or exclude it with")
     assert str(two).startswith("2 cases cannot be used:\n  a: x\n  b: y\nCorrect them, or")
 
 
 def test_a_case_error_names_what_it_is_about_also_from_a_worker() -> None:
-    error = errors.CaseError(
-        "A_1", "A_1_t1.nii.gz", "an empty file", "a NIfTI file", "Copy it again."
-    )
-    expected = (
-        "case A_1, file A_1_t1.nii.gz: found an empty file; expected a NIfTI file. Copy it again."
-    )
+    error = errors.CaseError("A_1", "t1.nii", "an empty file", "a NIfTI file", "Copy it again.")
+    expected = "case A_1, file t1.nii: found an empty file; expected a NIfTI file. Copy it again."
     assert str(error) == str(pickle.loads(pickle.dumps(error))) == expected
 
 

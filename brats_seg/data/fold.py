@@ -148,7 +148,7 @@ def open_fold(
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)
     if missing and not config.cases.skip_bad:
-        msg = f"{prepared.folds_path} has cases that {root} lacks: {', '.join(missing)}. Restore them, or use --skip-bad"
+        msg = f"{prepared.folds_path} has cases that {root} lacks: {', '.join(missing)}. Restore them, or use --skip-bad (cases.skip_bad=true)"
         raise FoldError(msg)
     train, validation = (
         tuple(case_id for case_id in case_ids if case_id in prepared.case_ids)
