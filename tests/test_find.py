@@ -474,8 +474,7 @@ def test_folder_names(tmp_path: Path, folders: tuple[str, ...], expected: dict[s
 
 
 def paths_of(folder: Path) -> dict[str, Path]:
-    stem = folder / folder.name
-    return dict(zip(MODALITIES, map(Path, scans(str(stem))), strict=True))
+    return dict(zip(MODALITIES, map(Path, scans(str(folder / folder.name))), strict=True))
 
 
 def test_folders_are_searched_as_for_training_and_label_maps_do_not_matter(tmp_path: Path) -> None:

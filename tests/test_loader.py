@@ -57,8 +57,7 @@ def test_a_seed_never_changes_and_depends_on_every_part() -> None:
     """Otherwise resumed runs would be trained on other patches."""
     assert loader.stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
     parts = (1, 2), (2, 1), (1, "2"), ("ab", "c"), ("a", "bc"), (12,)
-    seeds = {loader.stable_seed(*one) for one in parts}
-    assert [0 <= seed < 2**63 for seed in seeds] == [True] * 6
+    assert [0 <= seed < 2**63 for seed in {loader.stable_seed(*one) for one in parts}] == [True] * 6
     changes = ({}, {"epoch": 4}, {"case_id": "b"}, {"draw": 0})
     drawn = [(55, replace(DRAW, **change), "place") for change in changes]
     drawn += [(56, DRAW, "place"), (55, DRAW, "augment")]

@@ -31,8 +31,7 @@ SHAPE = (64, 64, 64)
 
 
 def ball(radius: float, centre: tuple[float, float, float] = (32, 32, 32)) -> Mask:
-    distance = np.sqrt(((np.indices(SHAPE).T - centre) ** 2).sum(axis=-1)).T
-    return distance < radius
+    return np.sqrt(((np.indices(SHAPE).T - centre) ** 2).sum(axis=-1)).T < radius
 
 
 BRAIN = ball(30)

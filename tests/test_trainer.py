@@ -62,8 +62,7 @@ def settings(*changes: str) -> Config:
 def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """A run of two epochs that nothing interrupted, with the settings of these tests."""
     run_path = tmp_path_factory.mktemp("finished") / "run"
-    trainer = Trainer(data=data, config=settings(), run_path=run_path)
-    return run_path, trainer.run(track=untracked)
+    return run_path, Trainer(data=data, config=settings(), run_path=run_path).run(track=untracked)
 
 
 @pytest.fixture

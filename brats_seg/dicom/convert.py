@@ -88,9 +88,13 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     source = preprocess.read_source(folder, key, files.values())
     if source is None:
         volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}
-        unready = tuple(preprocess.unready_reasons([*volumes.values()]))
-        about = {"study": study.hashed_id, "with_identifiers": identifiers}
-        source = ScanSource(key=key, series=series, unready=unready, **about)
+        source = ScanSource(
+            key=key,
+            study=study.hashed_id,
+            series=series,
+            unready=tuple(preprocess.unready_reasons([*volumes.values()])),
+            with_identifiers=identifiers,
+        )
         source.store(folder, files, volumes)
     if source.unready and not options.atlas:
         problem = f"{'; '.join(source.unready)} (converted files: {folder})"

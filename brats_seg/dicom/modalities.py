@@ -112,9 +112,8 @@ def _rank(series: Series, overrides: Mapping[str, str]) -> tuple[bool | float, .
 def _classify(series: Series, overrides: Mapping[str, str]) -> Series:
     if overrides:
         # T2 is a part of T2 FLAIR
-        modality, choice = max(
-            overrides.items(), key=lambda one: (_fit(series, one[1]), len(one[1]))
-        )
+        closest = max(overrides.items(), key=lambda pair: (_fit(series, pair[1]), len(pair[1])))
+        modality, choice = closest
         if _fit(series, choice):
             reason = f"chosen by --series {modality}={choice}"
             return replace(series, modality=modality, reason=reason)

@@ -76,7 +76,7 @@ class Pairing:
     remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
-    rows: Rows = field(default_factory=dict)
+    rows: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
     """Rows of the table of volumes of the predictions, which says whose patients the model was trained on."""
 
     @property
