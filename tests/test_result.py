@@ -31,7 +31,8 @@ SHAPE = (64, 64, 64)
 
 
 def ball(radius: float, centre: tuple[float, float, float] = (32, 32, 32)) -> Mask:
-    return np.sqrt(((np.indices(SHAPE).T - centre) ** 2).sum(axis=-1)).T < radius
+    distance = np.sqrt(((np.indices(SHAPE).T - centre) ** 2).sum(axis=-1)).T
+    return distance < radius
 
 
 BRAIN = ball(30)
