@@ -109,7 +109,7 @@ def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
 @pytest.mark.parametrize(
     ("cells", "match"),
     [
-        ("sixty,1", r"case A, file part 0/survival_data\.csv: found age 'sixty'; expected years"),
+        ('"60,5",1', r"case A, file part 0/survival_data\.csv: found age '60,5'; .* decimal point"),
         ("-3,1", "age '-3'"),
         ("inf,1", "age 'inf'"),
         ("60,alive", r"survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Correct"),

@@ -165,7 +165,7 @@ def _parse_row(cells: Mapping[str, str], ids: Sequence[str], file: str) -> Clini
     alive = _ALIVE.fullmatch(survival)
     days = alive[1] if alive else survival
     for kind, text, expected in (
-        ("age", age, "years, or NA"),
+        ("age", age, "years with a decimal point, or NA"),
         ("survival", days, "days, ALIVE (n days later), or NA"),
     ):
         if text and not _NUMBER.fullmatch(text):
