@@ -346,6 +346,7 @@ class Config(Section):
             (is_whole and training.micro_batch > 1, "training.micro_batch=1 with patch.size=whole"),
             # what the task or the loss does not use would otherwise be ignored without a message
             (is_autoencoder and loss.batch_dice, "loss.batch_dice=false"),
+            (not (loss.dice or loss.bce), "loss.dice or loss.bce above 0"),
             (loss.name and loss != named_loss, "no loss.dice, bce or batch_dice with loss.name"),
             (is_autoencoder and self.validation.watch == "val_dice", "validation.watch=val_loss"),
             # the image is its target too: the autoencoder would learn to leave modalities out

@@ -100,8 +100,9 @@ HOURS = 5.0  # for the training of each of the two networks
 
 KAGGLE = Path("/kaggle/input")
 earlier = sorted(KAGGLE.glob("**/work/*/runs"))
-if earlier and not WORK.exists():
-    shutil.copytree(earlier[-1].parents[1], WORK)
+if earlier and not WORK.exists():  # under another name until it is whole
+    copy = WORK.with_name(f"{WORK.name}-copying")
+    shutil.copytree(earlier[-1].parents[1], copy, dirs_exist_ok=True).rename(WORK)
 folders = [] if DATA else [*sorted(KAGGLE.glob("*/")), Path("../data"), Path("data")]
 for folder in folders:  # the first data set with label maps
     labelled = [

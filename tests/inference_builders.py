@@ -111,11 +111,13 @@ def write_fold(
     *,
     subsets: tuple[tuple[str, ...], ...] = (),
     seed: int = 0,
+    **entries: Any,
 ) -> Path:
     train = tuple(case_id for case_id in CASES if case_id not in held_out)
     split = Split(train=train, validation=tuple(held_out))
     fingerprint = open_split(prepared, split).fingerprint
-    write_run(path, seed=seed, identity=replace(IDENTITY, fingerprint=fingerprint, subsets=subsets))
+    identity = replace(IDENTITY, fingerprint=fingerprint, subsets=subsets)
+    write_run(path, seed=seed, identity=identity, **entries)
     write_split(split, path / SPLIT_NAME)
     return path
 

@@ -43,8 +43,7 @@ def bce(logits: Tensor, target: Tensor) -> Tensor:
 def flat_dice(output: Tensor | interface.TrainingOutput, target: Tensor) -> Tensor:
     """A loss that declares nothing: Dice over the whole batch."""
     probabilities = torch.sigmoid(finest(output))
-    both = (probabilities * target).sum()
-    return 1 - 2 * both / (probabilities.sum() + target.sum() + 1)
+    return 1 - 2 * (probabilities * target).sum() / (probabilities.sum() + target.sum() + 1)
 
 
 # methods of a loss of sums that are not declared: nobody calls them
@@ -512,6 +511,8 @@ def test_parameters_of_a_loss_need_an_optimizer(caplog: pytest.LogCaptureFixture
     assert not torch.equal(OUTSIDE, scale)
     Accumulator(network, LearntWeights(), optimizer)
     assert "LearntWeights has parameters that the optimizer was not given" in caplog.text
+    with pytest.raises(ConfigError, match="the optimizer has no parameter of the network"):
+        Accumulator(small_network(), outer, optimizer)
 
 
 def test_patches_of_two_sizes_classes_as_targets_and_outputs_without_a_row_for_each_patch() -> None:

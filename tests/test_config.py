@@ -172,6 +172,7 @@ TEXTS = (
         # all wrong settings are told at once
         ({"assignments": ["folds.n_folds=1", "validation.overlap=1"]}, r"(?s)folds.*\n.*overla"),
         ({"assignments": ["loss.name=a.b", "loss.bce=0"]}, r"no loss\.dice, bce or batch_dice"),
+        ({"assignments": ["loss.dice=0", "loss.bce=0"]}, r"loss\.dice or loss\.bce above 0"),
         ({"preset": "T4"}, "preset 'T4' is unknown; there are demo, cpu, kaggle-t4"),
     ],
 )

@@ -57,9 +57,9 @@ def test_history_csv_has_empty_cells_without_validation(tmp_path: Path) -> None:
     for content in ("epoch\n", "", "epoch,train_loss,val_loss\nx,1,2\n"):
         (tmp_path / "history.csv").write_text(content)
         with pytest.raises(UsageError, match="holds no epochs"):
-            read_history(tmp_path)
+            read_history(tmp_path / "history.csv")
     with pytest.raises(UsageError, match="expected the folder of a run"):
-        read_history(tmp_path / "history.csv")
+        read_history(tmp_path / "absent")
 
 
 PARTS = ["validation WT", "validation TC", "validation ET"]

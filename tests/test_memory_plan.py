@@ -54,7 +54,7 @@ def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
 
 
 def test_the_largest_patch_that_fits_is_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_plan, "_CUBES", (16, 44, 48, 64, 128))
+    monkeypatch.setattr(memory_plan, "_CUBES", (16, 44, 48, 64))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
     medium = plan(MEDIUM_MIB, "training.effective_batch=2")
     rows = [row for row in medium.rows if row.patch == PATCH]

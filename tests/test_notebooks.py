@@ -11,7 +11,7 @@ import sys
 import venv
 from importlib.metadata import version
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from zipfile import ZipFile
 
 import pytest
@@ -72,6 +72,10 @@ def test_an_earlier_session_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
     saved = tmp_path / "kaggle" / "notebook" / "work" / "scans" / "runs" / "fold0" / "last.pt"
     saved.parent.mkdir(parents=True)
     saved.write_text("earlier")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run_settings(tmp_path, monkeypatch)
     run = Path(str(run_settings(tmp_path, monkeypatch)["RUN"]))
     earlier = (run / "last.pt").read_text()
     (run / "last.pt").write_text("later")

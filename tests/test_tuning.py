@@ -155,8 +155,11 @@ def test_fitted_settings_are_stored_and_found_again(runs, tiny_prepared, monkeyp
     [warning] = caplog.messages
     assert warning.startswith("6 held-out cases cannot change a setting: ")
     assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in warning
-    of_same_cases = write_fold(runs[0].with_name("again"), tiny_prepared, CASES[::2], seed=2)
+    again = runs[0].with_name("again")
+    start = {"path": "a", "fingerprint": "b", "learnt_from": CASES[:1], "is_complete": True}
+    of_same_cases = write_fold(again, tiny_prepared, CASES[::2], seed=2, started_from=start)
     assert tune_runs([*runs, of_same_cases], prepared_path=tiny_prepared, device="cpu").n_cases == 6
+    assert f"again: its first weights had learnt from {CASES[0]}: " in caplog.messages[-1]
     tuning = tune()
     assert load_model(runs, CPU).decoding == tuning.fitted.decoding
     # the fitted scores are of these cases, so that the mean is no lower than before

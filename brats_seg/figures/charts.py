@@ -251,8 +251,8 @@ def select_curves(columns: Collection[str]) -> tuple[Curve, ...]:
 
 
 def read_history(run_path: Path) -> pd.DataFrame:
-    """Read `history.csv` of a run."""
-    path = run_path / HISTORY_NAME
+    """Read `history.csv` of a run, which may be given itself."""
+    path = run_path if run_path.name == HISTORY_NAME else run_path / HISTORY_NAME
     if not path.is_file():
         msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
         raise UsageError(msg)

@@ -23,7 +23,7 @@ from pydantic import JsonValue
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, counted
+from brats_seg.errors import CaseProblemsError, counted, some_of
 from brats_seg.evaluation import significance
 from brats_seg.evaluation.lesions import Scale, group_lesions, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
@@ -38,6 +38,7 @@ from brats_seg.wings import find_wing
 
 log = logging.getLogger(__name__)
 
+_LEARNT = "%s: its first weights had learnt from %s: what was fitted to these is too good"
 THRESHOLDS = (0.5, 0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, the default and its neighbours first; none is below `LOWEST_PROBABILITY`."""
 SMALLEST_MM3 = (0.0, 10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
@@ -138,8 +139,10 @@ def tune_runs(
         # once where several runs hold it out: four predictions of a patient are no four patients
         cases = {case.case_id: case for run in opened for case in predict(run)}
         tuning = fit_cases([*cases.values()], n_workers=available_cpus(), track=track)
-        for run_held_out in opened:
-            run_held_out.store(tuned_card(run_held_out.trained.card, tuning.fitted, tuning.notes))
+        for one in opened:
+            if seen := one.trained.cases.seen_among([name] for name in one.data.split.validation):
+                log.warning(_LEARNT, one.run, some_of(seen))
+            one.store(tuned_card(one.trained.card, tuning.fitted, tuning.notes))
         # read again, because the subsets are measured with the settings that are stored now
         opened = [held_out.open_held_out(run, prepared_path) for run in folders]
         scores = [s for run in opened for s in held_out.measure_subsets(run, torch_device, track)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import ConfigError, EnvironmentalError
 from brats_seg.models import interface
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
@@ -79,6 +79,9 @@ class Accumulator:
             n_at_once: Micro-batches that are computed at the same time, each in a thread, where the loss
                 is a mean over patches. The update is the same, for a network and a loss that change
                 nothing when they compute and draw no random numbers.
+
+        Raises:
+            ConfigError: The optimizer has no parameter of the network.
         """
         self.network = network
         self.criterion = criterion
@@ -91,6 +94,9 @@ class Accumulator:
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
+        if not {*network.parameters()} & {*self.leaves.updated}:
+            msg = "the optimizer has no parameter of the network: make it for this network"
+            raise ConfigError(msg)
         learnable = {p for p in parameters_of(criterion) if p.requires_grad}
         if left_out := learnable.difference(self.leaves.updated):
             message = "the loss %s has parameters that the optimizer was not given: %d"

@@ -87,8 +87,7 @@ def _loaded(path: Path) -> LoadedCase:
     resampling = nifti.plan_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
     if resampling is None or np.prod(resampling.after) < _SMALL:
         scan = prepare_scan(loaded, SPACING_MM)
-        on_grid = scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0])
-        assert on_grid.shape == loaded.geometry.shape
+        assert scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0]).shape == loaded.geometry.shape
     turned = find_orientation(loaded.geometry.affine)
     assert reorient_back(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
     return loaded

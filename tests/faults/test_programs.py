@@ -41,8 +41,7 @@ def test_fault_injection_detects_hangs_tracebacks_and_lack_of_memory(folder: Pat
     assert "it hung" in hung.problem
     assert "it ended in a traceback" in died.problem
     assert "exit code 2, expected (0,)" in programs.Ended(code=2, shown="").expect(0)
-    little_memory = partial(programs.limit_memory, 1 << 20)
-    assert programs.run("phantom other", folder, little_memory).code != 0
+    assert programs.run("phantom other", folder, partial(programs.limit_memory, 1 << 20)).code != 0
 
 
 def test_a_changed_byte_is_a_different_result(folder: Path) -> None:
