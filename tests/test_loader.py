@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from brats_seg.data.intensities import Transform
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.store import open_case
 from brats_seg.data.transforms import training_transforms, transform_named
-from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
+from brats_seg.errors import CaseError, ConfigError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box, Triple
 from tests.prepared import write_prepared
@@ -40,10 +41,10 @@ DRAW = loader.PatchKey(epoch=3, case_id="a", draw=1)
 
 
 class DeadlyDataset(PatchDataset):
-    """Kills the process that loads the fourth patch of a case, as the system does if memory runs out."""
+    """Kills the worker that loads the fourth patch of a case, as the system does if memory runs out."""
 
     def __getitem__(self, key: loader.PatchKey) -> loader.Sample:
-        if key.draw == 3:
+        if key.draw == 3 and multiprocessing.parent_process():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(key)
 
@@ -97,21 +98,25 @@ def test_a_bad_case_is_named_by_its_own_error(tiny_prepared: Path, n_workers: in
     assert not isinstance(raised.value.__context__, RuntimeError)
 
 
-def test_a_killed_worker_is_explained(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", ["a worker process was killed", "shared memory is too small"])
+def test_what_ends_workers_costs_no_patch(tiny_prepared, monkeypatch, caplog, reason):
     keys = loader.epoch_patches(IDS, 0, 5, 1)
-    samples = loader.patch_loader(make_dataset(tiny_prepared, cls=DeadlyDataset), keys, 2)
-    killed = r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
-    with pytest.raises(EnvironmentalError, match=killed):
-        list(samples)
+    dataset = make_dataset(tiny_prepared, cls=DeadlyDataset)
+    if reason.startswith("shared"):
+        dataset = make_dataset(tiny_prepared)
+        no_space = RuntimeError("unable to allocate shared memory(shm): No space left (simulated)")
+        monkeypatch.setattr(torch.Tensor, "share_memory_", Mock(side_effect=no_space))
+    samples = loader.patch_loader(dataset, keys, 2)
+    for sample, expected in zip(samples, map(dataset.__getitem__, keys), strict=True):
+        assert sample.case_id == expected.case_id
+        assert torch.equal(sample.image, expected.image)
+    assert [message.split(". ")[-1] for message in caplog.messages] == [
+        "Going on with 1 worker.",
+        "Going on with 0 workers.",
+    ]
+    advice = "Set training.n_workers lower, or to 0. In a container, /dev/shm"
+    assert all(m.startswith(reason) and advice in m for m in caplog.messages)
     assert multiprocessing.active_children() == []
-
-    def refuse(_: torch.Tensor) -> None:
-        raise RuntimeError("unable to allocate shared memory(shm): No space left (simulated)")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    too_small = r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size"
-    with pytest.raises(EnvironmentalError, match=too_small):
-        list(loader.patch_loader(make_dataset(tiny_prepared), keys, 1))
 
 
 class RandShiftOfTheirs(RandomizableTransform, MapTransform):

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,22 +158,6 @@ def test_a_network_and_a_loss_by_dotted_name(data: FoldData, tmp_path: Path, run
     write_case(tmp_path / "scans", labelled=False)
     done = run("predict", tmp_path / "scans", "-o", "out", "--model", tmp_path / "run")
     assert (done.code, (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()) == (0, True)
-
-
-@pytest.mark.parametrize(("function", "n_checks"), [("read_batches", 0), ("held_out_patches", 4)])
-def test_workers_ended_by_a_signal_stop_the_run(data, tmp_path, monkeypatch, function, n_checks):
-    def killed(*_: object) -> Iterator[Any]:
-        yield from ()
-        msg = "a worker process was killed"
-        raise EnvironmentalError(msg)
-
-    config = settings("schedule.name=plateau", "validation.every=2")
-    monkeypatch.setattr(run_plan, function, killed)
-    with pytest.raises(EnvironmentalError, match="was killed"):
-        train(data, tmp_path, config)
-    outcome = train(data, tmp_path, config, StopAtCheck(n_checks))
-    assert (outcome.finished, outcome.reason) == (False, "the test says so")
-    assert (tmp_path / "last.pt").exists()
 
 
 def test_a_stop_that_cannot_be_saved_is_asked_for_once(data, tmp_path, monkeypatch):

@@ -8,12 +8,13 @@ the case. As many blocks are kept as have been in use at one time.
 """
 
 import hashlib
+import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -30,9 +31,11 @@ from torch.utils.data import Dataset
 from brats_seg.cases.many import worker_pool
 from brats_seg.data.store import open_case, verify_case
 from brats_seg.data.transforms import apply_transforms, seed_patch
-from brats_seg.errors import EnvironmentalError
+from brats_seg.errors import EnvironmentalError, counted
 from brats_seg.labels import regions_of
 from brats_seg.voxels.box import Box
+
+log = logging.getLogger(__name__)
 
 PATCHES_AHEAD = 2
 """Patches prepared in advance per worker: one in progress, and one that is finished."""
@@ -145,6 +148,8 @@ def patch_loader(
 ) -> Iterator[Sample]:
     """Yield the patch of every key, in the order of the keys.
 
+    If a worker is killed, or shared memory is too small, half as many load what is left, and at last none.
+
     Args:
         dataset: Dataset of the patches.
         keys: Keys of the patches.
@@ -152,11 +157,24 @@ def patch_loader(
 
     Raises:
         CaseError: A case was not prepared, or has no label map.
-        EnvironmentalError: A worker was killed, or shared memory is too small.
     """
-    if n_workers == 0:
-        yield from map(dataset.__getitem__, keys)
-        return
+    left = deque(keys)
+    while n_workers and left:
+        try:
+            with closing(_load_ahead(dataset, tuple(left), n_workers)) as samples:
+                for sample in samples:
+                    yield sample
+                    left.popleft()
+        except EnvironmentalError as error:
+            n_workers //= 2
+            log.warning("%s Going on with %s.", error, counted(n_workers, "worker"))
+    yield from map(dataset.__getitem__, left)
+
+
+def _load_ahead(
+    dataset: PatchDataset, keys: Iterable[PatchKey], n_workers: int
+) -> Generator[Sample]:
+    """Yield the patch of every key from worker processes; raise `EnvironmentalError` if one is killed."""
     with worker_pool(n_workers, set_up=partial(_set_up, dataset), when_killed=_ADVICE) as pool:
         waiting: deque[Future[_SentSample]] = deque()
         blocks: dict[tuple[int, int], Tensor] = {}

@@ -5,13 +5,12 @@ epochs alone, for data, a network or a loss that are given in Python.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from signal import Signals
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,6 @@ from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
 from brats_seg.voxels.box import shape_text, triple
 
 log = logging.getLogger(__name__)
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,20 +223,11 @@ class Trainer:
         batches = run_plan.read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
         self.state.network.train()
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
-        for batch in track(self._received(batches), what=what, total=len(keys)):
+        for batch in track(batches, what=what, total=len(keys)):
             say(self._progress_text)
             self._save_or_stop()
             self._train_batch(batch)
         self._save_or_stop()
-
-    def _received(self, read: Iterable[Read]) -> Iterator[Read]:
-        """Yield what worker processes read; where these have ended, the run may be asked to stop."""
-        try:
-            yield from read
-        except EnvironmentalError:
-            # a signal to the whole process group, as SLURM sends it, ends the workers too
-            self._save_or_stop()
-            raise
 
     def _train_batch(self, batch: run_plan.Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
@@ -283,7 +271,7 @@ class Trainer:
         is_alone = self.ranks.n_ranks == 1
         network.eval()
         with torch.inference_mode():
-            for sample in self._received(samples) if is_alone else samples:
+            for sample in samples:
                 say(self._progress_text)
                 if is_alone:
                     self._save_or_stop()
