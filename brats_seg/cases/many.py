@@ -16,7 +16,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
+from brats_seg.errors import MORE_MEMORY, BratsError, EnvironmentalError, UsageError, counted
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 
@@ -93,7 +93,7 @@ def attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
     except Exception as error:
         message = str(error)
         if isinstance(error, MemoryError):
-            message = f"case {item.case_id}: memory ran out. Close other programs, or use a machine with more memory."
+            message = f"case {item.case_id}: memory ran out. {MORE_MEMORY}"
         elif not isinstance(error, BratsError):
             log.exception("case %s", item.case_id)
             message = f"case {item.case_id}: {error}. This is a bug of brats_seg: please report it."
@@ -143,7 +143,7 @@ def worker_pool(
     n_workers: int,
     *,
     set_up: Callable[[], None] | None = None,
-    when_killed: str = "Close other programs, or use a machine with more memory.",
+    when_killed: str = MORE_MEMORY,
     context: BaseContext | None = None,
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from nibabel.spatialimages import HeaderDataError
 from nibabel.volumeutils import apply_read_scaling
 
-from brats_seg.errors import CaseError
+from brats_seg.errors import MORE_MEMORY, CaseError
 from brats_seg.files import check_regular, whole_file
 from brats_seg.voxels import grids
 from brats_seg.voxels.box import Triple, shape_text, triple
@@ -237,8 +237,7 @@ def _explain_errors(path: Path, case_id: str) -> Iterator[None]:
         raise CaseError(case_id, path.name, problem, "a whole one", _FETCH_AGAIN) from error
     except MemoryError as error:
         problem, expected = "more voxels than there is memory for", "a volume that fits in memory"
-        next_step = "Close other programs, or use a machine with more memory."
-        raise CaseError(case_id, path.name, problem, expected, next_step) from error
+        raise CaseError(case_id, path.name, problem, expected, MORE_MEMORY) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"a file that cannot be read ({reason})"

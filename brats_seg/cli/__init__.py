@@ -17,7 +17,7 @@ import typer
 
 from brats_seg.cli import data, look, train, use
 from brats_seg.cli.options import Command, Commands, LogHandler, shared
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError, printable
+from brats_seg.errors import MORE_MEMORY, BratsError, EnvironmentalError, UsageError, printable
 from brats_seg.files import check_current_folder
 from brats_seg.progress import close_display
 
@@ -111,8 +111,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except MemoryError:
-        advice = "Close other programs, or use a machine with more memory."
-        print(f"error: memory ran out. {advice}", file=sys.stderr)
+        print(f"error: memory ran out. {MORE_MEMORY}", file=sys.stderr)
         sys.exit(EnvironmentalError.exit_code)
     except OSError as error:
         if error.filename is None and error.errno in _OUTPUT_FAILS:

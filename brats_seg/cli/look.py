@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from brats_seg.cli.options import emit, importing, prepared_path, print_failures, print_table
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted, some_of
-from brats_seg.progress import tracked
+from brats_seg.progress import Track, tracked
 
 if TYPE_CHECKING:
     from brats_seg.evaluation.compare import ComparedFolders
@@ -22,6 +22,12 @@ _LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
 _MATCHED = ("lesionwise_dice", "lesionwise_nsd", "f1")
 _BY_SIZE = ("large_f1", "small_f1")
+
+
+class _ScoringOptions(TypedDict):
+    only_predicted: bool
+    n_workers: int
+    track: Track
 
 
 def evaluate(
@@ -57,8 +63,9 @@ def evaluate(
     if not rules.task and task.upper() != "GLI":
         print(f"--task {task} changes nothing: {protocol} scores all tasks alike")
     table = output or Path("scores.csv" if prediction else "comparison.csv")
-    options: dict[str, Any] = {"only_predicted": only_predicted}
-    options |= {"n_workers": available_cpus(), "track": tracked}
+    options = _ScoringOptions(
+        only_predicted=only_predicted, n_workers=available_cpus(), track=tracked
+    )
     if prediction is not None:
         scored = score_folders(reference, prediction, table, rules, **options)
         emit(scored, table=table, evaluations=[scored])

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ def _convert_study(study: DicomStudy, scans: Path, options: ScanOptions) -> Case
     files = {name: folder / f"{study.case_id}-{name}.nii.gz" for name in MODALITIES}
     series = {item.modality: item for item in study.series if item.modality}
     slices = [series[name].files for name in MODALITIES]
-    key = preprocess.make_key((path for paths in slices for path in paths), identifiers, slices)
+    key = preprocess.make_key(chain(*slices), identifiers, slices)
     source = preprocess.read_source(folder, key, files.values())
     if source is None:
         volumes = {name: _volume(series[name], study.case_id) for name in MODALITIES}

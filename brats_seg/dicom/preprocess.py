@@ -66,7 +66,7 @@ _DEEPBET = (
     "import deepbet; deepbet.run_bet(['head.nii.gz'], mask_paths=['brain_bet.nii.gz'], "
     "no_gpu=True, skip_broken=False)"
 )
-_OWN_PROGRAMS = "Prepare the scans with programs of your own."
+_NEXT_STEP = "Prepare the scans with programs of your own."
 _SHOWN_STEPS = ("before", "registered", "without skull")
 
 
@@ -321,7 +321,7 @@ def _rigid(case_id: str, fixed: Volume, moving: Volume, start: Affine, folder: P
     # the trace of a rotation by 45 degrees
     if np.trace(matrix[:3, :3]) < 1 + np.sqrt(2):
         problem = "a scan that greedy would turn by more than 45 degrees"
-        raise CaseError(case_id, moving.file, problem, "scans of one upright head", _OWN_PROGRAMS)
+        raise CaseError(case_id, moving.file, problem, "scans of one upright head", _NEXT_STEP)
     return matrix
 
 
@@ -363,9 +363,7 @@ def _run_on(case_id: str, name: str, program: Sequence[str], folder: Path) -> No
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         problem = f"{name} failed with exit code {done.returncode}: {lines[-1]}"
-        raise CaseError(
-            case_id, "(all)", problem, "registered, skull-stripped scans", _OWN_PROGRAMS
-        )
+        raise CaseError(case_id, "(all)", problem, "registered, skull-stripped scans", _NEXT_STEP)
 
 
 def run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
